@@ -1,4 +1,4 @@
-"""`python -m tsx_cli` is `tsx`."""
+"""`python -m tsx_cli` runs `tsx`."""
 
 import sys
 

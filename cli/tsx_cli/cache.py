@@ -16,7 +16,7 @@ from tsx_cli.common.output import human, print_result, print_table
 if TYPE_CHECKING:
     from tsx_archiver.storage.cache import Cache, CachedFiles
 
-# Other directories in a cache_dir belong to the user.
+# Other subdirectories of cache_dir belong to the user.
 KINDS = ("archives", "downloads", "environments")
 
 app = typer.Typer(add_completion=False)
@@ -28,7 +28,7 @@ def cache(context: typer.Context, as_json: AsJson = False, config: Config = None
     if context.invoked_subcommand is None:
         directory = _cache_directory(config)
         entries = [
-            _described(kind, entry)
+            _entry_json(kind, entry)
             for kind, store in _stores(directory)
             for entry in store.listing()
         ]
@@ -52,24 +52,28 @@ def prune(
         else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
     )
     directory = _cache_directory(config)
-    removed = []
+    removed_entries = []
     for kind, store in _stores(directory):
-        before = {entry.directory: _described(kind, entry) for entry in store.listing()}
-        removed += [
-            before[entry.directory] for entry in store.prune(age) if entry.directory in before
+        entries_by_directory = {
+            entry.directory: _entry_json(kind, entry) for entry in store.listing()
+        }
+        removed_entries += [
+            entries_by_directory[entry.directory]
+            for entry in store.prune(age)
+            if entry.directory in entries_by_directory
         ]
-    print_result({"directory": str(directory), "removed": removed}, as_json, _show_removed)
+    print_result({"directory": str(directory), "removed": removed_entries}, as_json, _show_removed)
 
 
 def _cache_directory(config: Path | None) -> Path:
-    from tsx_archiver import default_cache  # It is slow to import, and help must be fast.
+    from tsx_archiver import default_cache  # a slow import
 
     settings, _ = read_settings(config)
     return settings.cache_dir or default_cache()
 
 
 def _stores(directory: Path) -> Iterator[tuple[str, Cache]]:
-    """Yield each kind of cache there with its name."""
+    """Yield the kinds of cache that exist in a directory, with their names."""
     from tsx_archiver.storage.cache import Cache
 
     for kind in KINDS:
@@ -77,7 +81,7 @@ def _stores(directory: Path) -> Iterator[tuple[str, Cache]]:
             yield kind, Cache(directory, kind=kind)
 
 
-def _described(kind: str, entry: CachedFiles) -> dict[str, Any]:
+def _entry_json(kind: str, entry: CachedFiles) -> dict[str, Any]:
     return {
         "kind": kind.removesuffix("s"),
         "model": _model(entry.directory / "files") if kind == "archives" else None,

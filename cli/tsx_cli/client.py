@@ -1,4 +1,4 @@
-"""`tsx client`: Python code that names the models of a running server, for tsx-client."""
+"""`tsx client` generates Python code for tsx-client from the models of a running server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def generate(
         raise UsageError(
             "`tsx client` needs the package tsx-client: pip install tsx-client"
         ) from error
-    from tsx_cli.common.server_address import trusting  # It is slow to import.
+    from tsx_cli.common.server_address import trusting  # a slow import
 
     settings, _ = read_settings(config)
     address, verify = url or settings.inference_address, trusting(settings.certificate_file)

@@ -25,7 +25,7 @@ def show(config: Config = None, assignments: Assignments = None, as_json: AsJson
 
     Origins are the command line, the environment, tsx.toml and the default.
     """
-    from tsx_runtime.settings.schema import description_of, displayed  # They are slow to import.
+    from tsx_runtime.settings.schema import description_of, displayed  # a slow import
 
     settings, origins = read_settings(config, assignments)
     values = displayed(settings)

@@ -1,4 +1,4 @@
-"""`tsx init`: creates the files of a new model."""
+"""`tsx init` creates the files of a new model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def init(
 
     The README has the next commands.
     """
-    from tsx_archiver import is_model_name  # These are slow to import.
+    from tsx_archiver import is_model_name  # a slow import
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
@@ -54,5 +54,5 @@ def init(
 def class_name(name: str) -> str:
     """Derive a class name: `MyModelV2` from `my-model.v2`."""
     parts = "".join(char if char.isalnum() else " " for char in name).split()
-    joined = "".join(part[0].upper() + part[1:] for part in parts)
-    return joined if joined[0].isalpha() else f"Model{joined}"
+    capitalized = "".join(part[0].upper() + part[1:] for part in parts)
+    return capitalized if capitalized[0].isalpha() else f"Model{capitalized}"

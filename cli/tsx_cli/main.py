@@ -1,4 +1,4 @@
-"""The `tsx` command: the list of commands, and their exit codes."""
+"""The `tsx` command: its subcommands and their exit codes."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"tsx {__version__} ({'compiled' if is_compiled() else 'pure Python'})")
         raise typer.Exit
 
@@ -143,7 +143,7 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
     An error is printed as one message.
     """
     debug, argv = hoist_debug(argv)
-    # A terminal or a log may have another character set.
+    # The encoding of a terminal or a log may lack some characters.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -153,7 +153,7 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter would complain when it flushes stdout.
+        # Without this, the interpreter prints an error when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # the process's boundary
@@ -162,7 +162,7 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
 
 
 def hoist_debug(argv: Sequence[str]) -> tuple[bool, Sequence[str]]:
-    """Find and remove `--debug`, which may stand anywhere before a `--`."""
+    """Find and remove `--debug`, which may be anywhere before a `--`."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" not in argv[:end]:
         return False, argv

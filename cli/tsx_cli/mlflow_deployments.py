@@ -1,4 +1,4 @@
-"""The target `tsx` of `mlflow deployments`, which deploys MLflow's models to a running server."""
+"""The target `tsx` of `mlflow deployments`, which deploys MLflow models to a running server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tsx_runtime.api.management.schemas import RegisterParameters, ScaleParamete
 from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.suggestions import suggestion
 
-TARGET = re.compile(r"tsx://(?P<host>[^/?#]+?)(:(?P<port>\d+))?/?")
+TARGET_URI = re.compile(r"tsx://(?P<host>[^/?#]+?)(:(?P<port>\d+))?/?")
 Config: TypeAlias = "Mapping[str, Any] | None"
 Text: TypeAlias = "str | None"
 PACKING = (
@@ -52,18 +52,18 @@ PACKING = (
     "CONFIG_FILE",
     "EXPORT_PATH",
 )
-# Parameters of the management API that the target itself sets.
-OWN = ("url", "model_name", "handler", "replace", "model_version")
-DEFAULT = "set_default"
-ENDPOINT = ("traffic", "default")
-PROTOCOL = {"inputs", "instances", "dataframe_split", "dataframe_records"}
+# Parameters of the management API that this module sets itself.
+RESERVED_PARAMETERS = ("url", "model_name", "handler", "replace", "model_version")
+DEFAULT_KEY = "set_default"
+ENDPOINT_KEYS = ("traffic", "default")
+PROTOCOL_KEYS = {"inputs", "instances", "dataframe_split", "dataframe_records"}
 ERRORS = {400: INVALID_PARAMETER_VALUE, 404: RESOURCE_DOES_NOT_EXIST, 409: RESOURCE_ALREADY_EXISTS}
 HELP = f"""Targets: tsx://HOST:PORT, with PORT for predictions (8080 if not given) and the next one for management; or tsx, for the settings
 of tsx: TSX_INFERENCE_ADDRESS and TSX_MANAGEMENT_ADDRESS. TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN are sent to both.
 A deployment NAME is a model, NAME/VERSION one of its versions; with --endpoint, that is the model, and NAME the version.
 Config of create and update: {", ".join(PACKING)} (all but the last as for `tsx archive`;
 EXPORT_PATH is the server's model_store as this machine sees it), and the parameters of POST /models, such as batch_size.
-Config of update without a model: the parameters of PUT /models, and {DEFAULT}=true.
+Config of update without a model: the parameters of PUT /models, and {DEFAULT_KEY}=true.
 Config of update-endpoint: traffic=VERSION=PERCENT,VERSION=PERCENT and default=VERSION.
 Config of run-local: the keys in capitals; all others are settings of the server, such as inference_address."""
 
@@ -82,10 +82,10 @@ def _as_mlflow() -> Iterator[None]:
         raise MlflowException(str(error)) from error
 
 
-class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is typed in part, and not read
+class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # mypy does not read MLflow's incomplete types
     """A client of a running server; its errors are MlflowException.
 
-    An endpoint is a model, and its deployments are the model's versions.
+    An endpoint is a model, and its deployments are the versions of the model.
     """
 
     @_as_mlflow()
@@ -128,10 +128,10 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             }
         if flavor is not None:
             raise UsageError(f"the flavour {flavor} is of a new model: give --model-uri as well")
-        options = _checked(config, (DEFAULT, *ScaleParameters.model_fields))
-        is_default = str(options.pop(DEFAULT, False)).lower() == "true"
+        options = _check_config(config, (DEFAULT_KEY, *ScaleParameters.model_fields))
+        is_default = str(options.pop(DEFAULT_KEY, False)).lower() == "true"
         if is_default and len(names) == 1:
-            raise UsageError(f"{DEFAULT} is for one version: name it, as in {name}/2")
+            raise UsageError(f"{DEFAULT_KEY} is for one version: name it, as in {name}/2")
         if not options and not is_default:
             raise UsageError(
                 "there is nothing to update: give --model-uri, or a limit such as -C batch_size=8"
@@ -144,7 +144,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def delete_deployment(self, name: str, config: Config = None, endpoint: Text = None) -> None:
-        _checked(config, ())
+        _check_config(config, ())
         model, *version = _model_and_version(name, endpoint)
         if not version:
             self.delete_endpoint(model)
@@ -190,13 +190,13 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def explain(self, deployment_name: Text = None, df: Any = None, endpoint: Text = None) -> Any:
-        """Explain the prediction for one row, which has a form that `predict` takes."""
+        """Explain the prediction for one row; it takes the same forms as `predict`."""
         return self._ask("explanations", deployment_name, endpoint, df)
 
     @_as_mlflow()
     def create_endpoint(self, name: str, config: Config = None) -> dict[str, str]:
         """Check that the name is free; the first deployment creates the model."""
-        _checked(config, ())
+        _check_config(config, ())
         if self._versions(name):
             raise MlflowException(
                 f"The endpoint {name} exists already.", error_code=RESOURCE_ALREADY_EXISTS
@@ -209,9 +209,9 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
         Args:
             endpoint: The model.
-            config: `traffic`, shares in percent by version, and `default`, the default version.
+            config: `traffic`, percentages by version, and `default`, the default version.
         """
-        options = _checked(config, ENDPOINT)
+        options = _check_config(config, ENDPOINT_KEYS)
         if default := options.get("default"):
             self._management.call("PUT", path("models", endpoint, str(default), "set-default"))
         if shares := options.get("traffic"):
@@ -227,7 +227,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     @_as_mlflow()
     def delete_endpoint(self, endpoint: str) -> None:
         default = self._versions(endpoint)
-        # The default version must be the last one.
+        # The default version must be deleted last.
         for version in [
             *(version for version in self._versions(endpoint, "all") if version not in default),
             *default,
@@ -266,7 +266,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             raise UsageError("name the deployment or the endpoint that is to answer")
         if isinstance(inputs, Mapping):
             arrays = {key: _as_list(value) for key, value in inputs.items()}
-            inputs = json.dumps(arrays if PROTOCOL & set(arrays) else {"inputs": arrays})
+            inputs = json.dumps(arrays if PROTOCOL_KEYS & set(arrays) else {"inputs": arrays})
         target, body = (
             path(verb, *(_model_and_version(name, endpoint) if name else [str(endpoint)])),
             dump_input_data(_as_list(inputs)).encode(),
@@ -283,7 +283,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         self, names: list[str], uri: str, flavor: Text, config: Config, *, replace: bool
     ) -> str:
         """Pack and register a model, and return its flavour."""
-        options = _checked(config, (*PACKING, *RegisterParameters.model_fields))
+        options = _check_config(config, (*PACKING, *RegisterParameters.model_fields))
         store = options.get("EXPORT_PATH") or self._settings.model_store
         if store is None or not Path(store).is_dir():
             raise UsageError(
@@ -294,18 +294,18 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         with tempfile.TemporaryDirectory(
             prefix="tsx-mlflow-", dir=temporary_directory()
         ) as directory:
-            archive, manifest, model_flavor = _packed(uri, names, flavor, options, Path(directory))
+            archive, manifest, model_flavor = _pack_model(
+                uri, names, flavor, options, Path(directory)
+            )
             if not replace and self._versions(model, manifest.version):
                 text = (
                     f"The deployment {model}/{manifest.version} exists already; update it, or"
                     " delete it first."
                 )
                 raise MlflowException(text, error_code=RESOURCE_ALREADY_EXISTS)
-            with (
-                archive.open("rb") as content
-                # named by it: a server that reads another store finds nothing, rather than an old
-                # file
-            ):
+            # The file is named after its content. If the server reads another store, it therefore
+            # finds no file, instead of an old one.
+            with archive.open("rb") as content:
                 file = (
                     Path(store) / f"{model}-{manifest.version}-{content_digest(content)[:12]}.mar"
                 )
@@ -334,7 +334,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @reading_answers()
     def _versions(self, *names: str) -> list[str]:
-        """Return the default version, a named one, or `all`; empty if the model does not exist."""
+        """Return the default version, a given one, or `all`; empty if the model does not exist."""
         try:
             return [
                 version["modelVersion"]
@@ -349,7 +349,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = None) -> None:
     """Serve a model by a new server until it is interrupted.
 
-    Keys of `config` that are no keys of an archive are settings of the server.
+    Keys of `config` that do not belong to the archive are settings of the server.
     """
     options = {
         key.upper() if key.upper() in PACKING else key: value
@@ -365,7 +365,7 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
         _as_mlflow(),
         tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as directory,
     ):
-        archive, _, _ = _packed(
+        archive, _, _ = _pack_model(
             model_uri, _model_and_version(name, None), flavor, options, Path(directory)
         )
         with subprocess.Popen(
@@ -374,7 +374,7 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
             try:
                 code = server.wait()
             except KeyboardInterrupt:
-                # Ctrl-C reaches the server as well, which answers what it has accepted.
+                # The server receives Ctrl-C too, and still answers the accepted requests.
                 server.wait()
                 return
         if code:
@@ -393,7 +393,7 @@ def address(target: str, role: str) -> str | None:
     """
     if target.rstrip(":/") == "tsx":
         return None
-    if not (match := TARGET.fullmatch(target)):
+    if not (match := TARGET_URI.fullmatch(target)):
         raise UsageError(
             f"'{target}' is not a target; one looks like tsx://HOST:PORT, or tsx for the addresses"
             " of the settings"
@@ -402,7 +402,7 @@ def address(target: str, role: str) -> str | None:
 
 
 def _model_and_version(name: str, endpoint: Text) -> list[str]:
-    """Return the model of a deployment and, if it names one, the version."""
+    """Return the model of a deployment, and the version if the name contains one."""
     return [endpoint, name] if endpoint else name.split("/", 1)
 
 
@@ -411,17 +411,17 @@ def _as_list(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _packed(
+def _pack_model(
     uri: str, names: list[str], flavor: Text, options: Mapping[str, Any], directory: Path
 ) -> tuple[Path, Manifest, str]:
     """Pack a model, and return the archive, its manifest and its flavour."""
     if "://" in uri or uri.startswith("file:"):
         uri = download_artifacts(uri, dst_path=str(directory))
-    named = names[1] if len(names) > 1 else None
-    version = options.get("VERSION", named)
-    if named not in (None, version):
+    given_version = names[1] if len(names) > 1 else None
+    version = options.get("VERSION", given_version)
+    if given_version not in (None, version):
         raise UsageError(
-            f"VERSION={version} is not the version {named} of the deployment; leave it out"
+            f"VERSION={version} is not the version {given_version} of the deployment; leave it out"
         )
     handler = options.get("HANDLER") or (PYFUNC if flavor == PYFUNC_FLAVOR else None)
     model_file, requirements, settings = (
@@ -449,18 +449,18 @@ def _packed(
     return archive, manifest, model_flavor
 
 
-def _checked(config: Config, known: Collection[str]) -> dict[str, Any]:
-    """Return a config with keys in their usual case.
+def _check_config(config: Config, known_names: Collection[str]) -> dict[str, Any]:
+    """Return a config whose keys have their usual case.
 
     Raises:
         UsageError: A key is unknown.
     """
-    spelled = {name.lower(): name for name in known if name not in OWN}
+    names_by_lower = {name.lower(): name for name in known_names if name not in RESERVED_PARAMETERS}
     keys = {key.lower().replace("-", "_"): value for key, value in (config or {}).items()}
     for key in keys:
-        if key not in spelled:
+        if key not in names_by_lower:
             raise UsageError(
                 f"the config {key} is not"
-                f" known{suggestion(key, spelled) or '; `mlflow deployments help -t tsx` lists all'}"
+                f" known{suggestion(key, names_by_lower) or '; `mlflow deployments help -t tsx` lists all'}"
             )
-    return {spelled[key]: value for key, value in keys.items()}
+    return {names_by_lower[key]: value for key, value in keys.items()}

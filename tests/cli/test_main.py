@@ -12,7 +12,7 @@ import typer
 
 from tests.cli.conftest import Run
 from tsx_archiver import ArchiveError
-from tsx_cli.common.failure import HOW_TO_SEE_ALL, CliError, UsageError, report, where
+from tsx_cli.common.failure import DEBUG_HINT, CliError, UsageError, report, user_code_text
 from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 from tsx_runtime.version import __version__
@@ -203,17 +203,17 @@ def test_a_workers_traceback_is_reported_by_its_last_place_unless_debugging() ->
     assert "weights.py, line 3" in text
     assert "handler.py" not in text
     assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
-    assert where("no frame at all") == ""
+    assert user_code_text("no frame at all") == ""
     # A line of tsx itself explains nothing.
     frame = '  File "/lib/loader.py", line 232, in _initialised\nTypeError: wrong\n'
-    assert where(frame) == ""
+    assert user_code_text(frame) == ""
 
 
 def test_the_outline_of_a_model_that_does_not_load_is_reported_whole() -> None:
     error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
     error.outline = "  handler.py:7 in initialize: self.model = load()"
     lines = reported(error.named("m.mar"))[1].splitlines()
-    assert lines == ["Error: m.mar does not load: it did not load", error.outline, HOW_TO_SEE_ALL]
+    assert lines == ["Error: m.mar does not load: it did not load", error.outline, DEBUG_HINT]
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_help_names_every_key() -> None:
     text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
     for argument in (
         *mlflow_deployments.PACKING,
-        *mlflow_deployments.ENDPOINT,
+        *mlflow_deployments.ENDPOINT_KEYS,
         "TSX_MANAGEMENT_TOKEN",
     ):
         assert argument in text

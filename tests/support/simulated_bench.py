@@ -300,8 +300,8 @@ class _Servers:
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
 
-    def get(self, configuration: Configuration, *, beside: bool = False) -> _Candidate:
-        if not beside:
+    def get(self, configuration: Configuration, *, keep_others: bool = False) -> _Candidate:
+        if not keep_others:
             self._machine.running &= {configuration}
         if configuration not in self._machine.running:
             self._machine.now += STARTING
@@ -360,7 +360,7 @@ def search(machine: SimulatedMachine, seconds: float, directory: Path, **options
     bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
     bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))
     try:
-        bench.go()
+        bench.run()
     finally:
         journal.close()
     return results

@@ -23,27 +23,29 @@ from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive.huggingface import name_of
-from tsx_cli.archive.mlflow import default_name
-from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
+from tsx_cli.archive import huggingface, mlflow
+from tsx_cli.archive.model_file import kind_of_directory, kind_text
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, PackingOptions, check, pack
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
-from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
-from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES as MOST_MEASURED
-from tsx_runtime.core.models.benchmark_record import parse_measured
+from tsx_runtime.core.models.benchmark_record import FILE as BENCHMARK_FILE
+from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES, parse_measured
 from tsx_runtime.shared.log_format import escaped
 
-_NAMES = {"Hugging Face": name_of, "MLflow": default_name}
+_DEFAULT_NAMES = {"Hugging Face": huggingface.default_name, "MLflow": mlflow.default_name}
 
 
 def pack_files(
-    files: Sequence[Path], options: PackingOptions, check_it: bool, tolerance: float, as_json: bool
+    files: Sequence[Path],
+    options: PackingOptions,
+    should_check: bool,
+    tolerance: float,
+    as_json: bool,
 ) -> None:
-    """Pack or check each file, or pack what the options alone describe."""
-    if options.huggingface.trust_remote_code and not check_it:
+    """Pack or check each file, or the model of the options if there are no files."""
+    if options.huggingface.trust_remote_code and not should_check:
         raise UsageError(
             "--trust-remote-code is for --check, which loads the model; who serves the archive"
             " decides again"
@@ -51,10 +53,12 @@ def pack_files(
     kinds = [(path, classify(path)) for path in files]
     _check_names(kinds, options.name)
     results = [
-        _pack_or_check(path, kind, options, check_it, tolerance, quiet=as_json)
+        _pack_or_check(path, kind, options, should_check, tolerance, quiet=as_json)
         for path, kind in kinds
     ]
-    results = results or [_pack_or_check(None, "file", options, check_it, tolerance, quiet=as_json)]
+    results = results or [
+        _pack_or_check(None, "file", options, should_check, tolerance, quiet=as_json)
+    ]
     if as_json:
         print_json([asdict(result) for result in results])
     if codes := {result.exit_code for result in results} - {0}:
@@ -67,15 +71,15 @@ def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> 
         raise UsageError(
             f"--name {name} can name only one archive, but {len(kinds)} files are given"
         )
-    seen: dict[str, Path] = {}
+    paths_by_name: dict[str, Path] = {}
     for path, kind in kinds:
         if kind not in ("archive", "directory"):
-            named = _NAMES.get(kind, default_model_name)(path)
-            twin = seen.setdefault(named, path)
-            if twin is not path:
+            archive_name = _DEFAULT_NAMES.get(kind, default_model_name)(path)
+            first_path = paths_by_name.setdefault(archive_name, path)
+            if first_path is not path:
                 raise UsageError(
-                    f"'{twin}' and '{path}' would both be named {named}; pack them one by one with"
-                    " --name"
+                    f"'{first_path}' and '{path}' would both be named {archive_name}; pack them"
+                    " one by one with --name"
                 )
 
 
@@ -83,14 +87,14 @@ def _pack_or_check(
     path: Path | None,
     kind: SourceKind,
     options: PackingOptions,
-    check_it: bool,
+    should_check: bool,
     tolerance: float,
     *,
     quiet: bool,
 ) -> Packed:
     """Pack a file of the command line, check it, or both."""
     if path is not None and kind in ("archive", "directory"):
-        if not check_it and kind == "directory":
+        if not should_check and kind == "directory":
             text = (
                 f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the"
                 " MLmodel of MLflow, so it cannot be packed"
@@ -98,7 +102,7 @@ def _pack_or_check(
             raise UsageError(
                 f"{text}; save the model there again, or name its file: tsx archive FILE"
             )
-        if not check_it and path.exists():
+        if not should_check and path.exists():
             raise UsageError(
                 f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check"
                 " tests it"
@@ -124,7 +128,7 @@ def _pack_or_check(
             trust_remote_code=options.huggingface.trust_remote_code,
             quiet=quiet,
         )
-        if check_it
+        if should_check
         else packed
     )
 
@@ -133,11 +137,12 @@ def inspect(file: Path, as_json: bool) -> None:
     """Print the content of an archive."""
     limits = archive_limits(quiet=False)
     inspection = inspect_archive(file, limits=limits)
-    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
+    content = read_member(file, BENCHMARK_FILE, most=MAX_RECORD_BYTES, limits=limits)
     measured = None if content is None else parse_measured(content)
     if as_json:
         print_json(
-            _as_data(inspection) | {"measured": None if measured is None else measured._asdict()}
+            _json_object(inspection)
+            | {"measured": None if measured is None else measured._asdict()}
         )
         return
     manifest = inspection.manifest
@@ -146,12 +151,12 @@ def inspect(file: Path, as_json: bool) -> None:
         ("version", manifest.version),
         (
             "kind",
-            kind_in_words(inspection.model) if inspection.model else kind_of_directory(manifest),
+            kind_text(inspection.model) if inspection.model else kind_of_directory(manifest),
         ),
         ("handler", manifest.handler or "none named"),
         ("mlflow", manifest.data.get(MANIFEST_KEY)),
         *(
-            (key, _in_words(value))
+            (key, _value_text(value))
             for key, value in (manifest.data.get(HUGGINGFACE_KEY) or {}).items()
         ),
         ("model file", manifest.model_file),
@@ -174,12 +179,12 @@ def inspect(file: Path, as_json: bool) -> None:
         print(f"note: {escaped(str(problem))}")
 
 
-def _in_words(value: object) -> object:
+def _value_text(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def verify(file: Path, as_json: bool) -> None:
-    """Print the findings of a verification.
+    """Print the problems that a verification finds.
 
     Raises:
         CliError: The archive has faults.
@@ -213,7 +218,7 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
     if directory is not None and directory.exists():
         raise CliError(f"'{directory}' already exists; name a new directory")
     parent = Path() if directory is None else directory.absolute().parent
-    # The temporary directory must be on the file system of the new one.
+    # The temporary directory is renamed, so it must be on the file system of the new directory.
     while not parent.exists():
         parent = parent.parent
     try:
@@ -238,27 +243,27 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
 
 
 def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Manifest]:
-    """Unpack through a temporary directory, so that the new directory is complete."""
+    """Unpack into a temporary directory and rename it, so that no partial directory remains."""
     with (
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as directory_name,
         open_archive(
             file,
             cache=Cache(Path(directory_name), checked=False),
             limits=archive_limits(quiet=False),
-        ) as opened,
+        ) as archive,
     ):
-        target = directory or Path(opened.manifest.model_name)
+        target = directory or Path(archive.manifest.model_name)
         if target.exists():
             raise CliError(
                 f"'{target}' already exists; give another directory with `tsx archive unpack {file}"
                 " -o DIRECTORY`"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        opened.directory.rename(target)
-        return target, opened.manifest
+        archive.directory.rename(target)
+        return target, archive.manifest
 
 
-def _as_data(inspection: Inspection) -> dict[str, object]:
+def _json_object(inspection: Inspection) -> dict[str, object]:
     return {
         "archive": str(inspection.source),
         "form": inspection.form,

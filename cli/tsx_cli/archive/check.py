@@ -1,4 +1,4 @@
-"""`tsx archive --check`: a model's answer in a batch must equal its answer alone."""
+"""`tsx archive --check`: a model must give equal answers to single and to batched requests."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class CheckResult:
         model: The name of the model.
         version: Its version.
         load_seconds: The time to load it.
-        samples: The names of the samples; empty if there were none.
+        samples: The names of the samples; empty if there is no sample.
         batch_sizes: The sizes of the batches.
-        findings: What is wrong; empty if nothing is.
+        findings: The faults; empty if there are none.
         form: The form of the model that was checked.
         forms_passed_over: The reasons why other forms were not used.
     """
@@ -65,7 +65,7 @@ class CheckResult:
 def check_archive(
     path: Path, samples: Sequence[Path], settings: Settings, tolerance: float
 ) -> CheckResult:
-    """Load an archive in a worker, and compare its responses.
+    """Load an archive in a worker, and compare its responses to single and batched requests.
 
     Raises:
         ArchiveError: The archive cannot be opened.
@@ -85,11 +85,11 @@ def check_archive(
 async def _check(
     path: Path, samples: list[ModelSample], settings: Settings, tolerance: float
 ) -> CheckResult:
-    begin = time.monotonic()
+    start_time = time.monotonic()
     async with open_model(
         path, settings, batch_size=min(max(len(samples), 2), MAX_BATCH_SIZE)
     ) as version:
-        seconds = time.monotonic() - begin
+        load_seconds = time.monotonic() - start_time
         samples = samples or await known_sample(version)
         differences: dict[str, None] = {}  # an ordered set, without duplicates
         for start in range(0, len(samples), version.batch_size):
@@ -103,7 +103,7 @@ async def _check(
         return CheckResult(
             version.name,
             version.version,
-            seconds,
+            load_seconds,
             [sample.name for sample in samples],
             sizes,
             list(differences),
@@ -115,29 +115,34 @@ async def _check(
 async def _compare(
     version: ModelVersion, samples: list[ModelSample], tolerance: float
 ) -> list[str]:
-    """Send each sample alone, then all of them in one full batch, repeated if they are too few."""
-    alone = [await send(version, sample) for sample in samples]
-    again = await send(version, samples[0])
-    if difference(alone[0], again, tolerance) is not None:
-        both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
+    """Send each sample by itself, then all of them in one full batch, and compare the responses.
+
+    Samples are repeated to fill the batch.
+    """
+    single_answers = [await send(version, sample) for sample in samples]
+    repeated_answer = await send(version, samples[0])
+    if difference(single_answers[0], repeated_answer, tolerance) is not None:
+        excerpts = f"{excerpt(single_answers[0].body)}, {excerpt(repeated_answer.body)}"
         return [
-            f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is"
-            " the model in eval mode?"
+            f"{samples[0].name}: two answers to the same request, sent alone, differ: {excerpts};"
+            " is the model in eval mode?"
         ]
-    # One request more than a batch holds: if the first or the last one is sent alone, the others
-    # fill a batch with every sample.
-    order = [index % len(samples) for index in range(version.batch_size + 1)]
-    batched = await asyncio.gather(*(send(version, samples[index]) for index in order))
+    # There is one request more than a batch takes: even if the first or the last request is
+    # computed by itself, the others fill a batch that has every sample.
+    sample_indexes = [index % len(samples) for index in range(version.batch_size + 1)]
+    batched_answers = await asyncio.gather(
+        *(send(version, samples[index]) for index in sample_indexes)
+    )
     return findings(
-        [samples[index].name for index in order],
-        [alone[index] for index in order],
-        batched,
+        [samples[index].name for index in sample_indexes],
+        [single_answers[index] for index in sample_indexes],
+        batched_answers,
         tolerance,
     )
 
 
 async def known_sample(version: ModelVersion) -> list[ModelSample]:
-    """Return a sample of the archive, a request made up for its handler, or an empty list."""
+    """Return a sample of the archive, or one generated for its handler; the list may be empty."""
     sample = sample_of(version) or await example_of(version)
     return [] if sample is None else [ModelSample(sample.source, sample.content_type, sample.body)]
 
@@ -170,52 +175,59 @@ def read_sample(path: Path) -> ModelSample:
 
 def findings(
     names: Sequence[str],
-    alone: Sequence[ComparedAnswer],
-    batched: Sequence[ComparedAnswer],
+    single_answers: Sequence[ComparedAnswer],
+    batched_answers: Sequence[ComparedAnswer],
     tolerance: float,
 ) -> list[str]:
-    """Return a text for each sample whose response in a batch is another one than alone."""
+    """Return a text for each sample whose batched response differs from its single response."""
     texts = []
-    for position, name in enumerate(names):
-        if alone[position].status >= 400:
+    for index, name in enumerate(names):
+        if single_answers[index].status >= 400:
             texts.append(
-                f"{name}: answered {alone[position].status} when sent alone:"
-                f" {error_text(alone[position].body)}"
+                f"{name}: answered {single_answers[index].status} when sent alone:"
+                f" {error_text(single_answers[index].body)}"
             )
             continue
-        first = difference(alone[position], batched[position], tolerance)
-        if first is None:
+        first_difference = difference(single_answers[index], batched_answers[index], tolerance)
+        if first_difference is None:
             continue
-        positions = (index for index in range(len(alone)) if index != position)
-        owner = next(
+        candidates = (candidate for candidate in range(len(single_answers)) if candidate != index)
+        matching_index = next(
             (
-                index
-                for index in positions
-                if difference(alone[index], batched[position], tolerance) is None
+                candidate
+                for candidate in candidates
+                if difference(single_answers[candidate], batched_answers[index], tolerance) is None
             ),
             None,
         )
         text = (
-            first.between("alone", "in a batch")
-            if owner is None
-            else f"in a batch, its answer was the answer to {names[owner]}"
+            first_difference.between("alone", "in a batch")
+            if matching_index is None
+            else f"in a batch, its answer was the answer to {names[matching_index]}"
         )
         texts.append(f"{name}: {text}")
     return texts
 
 
 def difference(
-    alone: ComparedAnswer, batched: ComparedAnswer, tolerance: float
+    single_answer: ComparedAnswer, batched_answer: ComparedAnswer, tolerance: float
 ) -> Difference | None:
-    """Return the first difference of two responses, or None.
+    """Return the first difference between a single and a batched response, or None.
 
-    Numbers may differ by `tolerance`, absolute or relative. Types, keys and their order may not.
+    Numbers may differ by `tolerance`, absolute or relative. Types, keys and the order of keys must
+    be equal.
     """
-    if batched.status != alone.status:
+    if batched_answer.status != single_answer.status:
         return Difference(
-            "status", (), str(alone.status), str(batched.status), error_text(batched.body)
+            "status",
+            (),
+            str(single_answer.status),
+            str(batched_answer.status),
+            error_text(batched_answer.body),
         )
-    types = [answer.headers.get("content-type") or "absent" for answer in (alone, batched)]
+    types = [
+        answer.headers.get("content-type") or "absent" for answer in (single_answer, batched_answer)
+    ]
     if types[0] != types[1]:
         return Difference("content-type", (), *types)
 
@@ -229,8 +241,12 @@ def difference(
         )
 
     result = compare_bodies(
-        alone, batched, lambda first, second: json_difference(first, second, is_close, ordered=True)
+        single_answer,
+        batched_answer,
+        lambda first, second: json_difference(first, second, is_close, ordered=True),
     )
     if result is not None and result.kind == "body":
-        return result._replace(expected=excerpt(alone.body), actual=excerpt(batched.body))
+        return result._replace(
+            expected=excerpt(single_answer.body), actual=excerpt(batched_answer.body)
+        )
     return result

@@ -92,7 +92,7 @@ def pack_command(
             help="Inputs to check with; a new archive includes them.",
         ),
     ] = None,
-    check_it: Annotated[
+    should_check: Annotated[
         bool | None,
         typer.Option(
             "--check/--no-check",
@@ -153,12 +153,12 @@ def pack_command(
         format,
         force,
         samples or [],
-        test_import and not check_it,
-        test_import and check_it is None,
+        test_import and not should_check,
+        test_import and should_check is None,
         tracking_uri,
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
-    actions.pack_files(files or [], options, bool(check_it), tolerance, as_json)
+    actions.pack_files(files or [], options, bool(should_check), tolerance, as_json)
 
 
 @app.command()

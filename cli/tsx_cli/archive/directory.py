@@ -1,6 +1,6 @@
-"""A directory like an unpacked archive, made before anything is packed.
+"""A temporary directory with the layout of an unpacked archive, made from a plan of packing.
 
-Code is copied, and all other files are linked.
+Code files are copied; all other files are symbolic links.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tsx_archiver.storage.private_directory import temporary_directory
 
 @contextmanager
 def as_directory(plan: PackingPlan, *, copy: bool = False) -> Iterator[Path]:
-    """Make the directory for the duration of the context; with `copy`, it has no links."""
+    """Make the directory for the duration of the context; with `copy`, all files are copied."""
     with TemporaryDirectory(prefix="tsx-model-", dir=temporary_directory()) as path:
         directory = Path(path).resolve()
         link_members(plan, directory, copy=copy)

@@ -1,4 +1,7 @@
-"""The trial of a new model in a worker before it is packed, with a sample or a made-up request."""
+"""The test of a model before it is packed: a worker loads it and receives one request.
+
+The request is a sample, or is generated.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import printing_command
 from tsx_runtime.shared.log_format import escaped
 
-MAX_LOADED_BYTES = 256 << 20  # largest model that is loaded
+MAX_LOADED_BYTES = 256 << 20  # Larger models are not loaded.
 GENERATED = "generated"
 _MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
-# These words are searched in the error of a library, not in names of the model's code.
+# Only the text of the exception is searched: names in the model's code may have these words too.
 _MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")
-_ANYWAY = "--no-check packs it without this test."
-RGB = 3  # channels of the images that image_classifier sends
-IMAGES = "note: its input looks like an image; --handler image_classifier accepts images"
+_NO_CHECK_HINT = "--no-check packs it without this test."
+IMAGE_CHANNELS = 3  # channels of the images that image_classifier sends
+IMAGE_NOTE = "note: its input looks like an image; --handler image_classifier accepts images"
 NOT_ASKED = (
     "note: loaded; no request was sent, because it is not known what the handler takes: add"
     " --sample FILE"
@@ -38,7 +41,7 @@ NOT_ASKED = (
 
 
 class ModelTrial(NamedTuple):
-    """The result of a trial; `example` is the JSON of a made-up request that succeeded."""
+    """The result of a trial; `example` is the JSON of a generated request that succeeded."""
 
     example: Any = None
     notes: tuple[str, ...] = ()
@@ -58,25 +61,27 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
             )
         )
     try:
-        with as_directory(plan, copy=True) as directory:  # model-config.yaml must be no link
-            text_log = settings.model_copy(update={"log_format": "text"})
-            return asyncio.run(_ask(directory, spec, text_log))
+        with as_directory(plan, copy=True) as directory:  # model-config.yaml must not be a link
+            text_log_settings = settings.model_copy(update={"log_format": "text"})
+            return asyncio.run(_ask(directory, spec, text_log_settings))
     except TsxError as error:
         reason = escaped(error.message.partition("\n")[0].rstrip("."))
-        raised = error.message.partition(": ")[2] if getattr(error, "traceback", None) else ""
-        elsewhere = _MISSING_LIBRARY.search(error.message) or (
-            not gpu_count() and _MISSING_GPU.search(raised)
+        exception_text = (
+            error.message.partition(": ")[2] if getattr(error, "traceback", None) else ""
         )
-        refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(
+        is_missing_here = _MISSING_LIBRARY.search(error.message) or (
+            not gpu_count() and _MISSING_GPU.search(exception_text)
+        )
+        is_refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(
             error, LoadOutOfMemory
         )
-        if refused and not elsewhere:
-            text = f"{spec.model_name} does not load: {reason}. {_ANYWAY}"
+        if is_refused and not is_missing_here:
+            text = f"{spec.model_name} does not load: {reason}. {_NO_CHECK_HINT}"
             raise CliError(text, traceback=getattr(error, "traceback", None)) from error
         return ModelTrial(
             notes=(f"note: {spec.model_name} does not load on this machine: {reason}",)
         )
-    except OSError as error:  # such as a full disk
+    except OSError as error:  # a full disk, for example
         return ModelTrial(
             notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",)
         )
@@ -94,50 +99,54 @@ async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelT
             return ModelTrial(notes=(NOT_ASKED + shape,))
         (sample,) = samples
         answer = await send(version, sample)
-        made_up = sample.name == GENERATED
+        is_generated = sample.name == GENERATED
         if answer.status < 400:
             example = (
                 json.loads(sample.body)
-                if made_up and sample.content_type == "application/json"
+                if is_generated and sample.content_type == "application/json"
                 else None
             )
             is_image = (
                 spec.handler == DEFAULT_HANDLER
                 and sample.body.startswith(b"[[[")
-                and len(example or ()) == RGB
+                and len(example or ()) == IMAGE_CHANNELS
             )
-            return ModelTrial(example, (IMAGES,) if is_image else ())
-        source = f"a generated request ({sample.content_type})" if made_up else sample.name
-        message = error_text(answer.body).strip().splitlines() or [
-            ""
-        ]  # TorchScript's begins with pages of its code
+            return ModelTrial(example, (IMAGE_NOTE,) if is_image else ())
+        source = f"a generated request ({sample.content_type})" if is_generated else sample.name
+        # The message of TorchScript begins with pages of its code; the last line is the reason.
+        message = error_text(answer.body).strip().splitlines() or [""]
         reason = (
             f"{spec.model_name} answers {source} with {answer.status}:"
             f" {escaped(message[-1].rstrip('.'))}"
         )
         if answer.status < 500 or (
-            made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)
+            is_generated
+            and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)
         ):
             return ModelTrial(notes=(f"note: {reason}; --sample FILE tries another request",))
         raise CliError(
             f"{reason}. Correct the model or its handler, or name another request with --sample."
-            f" {_ANYWAY}"
+            f" {_NO_CHECK_HINT}"
         )
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:
     """Return a shell command that sends a request to a server with these settings.
 
-    The errors are those of `curl`.
+    Raises what `curl` raises.
     """
     command = printing_command(example)
-    more = (
+    curl_arguments = (
         "-H",
         "Content-Type: application/json",
         "-d",
         json.dumps(example) if command is None else "@-",
     )
     line = curl(
-        settings.inference_address, f"/predictions/{name}", settings, *more, with_token=True
+        settings.inference_address,
+        f"/predictions/{name}",
+        settings,
+        *curl_arguments,
+        with_token=True,
     )
     return line if command is None else f"{command} | {line}"

@@ -1,4 +1,7 @@
-"""Hugging Face models as archives: of a directory that `save_pretrained` wrote, or of the Hub."""
+"""Specs of archives for Hugging Face models.
+
+A model is a directory that `save_pretrained` wrote, or comes from the Hub.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class HuggingFaceOptions:
 
     @property
     def packing_options(self) -> str:
-        """The names of the given options for packing."""
+        """The names of the given options that only packing uses."""
         return ", ".join(
             name
             for name, value in {"--task": self.task, "--adapter": self.adapters}.items()
@@ -41,7 +44,7 @@ class HuggingFaceOptions:
         )
 
 
-def name_of(path: Path) -> str:
+def default_name(path: Path) -> str:
     text = str(path)
     return model_name_from(
         parse_hub(text).repo.rpartition("/")[2] if is_hub(text) else path.absolute().name
@@ -57,11 +60,11 @@ def huggingface_spec(
     *,
     quiet: bool = False,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """Return what to pack, with notes; a model of the Hub is downloaded first.
+    """Return the spec of the archive, and notes; a model of the Hub is downloaded first.
 
     Raises:
         CliError: An option is invalid.
-        ArchiveError: The directory holds no model that can be served.
+        ArchiveError: The directory contains no model that can be served.
         TsxError: The download failed.
     """
     adapters: dict[str, Path] = {}

@@ -17,7 +17,7 @@ from tsx_runtime.core.registry.registration import INSTALL_HINT
 from tsx_runtime.worker.launch.entry import import_code
 
 TIMEOUT_S = 60.0
-ANYWAY = "--no-import packs it without this test."
+NO_IMPORT_HINT = "--no-import packs it without this test."
 
 
 def check_code(spec: ArchiveSpec, *, test_import: bool) -> list[str]:
@@ -40,43 +40,45 @@ def check_code(spec: ArchiveSpec, *, test_import: bool) -> list[str]:
         return []
     config = load_model_config(Path(spec.config_file))[0] if spec.config_file else ModelConfig()
     with as_directory(plan) as directory:
-        fault = _in_a_process(
+        fault = _import_in_process(
             directory, handler, model, config.raw | {"init_args": config.init_args}
         )
     if fault is None:
         return [f"imported {' and '.join(names)}"]
     if "waits" in fault or ("missing" in fault and spec.requirements_file):
         return [f"note: {fault['message']}{'' if 'waits' in fault else f' {INSTALL_HINT}'}"]
-    raise CliError(f"{fault['message'].rstrip('.')}. {ANYWAY}", traceback=fault.get("traceback"))
+    raise CliError(
+        f"{fault['message'].rstrip('.')}. {NO_IMPORT_HINT}", traceback=fault.get("traceback")
+    )
 
 
 def _compile(member: PlannedMember) -> None:
     source = member.source if isinstance(member.source, bytes) else member.source.read_bytes()
     try:
         compile(source, str(member.source), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError means null bytes.
-        where = (
+    except (SyntaxError, ValueError) as error:  # Null bytes raise ValueError.
+        location = (
             f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
             if isinstance(error, SyntaxError)
             else f": {error}"
         )
         raise CliError(
-            f"{member.source!s} is not valid Python{where}. Correct it and pack again."
+            f"{member.source!s} is not valid Python{location}. Correct it and pack again."
         ) from error
 
 
-def _in_a_process(
+def _import_in_process(
     directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, str] | None:
-    """Return what is wrong, if anything is."""
+    """Return the fault of the import, or None."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    answer, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=import_code, args=(theirs, directory, handler, model, config))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=import_code, args=(sender, directory, handler, model, config))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only
     process.start()
-    theirs.close()
+    sender.close()
     code = f"The import of {handler or model['modelFile']}"
     try:
-        if not answer.poll(TIMEOUT_S):
+        if not receiver.poll(TIMEOUT_S):
             return {
                 "message": (
                     f"{code} has not ended after {TIMEOUT_S:g} s; it was stopped, and the archive is"
@@ -84,7 +86,7 @@ def _in_a_process(
                 ),
                 "waits": "",
             }
-        fault: dict[str, str] | None = answer.recv()
+        fault: dict[str, str] | None = receiver.recv()
         return fault
     except EOFError:
         process.join()
@@ -94,4 +96,4 @@ def _in_a_process(
     finally:
         process.kill()
         process.join()
-        answer.close()
+        receiver.close()

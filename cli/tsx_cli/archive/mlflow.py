@@ -1,4 +1,4 @@
-"""MLflow's models as archives: of the registry, of a run, or of a directory with an `MLmodel`."""
+"""Specs of archives for MLflow models: of the registry, of a run, or of a directory."""
 
 from __future__ import annotations
 
@@ -57,59 +57,58 @@ def mlflow_spec(
     *,
     requirements: bool,
 ) -> Iterator[tuple[ArchiveSpec, list[str]]]:
-    """Yield what to pack, with notes; its files exist until the context ends.
+    """Yield the spec of the archive, and notes; its files exist until the context ends.
 
     Args:
         path: A directory, or a models:/ or runs:/ URI.
         name: The name of the model.
         version: The version of the model.
         handler: The handler.
-        tracking_uri: MLflow's server.
+        tracking_uri: The address of MLflow's server.
         requirements: Whether to pack the model's requirements.
 
     Raises:
         CliError: The model cannot be downloaded.
         ArchiveError: The model cannot be packed.
     """
-    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as temporary:
-        folder = Path(temporary)
+    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as temporary_path:
+        folder = Path(temporary_path)
         origin: dict[str, Any] = {"name": default_name(path), "source": path.absolute().name}
         directory = path
         if is_uri(path):
-            directory, facts = _downloaded(str(path), tracking_uri, folder / "download")
+            directory, facts = _download(str(path), tracking_uri, folder / "download")
             origin |= facts
         model = read_mlmodel(directory)
         origin |= {
             "flavor": model.flavor,
             **{key: model.data.get(key) for key in ("run_id", "model_id", "mlflow_version")},
         }
-        chosen = handler or model.handler
-        title, numbered = (
+        model_handler = handler or model.handler
+        model_name, model_version = (
             name or origin["name"],
             version or origin.get("version") or DEFAULT_VERSION,
         )
         notes = [
             f"{path}: MLflow model, flavour {model.flavor}",
-            f"name {title}, version {numbered}",
-            f"handler {chosen}",
+            f"name {model_name}, version {model_version}",
+            f"handler {model_handler}",
         ]
-        notes += _pickled(model, directory)
-        packages = _requirements(directory, chosen) if requirements else []
+        notes += _pickle_notes(model, directory)
+        packages = _requirements(directory, model_handler) if requirements else []
         if packages:
             (folder / REQUIREMENTS).write_text("\n".join(packages) + "\n")
-            named = ", ".join(
-                line for line in packages if not line.startswith("-")
-            )  # an index may have a password
+            # Index options are not printed, since they may contain a password.
+            listed = ", ".join(line for line in packages if not line.startswith("-"))
             notes.append(
-                f"requirements: {named}; a server with install_py_dep_per_model = true installs"
+                f"requirements: {listed}; a server with install_py_dep_per_model = true installs"
                 " them"
             )
         (folder / "members").mkdir()
         (folder / "members" / DIRECTORY).symlink_to(directory.absolute())
         spec = ArchiveSpec(
-            model_name=title,
-            version=numbered,
-            handler=chosen,
+            model_name=model_name,
+            version=model_version,
+            handler=model_handler,
             extra_files=[folder / "members"],
             requirements_file=folder / REQUIREMENTS if packages else None,
             contents=_sample(model, directory),
@@ -118,12 +117,12 @@ def mlflow_spec(
         yield spec, notes
 
 
-def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path, dict[str, Any]]:
+def _download(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path, dict[str, Any]]:
     """Download a model, and return its directory and its origin.
 
-    An alias, `latest` or a stage becomes its present version.
+    An alias, `latest` or a stage is resolved to its current version.
     """
-    os.environ.setdefault(RETRIES, "2")  # MLflow waits minutes for a missing server.
+    os.environ.setdefault(RETRIES, "2")  # By default, MLflow retries for minutes.
     try:
         import mlflow.artifacts  # an extra
         from mlflow.store.artifact.utils.models import get_model_name_and_version
@@ -132,7 +131,7 @@ def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path,
         raise UsageError(f"{uri} is read by MLflow: pip install 'tsx-serve[mlflow]'") from error
     target.mkdir()
     if tracking_uri is not None:
-        # The download of a registered model uses the setting of the process only.
+        # The download of a registered model takes no address; it uses the setting of the process.
         mlflow.set_tracking_uri(tracking_uri)
     origin: dict[str, Any] = {"source": uri}
     try:
@@ -140,7 +139,7 @@ def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path,
         name, *numbers = (
             get_model_name_and_version(client, uri) if uri.startswith(REGISTRY) else [""]
         )
-        if numbers:  # A run and models:/ID name no registered model.
+        if numbers:  # A run and models:/ID have no registered model.
             version = client.get_model_version(name, numbers[0])
             origin = {
                 "source": f"{REGISTRY}{name}/{version.version}",
@@ -148,7 +147,7 @@ def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path,
                 "tags": dict(version.tags),
             }
         model = Path(mlflow.artifacts.download_artifacts(origin["source"], dst_path=str(target)))
-    except Exception as error:  # Stores of artifacts raise errors of any library.
+    except Exception as error:  # Artifact stores raise the errors of many libraries.
         server = mlflow.get_tracking_uri()
         raise CliError(
             f"{uri} cannot be read from {server}: {error}; MLFLOW_TRACKING_URI names another server"
@@ -160,8 +159,8 @@ def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path,
     return model, origin
 
 
-def _pickled(model: MLmodel, directory: Path) -> list[str]:
-    """Return a note for a model whose loading runs code from it."""
+def _pickle_notes(model: MLmodel, directory: Path) -> list[str]:
+    """Return a note if loading the model may run code that is stored in it."""
     weights = (
         directory / str(model.flavors.get("pytorch", {}).get("model_data", "data")) / "model.pth"
     )
@@ -177,22 +176,26 @@ def _pickled(model: MLmodel, directory: Path) -> list[str]:
 
 
 def _requirements(directory: Path, handler: str) -> list[str]:
-    """Return the model's requirements and their indexes, without those of tsx.
+    """Return the model's requirements and their index options, without the requirements of tsx.
 
-    They hold no MLflow if torch alone loads the model.
+    MLflow is left out if torch loads the model without it.
     """
     file = directory / REQUIREMENTS
     lines = [line.strip() for line in file.read_text().splitlines()] if file.is_file() else []
-    ours = {
+    excluded_packages = {
         _package(line) for line in metadata.requires("tsx-serve") or () if "extra ==" not in line
     }
-    ours |= {"mlflow", "mlflow-skinny"} if handler == PYTORCH else set()
-    needed = [
+    excluded_packages |= {"mlflow", "mlflow-skinny"} if handler == PYTORCH else set()
+    model_requirements = [
         line
         for line in lines
-        if line and not line.startswith(("#", "-r", "-c")) and _package(line) not in ours
+        if line
+        and not line.startswith(("#", "-r", "-c"))
+        and _package(line) not in excluded_packages
     ]
-    return needed if any(not line.startswith("-") for line in needed) else []
+    return (
+        model_requirements if any(not line.startswith("-") for line in model_requirements) else []
+    )
 
 
 def _package(requirement: str) -> str:

@@ -36,15 +36,15 @@ KINDS = {
     "unknown": "a file that only its handler knows",
 }
 # Handlers of TorchServe that tsx lacks.
-NOT_SERVED = ("vllm_handler", "dali_image_classifier", "trt_llm_handler")
+UNSUPPORTED_HANDLERS = ("vllm_handler", "dali_image_classifier", "trt_llm_handler")
 NEEDS_MODEL_FILE = ("eager", "safetensors")
-# Names of save_pretrained for parts of large weights.
+# Names that save_pretrained gives to the shards of large weights.
 SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")
 
 
 @dataclass(frozen=True)
 class HandlerFiles:
-    """The handler of a model file, and its other files."""
+    """The given handler, model file and extra files of a model."""
 
     handler: str | None = None
     model_file: Path | None = None
@@ -56,8 +56,8 @@ class HandlerFiles:
         return self.handler is not None or self.model_file is not None or bool(self.extra_files)
 
     @property
-    def own_handler(self) -> bool:
-        """Whether the user's own handler loads the model, in any way."""
+    def has_own_handler(self) -> bool:
+        """Whether a handler of the user loads the model."""
         return self.handler is not None and self.handler not in BUILTIN_HANDLERS
 
 
@@ -69,34 +69,34 @@ def infer_spec(
     version: str | None = None,
     config_file: Path | None = None,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """Return what to pack, with notes.
+    """Return the spec of the archive, and notes.
 
     Raises:
         UsageError: Something is missing.
         ArchiveError: A file cannot be read.
     """
-    if path is None and not ((parts.own_handler or parts.model_file) and name):
+    if path is None and not ((parts.has_own_handler or parts.model_file) and name):
         raise UsageError(
             "name a model file; for a model without one, give --name and your own --handler or"
             " --model-file"
         )
     handler = parts.handler or DEFAULT_HANDLER
-    chosen = name or default_model_name(path or "")
+    model_name = name or default_model_name(path or "")
     notes = []
     if path is not None:
         model = describe_model_file(path)
-        check(model, parts, config_file)
-        notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
+        check_model_file(model, parts, config_file)
+        notes.append(f"{path.name}: {kind_text(model)}, {human(model.size)}")
         if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
             notes.append(
                 f"note: {model.problem} It is packed anyway, because your own handler may be able"
                 " to load it."
             )
-    notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
+    notes.append(f"name {model_name}, version {version or DEFAULT_VERSION}")
     notes.append(
         f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON")
     )
-    if handler in NOT_SERVED:
+    if handler in UNSUPPORTED_HANDLERS:
         notes.append(
             f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve"
             " the model"
@@ -109,7 +109,7 @@ def infer_spec(
             f"{class_names}: found beside the model file and added (--no-index-to-name leaves it out)"
         )
     spec = ArchiveSpec(
-        model_name=chosen,
+        model_name=model_name,
         version=version or DEFAULT_VERSION,
         handler=handler,
         serialized_file=path,
@@ -119,7 +119,7 @@ def infer_spec(
     return spec, notes
 
 
-def kind_in_words(model: ModelFile) -> str:
+def kind_text(model: ModelFile) -> str:
     text = KINDS[model.kind]
     return text if model.detail in ("", text) else f"{text} ({model.detail})"
 
@@ -131,7 +131,9 @@ def kind_of_directory(manifest: Manifest) -> str:
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
-def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None) -> None:
+def check_model_file(
+    model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
+) -> None:
     """Refuse a file that no handler, or no built-in handler, can load.
 
     Raises:
@@ -140,7 +142,7 @@ def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
     """
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
-    if parts.own_handler:
+    if parts.has_own_handler:
         return
     if model.path.suffix == ".py":
         code = shlex.quote(str(model.path))
@@ -177,12 +179,12 @@ def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
 
 
 def _index_to_name(path: Path | None, parts: HandlerFiles) -> Path | None:
-    """Return the class names beside the model file, unless they are given."""
+    """Return the file of class names in the model file's directory, unless one is given."""
     if (
         path is None
         or not parts.index_to_name
         or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files)
     ):
         return None
-    beside = path.parent / INDEX_TO_NAME
-    return beside if beside.is_file() else None
+    file = path.parent / INDEX_TO_NAME
+    return file if file.is_file() else None

@@ -30,7 +30,7 @@ from tsx_cli.common.options import read_settings
 if TYPE_CHECKING:
     from tsx_cli.archive.check import CheckResult
 
-NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
+NOTHING_SENT = 3  # exit code for a model that loads, but has no sample to send
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PackingOptions:
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
 
     def given_packing_options(self) -> str:
-        """Return the given options that an existing archive cannot take."""
+        """Return the names of the given options that an existing archive cannot take."""
         options = {
             "--name": self.name,
             "--version": self.version,
@@ -69,7 +69,7 @@ class PackingOptions:
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of packing one file, for people and for `--json`."""
+    """The result of packing one file."""
 
     archive: str
     name: str | None = None
@@ -164,19 +164,20 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
             f"{target} already exists. Overwrite it with --force, or write another archive: -o"
             f" {shlex.quote(str(alternative))}"
         )
-    # This refuses misspelt keys while the author can still correct them.
+    # Misspelt keys are refused here, while the author can still correct them.
     if spec.config_file:
         check_config(Path(spec.config_file))
-    _say(notes, quiet)
+    _print_lines(notes, quiet)
     import_notes = check_code(spec, test_import=options.test_import)
-    _say(import_notes, quiet)
+    _print_lines(import_notes, quiet)
     notes += import_notes
     # Models with an extra manifest (Hugging Face, MLflow) are not tried here.
     should_try = options.try_model and not spec.extra_manifest
-    if any(text.startswith("note: ") for text in import_notes):  # The code does not import here.
+    # A note means that the code cannot be imported here, so the model cannot be loaded either.
+    if any(text.startswith("note: ") for text in import_notes):
         should_try = False
     command, trial_notes = _try_model(spec) if should_try else (None, [])
-    _say(trial_notes, quiet)
+    _print_lines(trial_notes, quiet)
     notes += trial_notes
     warnings: list[str] = []
     with progress_bar(
@@ -197,10 +198,10 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
         if archive.is_file()
         else sum(file.stat().st_size for file in archive.rglob("*") if file.is_file())
     )
-    _say([f"wrote {archive} ({human(bytes_written)})"], quiet)
-    _say([f"try it: tsx serve {shlex.quote(str(archive))}"], quiet)
+    _print_lines([f"wrote {archive} ({human(bytes_written)})"], quiet)
+    _print_lines([f"try it: tsx serve {shlex.quote(str(archive))}"], quiet)
     if command is not None:
-        _say([f"  in another terminal: {command}"], quiet)
+        _print_lines([f"  in another terminal: {command}"], quiet)
     return Packed(
         str(archive),
         spec.model_name,
@@ -215,12 +216,12 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
 
 def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
     """Load the model and send it a request; return a working shell command, and notes."""
-    # These are slow to import.
+    # These modules are slow to import.
     from tsx_cli.archive.example import request_line, try_model
     from tsx_runtime.errors import SettingError
 
     settings, _ = read_settings(None, quiet=True)
-    with silent():
+    with quiet_workers():
         trial = try_model(spec, settings)
     try:
         command = (
@@ -234,22 +235,22 @@ def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Suppress the log, and send a worker's output to stderr.
+def quiet_workers() -> Iterator[None]:
+    """Suppress the log, and redirect a worker's output to stderr.
 
-    The log is not needed: a worker's exception also describes the failure.
+    The log is not needed: the exception of a worker describes the failure too.
     """
     logger = logging.getLogger("tsx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     sys.stdout.flush()
-    results = os.dup(1)
+    saved_stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(results, 1)
-        os.close(results)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
         logger.setLevel(level)
 
 
@@ -267,18 +268,18 @@ def check(
         ArchiveError: The archive cannot be opened.
         TsxError: The model does not load.
     """
-    from tsx_cli.archive.check import check_archive  # It is slow to import.
+    from tsx_cli.archive.check import check_archive  # a slow import
 
     settings, _ = read_settings(None)
     if trust_remote_code:
         settings = settings.model_copy(
             update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]}
         )
-    with silent():
+    with quiet_workers():
         result = check_archive(
             Path(packed.archive), list(sample_files(samples).values()), settings, tolerance
         )
-    _say(check_lines(result), quiet)
+    _print_lines(check_lines(result), quiet)
     return replace(packed, name=result.model, version=result.version, check=result)
 
 
@@ -305,10 +306,10 @@ def check_lines(result: CheckResult) -> list[str]:
 
 
 def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return sample files by name, including those of directories.
+    """Return sample files by name; a directory stands for its files.
 
     Raises:
-        UsageError: A sample is missing, or two have one name.
+        UsageError: A sample is missing, or two have the same name.
     """
     samples: dict[str, Path] = {}
     for path in paths:
@@ -331,6 +332,6 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
     return samples
 
 
-def _say(lines: Sequence[str], quiet: bool) -> None:
+def _print_lines(lines: Sequence[str], quiet: bool) -> None:
     if lines and not quiet:
         print("\n".join(lines), flush=True)

@@ -35,7 +35,7 @@ def classify(path: Path) -> SourceKind:
 
 
 def require_packed(path: Path) -> None:
-    """Refuse a source that is no archive.
+    """Refuse a source that is not an archive.
 
     Raises:
         UsageError: The source is a workflow, or a model that must be packed first.

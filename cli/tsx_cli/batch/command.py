@@ -160,7 +160,7 @@ def batch_command(
     Exit code 0: all rows are written, failed ones included; 1: the run failed, or --max-errors was
     exceeded; 130: it was interrupted.
     """
-    # A late import keeps --help quick: this module imports the front end.
+    # This module imports the server's front end; a late import keeps --help quick.
     from tsx_cli.batch.session import Options, run_command
 
     if not (inputs := [*(inputs or ()), *(input_option or ())]):

@@ -1,4 +1,4 @@
-"""The journal beside an output, by which the same command continues a run."""
+"""The journal in an output's work directory, from which the same command continues a run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FINGERPRINT_LABELS = {
 
 @dataclass
 class Checkpoint:
-    """The progress of a run: the rows and parts of its output, and the next row's position."""
+    """The progress of a run: the rows and parts of its output, and the position of the next row."""
 
     rows: int = 0
     errors: int = 0
     parts: int = 0
-    seconds: float = 0.0  # the time of all runs
-    complete: bool = False  # all rows are in the parts
+    seconds: float = 0.0  # including interrupted runs
+    complete: bool = False  # whether all rows are in the parts
     position: Position = field(default_factory=Position)
 
 
 class BatchJournal:
-    """The journal of a run. Without a store (the output is a stream) nothing is stored."""
+    """The journal of a run. It stores nothing without a store, when the output is a stream."""
 
     def __init__(
         self, store: OutputStore | None, fingerprint: dict[str, Any], *, restart: bool = False
@@ -40,11 +40,11 @@ class BatchJournal:
 
         Args:
             store: The output's store.
-            fingerprint: JSON values by the names of FINGERPRINT_LABELS.
-            restart: Discard an unfinished run or an existing output.
+            fingerprint: JSON values whose keys are those of FINGERPRINT_LABELS.
+            restart: Whether to discard an unfinished run or an existing output.
 
         Raises:
-            CliError: The output exists, or belongs to other rows.
+            CliError: The output exists, or belongs to a run with another fingerprint.
         """
         self._store, self._fingerprint = store, json.loads(json.dumps(fingerprint))
         self.progress = Checkpoint()
@@ -68,7 +68,7 @@ class BatchJournal:
             )
 
     def close(self, *, finished: bool) -> None:
-        """Release the output, and remove the journal if the output is `finished`."""
+        """Release the output; if it is `finished`, remove the journal."""
         if self._store is not None:
             try:
                 if finished:
@@ -100,21 +100,24 @@ class BatchJournal:
             entry = json.loads(content)
             if entry.pop("format") != FORMAT_VERSION:
                 raise ValueError("it is of another version of tsx")
-            before, position = entry.pop("fingerprint"), Position(*entry.pop("position"))
+            earlier_fingerprint, position = (
+                entry.pop("fingerprint"),
+                Position(*entry.pop("position")),
+            )
             progress = Checkpoint(**entry, position=position)
-            changed = [
+            changed_labels = [
                 label
                 for key, label in FINGERPRINT_LABELS.items()
-                if before.get(key) != self._fingerprint.get(key)
+                if earlier_fingerprint.get(key) != self._fingerprint.get(key)
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CliError(
                 f"the journal of the unfinished run that writes {output} cannot be read"
                 f" ({error}){advice}"
             ) from error
-        if changed:
+        if changed_labels:
             raise CliError(
-                f"{output} is unfinished, and {' and '.join(changed)} changed since the run"
+                f"{output} is unfinished, and {' and '.join(changed_labels)} changed since the run"
                 f" started{advice}"
             )
         return progress

@@ -1,6 +1,6 @@
-"""The engine on this machine.
+"""The batch engine on this machine.
 
-It runs the model's own workers, as a server would start them, and keeps enough rows in flight to
+It runs the model's workers, as a server would start them, and keeps enough rows in flight to
 keep them busy.
 """
 
@@ -33,29 +33,31 @@ from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import content_type_of, header_block
 
-QUICK_FLIGHT_ROWS = 64  # Flights of quick rows grow up to this.
-MIN_FLIGHT_S, MAX_FLIGHT_S = 0.02, 1.0  # Shorter flights grow, longer ones shrink.
-MAX_IN_FLIGHT_BYTES = 256 << 20  # rows and answers
+QUICK_FLIGHT_ROWS = 64  # the largest flight of quick rows
+MIN_FLIGHT_S, MAX_FLIGHT_S = 0.02, 1.0  # Flights outside this range grow or shrink.
+MAX_IN_FLIGHT_BYTES = 256 << 20  # size of the rows and their responses
 MAX_BATCH_SIZE = 4096
-MAX_BATCH_S = 5.0  # A batch in progress is lost at a kill.
-MIN_SPEEDUP = 1.05  # A larger batch must be worth its memory.
+MAX_BATCH_S = 5.0  # A kill loses the batch in progress, so batches stay short.
+MIN_SPEEDUP = 1.05  # A smaller gain does not justify the memory of a larger batch.
 MIN_MEASUREMENT_S = 0.25
 MAX_MEMORY_PERCENT = 85.0
-OOM_METRIC = "tsx_oom_retries_total"  # counts the batches that a worker has cut
+OOM_METRIC = (
+    "tsx_oom_retries_total"  # counts batches that a worker split after running out of memory
+)
 
 
 class Recommendation(NamedTuple):
-    """The values that the archive's measurement recommends for this machine, if any."""
+    """The values that the archive's benchmark record recommends for this machine, if any."""
 
     workers: int | None = None
     batch_size: int | None = None
 
 
 def recommendation(model: Path) -> Recommendation:
-    """Return what the archive's measurement recommends.
+    """Return what the archive's benchmark record recommends.
 
-    These are the workers of the measured winner, and the batch size at which one of them had the
-    most rows per second.
+    The workers are those of the best configuration. The batch size is the one at which a single
+    worker had the most rows per second.
     """
     record = read_record(model)
     if record is None or not record.here:
@@ -82,25 +84,25 @@ def recommendation(model: Path) -> Recommendation:
 def open_local(
     model: Path, settings: Settings, workers: int | None = None, batch_size: int | None = None
 ) -> Iterator[LocalEngine]:
-    """Open the engine on this machine; raise as `open_model` does.
+    """Open the engine on this machine; errors of `open_model` pass through.
 
-    `workers` and `batch_size` override the measurement's recommendation and the machine's
-    capacity.
+    `workers` and `batch_size` override the recommendation of the benchmark record and the capacity
+    of the machine.
     """
-    measured = recommendation(model)
+    recommended = recommendation(model)
     with (
         start_blocking_portal(name="model") as portal,
         portal.wrap_async_context_manager(open_model(model, settings, workers=0)) as version,
     ):
         _check_strategy(version)
-        count = workers or measured.workers or 1
+        count = workers or recommended.workers or 1
         portal.call(version.scale, count, count)
-        if not (workers or measured.workers):
+        if not (workers or recommended.workers):
             count = _count_workers(version)
             portal.call(version.scale, count, count)
-        # The engine bounds the rows in flight.
+        # The engine limits the rows in flight itself.
         portal.call(version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})
-        yield LocalEngine(portal, version, count, batch_size or measured.batch_size)
+        yield LocalEngine(portal, version, count, batch_size or recommended.batch_size)
 
 
 def _check_strategy(version: ModelVersion) -> None:
@@ -117,31 +119,34 @@ def _check_strategy(version: ModelVersion) -> None:
 
 
 def _count_workers(version: ModelVersion) -> int:
-    """Return the number of workers: the archive's, one per GPU, or what cores and memory allow.
+    """Return the number of workers.
 
-    One worker runs already.
+    It is the archive's setting, one per GPU, or as many as cores and memory allow. One worker must
+    run already, because its memory is measured.
     """
     plan = version.plan
     if version.config.min_workers or plan.gpus or plan.parallel.is_group:
         return version.config.min_workers or max(1, len(plan.gpus) // max(1, plan.parallel.gpus))
-    first = version.workers[0].pid
-    size = psutil.Process(first).memory_info().rss if first is not None else 0
-    free = psutil.virtual_memory().available * MAX_MEMORY_PERCENT / 100
-    return max(1, min(cpu_count() // (plan.threads or 1), 1 + int(free // max(size, 1))))
+    worker_pid = version.workers[0].pid
+    worker_bytes = psutil.Process(worker_pid).memory_info().rss if worker_pid is not None else 0
+    free_bytes = psutil.virtual_memory().available * MAX_MEMORY_PERCENT / 100
+    return max(
+        1, min(cpu_count() // (plan.threads or 1), 1 + int(free_bytes // max(worker_bytes, 1)))
+    )
 
 
 class LocalEngine:
     """A `BatchEngine` on this machine.
 
-    Calibration on the first rows finds the batch size: it doubles while the rows per second
-    grow.
+    Calibration finds the batch size with the first rows: it is doubled as long as the throughput
+    grows.
     """
 
     def __init__(
         self, portal: BlockingPortal, version: ModelVersion, workers: int, batch_size: int | None
     ) -> None:
         self.workers = workers
-        # Workers of other modes take rows while they work on others.
+        # In other modes, a worker accepts rows while it computes others.
         self.is_batching = version.plan.strategy.mode == "batch"
         self.batch_size: int | None = None  # None until it is known
         self._portal, self._version = portal, version
@@ -183,11 +188,11 @@ class LocalEngine:
             yield from results
 
     def calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
-        """Find the batch size on the first rows, and yield their results."""
+        """Find the batch size with the first rows, and yield their results."""
         size, best = 1, 0.0
         while True:
             self._set_batch_size(size)
-            count, results, start, measured, has_more = (
+            count, results, start, measured_rows, has_more = (
                 size * self.workers,
                 list[RowResult](),
                 0.0,
@@ -195,15 +200,18 @@ class LocalEngine:
                 True,
             )
             while has_more and (
-                measured < 2 * count or time.monotonic() - start < MIN_MEASUREMENT_S
+                measured_rows < 2 * count or time.monotonic() - start < MIN_MEASUREMENT_S
             ):
                 flight_rows = _take(rows, count)
                 results += self._submit(flight_rows).results.result()
-                # The first round is the warm-up.
-                has_more, measured = len(flight_rows) == count, measured + count if start else 0
+                # The first iteration is the warm-up: `start` is still 0.
+                has_more, measured_rows = (
+                    len(flight_rows) == count,
+                    measured_rows + count if start else 0,
+                )
                 start = start or time.monotonic()
-            # Without rows the elapsed time may be zero.
-            rate = measured / max(time.monotonic() - start, 1e-9)
+            # If there are no rows left, the elapsed time may be zero.
+            rate = measured_rows / max(time.monotonic() - start, 1e-9)
             yield from results
             if not has_more or rate < best * MIN_SPEEDUP:
                 self._set_batch_size(max(1, size // 2))
@@ -213,8 +221,8 @@ class LocalEngine:
             best, size = rate, size * 2
 
     def _is_memory_full(self) -> bool:
-        was_cut = any(key[0] == OOM_METRIC for key in list(self._version.stats.handler_metrics))
-        return was_cut or psutil.virtual_memory().percent > MAX_MEMORY_PERCENT
+        has_run_out = any(key[0] == OOM_METRIC for key in list(self._version.stats.handler_metrics))
+        return has_run_out or psutil.virtual_memory().percent > MAX_MEMORY_PERCENT
 
     def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -231,7 +239,7 @@ class LocalEngine:
         """Return the results in the order of the rows.
 
         Raises:
-            Unavailable: The model has no worker any more.
+            Unavailable: The model has no workers left.
         """
         now, max_bytes, jobs = time.monotonic(), self._version.max_response_size, list[WaitingJob]()
         for row in rows:
@@ -252,7 +260,7 @@ class LocalEngine:
 
 
 class RowFlight(NamedTuple):
-    """Rows that went to the workers together."""
+    """Rows that were submitted to the workers together."""
 
     rows: int
     size: int  # bytes
@@ -260,7 +268,7 @@ class RowFlight(NamedTuple):
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:
-    """Take rows: fewer than `count` if they are large or the last."""
+    """Take `count` rows, or fewer if the rows are large or come to an end."""
     flight_rows, size = list[Row](), 0
     for row in rows:
         flight_rows.append(row)

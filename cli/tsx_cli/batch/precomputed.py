@@ -1,6 +1,6 @@
-"""The output as precomputed answers in a store of jobs.
+"""A writer of precomputed responses into a server's store of asynchronous jobs.
 
-A server answers `/predictions/MODEL/precomputed/ID` from it.
+A server sends them for `/predictions/MODEL/precomputed/ID`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_EXPIRES = "30d"
 
 
 class _SharedSqlite(SqliteStore):
-    """A file of answers that belongs to a server, which may run."""
+    """A file of responses that belongs to a server, which may be running."""
 
     def _lock_file(self) -> None:
         pass
@@ -37,7 +37,7 @@ class _SharedSqlite(SqliteStore):
 
 
 class PrecomputedWriter:
-    """A writer of the answers of successful rows. A repeated part replaces its answers."""
+    """A writer of the responses of successful rows. A repeated part replaces its responses."""
 
     def __init__(self, store: SqlStore, model: str, lifetime_s: float) -> None:
         self.fingerprint = f"precomputed {model}"
@@ -53,7 +53,7 @@ class PrecomputedWriter:
         self._loop.run_until_complete(self._store.close())
 
     async def _write(self, results: Sequence[RowResult]) -> None:
-        """Write all answers at once, which the store commits together."""
+        """Write all responses concurrently, so that the store commits them together."""
         expires = time.time() + self._lifetime_s
         keys = (AnswerKey(PRECOMPUTED, self._model, result.id) for result in results)
         await asyncio.gather(
@@ -78,12 +78,12 @@ def is_jobs_store(output: str) -> bool:
 
 
 def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
-    """Return the writer, and the path beside which the run has its journal.
+    """Return the writer, and a path; the run's journal is stored next to it.
 
-    The path is the file's, or one in the working directory.
+    For SQLite it is the path of the file, for PostgreSQL a path in the working directory.
 
     Raises:
-        UsageError: The output names no store.
+        UsageError: The output is not the address of a store.
         SettingError: The address of the store is wrong.
     """
     lifetime_s = read_option(

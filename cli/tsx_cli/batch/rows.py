@@ -9,18 +9,18 @@ from typing import NamedTuple, Protocol
 class Position(NamedTuple):
     """A position between two rows, at which a reader can continue."""
 
-    source: int = 0  # number of the file
+    source: int = 0  # index of the file
     offset: int = 0  # bytes of a text file, or rows of Parquet
-    line: int = 1  # the line of a text that begins there
-    done: int = 0  # progress in the unit of `InputReader.total`
+    line: int = 1  # number of the line that begins at the offset
+    done: int = 0  # progress, in the unit of `InputReader.total`
     digest: str = ""  # digest of the standard input so far
 
 
 class RowResult(NamedTuple):
-    """The answer to the row of the same index.
+    """The response to the row of the same index.
 
-    It is the model's answer or, with an `error`, the reason why there is none. `status` is a status
-    of HTTP.
+    The body is the model's response. If there is none, `error` gives the reason. `status` is an
+    HTTP status.
     """
 
     index: int  # type: ignore[assignment]  # hides a method of tuples
@@ -34,11 +34,11 @@ class RowResult(NamedTuple):
 class Row(NamedTuple):
     """A request. A row with an `error` could not be read."""
 
-    index: int  # type: ignore[assignment]  # counts all inputs; hides a method of tuples
+    index: int  # type: ignore[assignment]  # index in all inputs; hides a method of tuples
     id: str
     body: bytes
     content_type: str
-    next: Position = Position()  # the position after the row
+    next_position: Position = Position()
     error: str | None = None
 
     def failed(self, status: int, error: str) -> RowResult:
@@ -53,9 +53,9 @@ class BatchEngine(Protocol):
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         """Yield one result per row, in the order of the rows.
 
-        A row with an `error` gets a result with that error. The engine takes a bounded number of
-        rows ahead of its results, from one thread. If `rows` ends early, the run stops, and the
-        rows that were taken are still answered.
+        A row with an `error` gets a result with that error. The engine takes rows from one thread,
+        and only a limited number of them ahead of its results. If `rows` ends early, the run stops
+        after it has yielded the results of all taken rows.
 
         Raises:
             CliError: No further row can succeed.

@@ -1,6 +1,6 @@
-"""A run, which takes rows from the reader through the engine to the writer.
+"""A batch run: it passes rows from the reader through the engine to the writer.
 
-It commits them to the journal part by part.
+After each part of the output it commits its progress to the journal.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tsx_cli.common.failure import CliError
 
 MAX_PART_BYTES = 32 << 20
 MAX_PART_ROWS = 100_000
-MIN_SHARE_ROWS = 100  # A share of errors needs this many rows.
+MIN_FRACTION_ROWS = 100  # Before, a fraction of errors means little.
 PROGRESS_INTERVAL_S = 0.2
 
 
 class MaxErrors(NamedTuple):
-    """The number of errors, or their share of the finished rows, that a run allows.
+    """The errors that a run allows: a number, or a fraction of the finished rows.
 
-    None is no limit.
+    None means that there is no limit.
     """
 
     rows: int | None = None
     share: float | None = None
 
-    def exceeded(self, errors: int, rows: int, *, over: bool) -> bool:
-        are_many = self.rows is not None and errors > self.rows
-        return are_many or (
+    def exceeded(self, errors: int, rows: int, *, is_finished: bool) -> bool:
+        exceeds_number = self.rows is not None and errors > self.rows
+        return exceeds_number or (
             self.share is not None
-            and (over or rows >= MIN_SHARE_ROWS)
+            and (is_finished or rows >= MIN_FRACTION_ROWS)
             and errors > self.share * rows
         )
 
@@ -50,8 +50,8 @@ NO_LIMIT = MaxErrors()
 class BatchRun:
     """A run over all rows.
 
-    `before` is the progress at its start; `done` is the progress with rows that are not committed
-    yet.
+    `before` is the progress at its start. `done` is the current progress, including rows that are
+    not committed yet.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class BatchRun:
         commit_every: float = 5.0,
     ) -> None:
         self._engine, self._reader, self._writer, self._journal = engine, reader, writer, journal
-        self._stop, self._max_errors, self._progress = stop, max_errors, progress
+        self._stop, self._max_errors, self._on_progress = stop, max_errors, progress
         self._commit_interval_s = commit_every
         self.before, self.done = journal.progress, replace(journal.progress)
         self.first_error = ""
         self._start_time = self._commit_time = self._show_time = time.monotonic()
-        self._is_exhausted = False  # all rows were taken
-        self._positions: deque[Position] = deque()  # positions after the rows without results
+        self._is_exhausted = False  # whether all rows were taken
+        self._positions: deque[Position] = deque()  # next positions of rows without results
         self._results: list[RowResult] = []  # results of the next part
         self._size_bytes = 0
-        self._thread = ThreadPoolExecutor(1, "writer")
-        self._future: Future[None] | None = None
+        self._writer_thread = ThreadPoolExecutor(1, "writer")
+        self._pending_write: Future[None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -87,13 +87,13 @@ class BatchRun:
         """Run until the output is complete (`done.complete`) or `stop` is set.
 
         Rows that the engine has taken are finished and committed. Errors of the reader, the engine
-        and the writer are passed on.
+        and the writer pass through.
 
         Raises:
             CliError: Too many rows failed; they are committed.
         """
         done = self.done
-        with self._thread:
+        with self._writer_thread:
             if not done.complete:
                 with (
                     closing(self._reader.rows(done.position, done.rows)) as rows,
@@ -101,7 +101,7 @@ class BatchRun:
                 ):
                     for result in results:
                         self._add(result)
-                self._check_errors(over=self._is_exhausted)
+                self._check_errors(is_finished=self._is_exhausted)
                 done.complete = self._is_exhausted
                 self._commit()
                 self._wait()
@@ -111,9 +111,9 @@ class BatchRun:
 
     def _take_rows(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            if self._stop.is_set():  # The row may be cut: see `Sources.end_stdin`.
+            if self._stop.is_set():  # `Sources.end_stdin` may have cut the row off.
                 return
-            self._positions.append(row.next)
+            self._positions.append(row.next_position)
             yield row
         self._is_exhausted = not self._stop.is_set()
 
@@ -126,7 +126,7 @@ class BatchRun:
         if result.error is not None:
             done.errors += 1
             self.first_error = self.first_error or f"{result.id}: {result.error}"
-            self._check_errors(over=False)
+            self._check_errors(is_finished=False)
         now = time.monotonic()
         if now - self._show_time >= PROGRESS_INTERVAL_S:
             self._show()
@@ -137,23 +137,23 @@ class BatchRun:
         ):
             self._commit()
 
-    def _check_errors(self, *, over: bool) -> None:
+    def _check_errors(self, *, is_finished: bool) -> None:
         done = self.done
-        if self._max_errors.exceeded(done.errors, done.rows, over=over):
+        if self._max_errors.exceeded(done.errors, done.rows, is_finished=is_finished):
             self._commit()
             self._wait()
-            first = f"; one is {self.first_error}" if self.first_error else ""
+            example = f"; one is {self.first_error}" if self.first_error else ""
             counts = f"{done.errors:,} of {done.rows:,} rows failed"
-            text = f"{counts}, more than --max-errors allows{first}"
+            text = f"{counts}, more than --max-errors allows{example}"
             raise CliError(f"{text}. The same command with a higher limit continues the run")
 
     def _show(self) -> None:
         self._show_time = time.monotonic()
         self.done.seconds = self.before.seconds + self._show_time - self._start_time
-        self._progress(self)
+        self._on_progress(self)
 
     def _commit(self) -> None:
-        """Wait for the last part, and let a thread write the next one."""
+        """Wait until the previous part is written, and let a thread write the next part."""
         self._wait()
         done, results, now = self.done, self._results, time.monotonic()
         if not results and not done.complete:
@@ -161,7 +161,7 @@ class BatchRun:
         done.parts += bool(results)
         done.seconds = self.before.seconds + now - self._start_time
         self._results, self._size_bytes, self._commit_time = [], 0, now
-        self._future = self._thread.submit(self._write, replace(done), results)
+        self._pending_write = self._writer_thread.submit(self._write, replace(done), results)
 
     def _write(self, progress: Checkpoint, results: list[RowResult]) -> None:
         if results:
@@ -169,6 +169,6 @@ class BatchRun:
         self._journal.commit(progress)
 
     def _wait(self) -> None:
-        if self._future is not None:
-            future, self._future = self._future, None
+        if self._pending_write is not None:
+            future, self._pending_write = self._pending_write, None
             future.result()

@@ -1,4 +1,4 @@
-"""Objects of S3, or of a compatible service, by boto3 and its credentials.
+"""Access to objects in S3, or in a compatible service, by boto3 with its credentials.
 
 Every function raises CliError.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 
-RANGE_BYTES = 8 << 20  # size of a request's range
+RANGE_BYTES = 8 << 20  # size of the range of one request
 
 
 def is_s3(url: str) -> bool:
@@ -32,7 +32,7 @@ class S3:
 
     @contextmanager
     def calls(self, url: str) -> Iterator[Any]:
-        """Yield a client, and raise its errors as CliError."""
+        """Yield a client whose errors are raised as CliError."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -44,7 +44,7 @@ class S3:
     def listing(self, url: str) -> Iterator[tuple[str, int, str]]:
         """Yield the URL, size and ETag of objects.
 
-        A URL with a final slash names all objects below it, sorted by name.
+        A URL with a final slash stands for all objects with this prefix, sorted by name.
         """
         with self.calls(url) as client:
             if not url.endswith("/"):
@@ -56,7 +56,7 @@ class S3:
                 Bucket=bucket, Prefix=prefix
             ):
                 for entry in page.get("Contents", ()):
-                    # Consoles make such an object for a folder.
+                    # The AWS console makes an object with a final slash for a folder.
                     if not entry["Key"].endswith("/"):
                         yield f"s3://{bucket}/{entry['Key']}", int(entry["Size"]), entry["ETag"]
 
@@ -75,7 +75,10 @@ class S3:
 
 
 class ObjectFile(io.RawIOBase):
-    """Reads one version of an object by ranges, so that a broken connection costs one range."""
+    """A file that reads one version of an object.
+
+    It requests ranges, so that a broken connection costs one range only.
+    """
 
     def __init__(self, s3: S3, url: str, size: int, tag: str) -> None:
         self._s3, self._url, self._size, self._etag, self._offset = s3, url, size, tag, 0

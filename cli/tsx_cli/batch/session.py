@@ -1,6 +1,6 @@
-"""A call of `tsx batch`.
+"""One invocation of `tsx batch`.
 
-It opens the inputs and outputs of the command line, runs, reports, and stops at a signal.
+It opens the inputs and the output, runs the model, prints a summary, and stops at a signal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STOPPING_TEXT = b"\nstopping; Ctrl-C again stops at once\n"
 
 
 class Options(NamedTuple):
-    """The options of the command line as the user wrote them."""
+    """The unparsed options of the command line."""
 
     model: Path
     inputs: Sequence[str]
@@ -96,7 +96,8 @@ def run_command(options: Options, settings: Settings) -> None:
     def interrupt() -> None:
         stop.set()
         reader.sources.end_stdin()
-        # A signal handler must not print while the command prints; the terminal may be gone.
+        # A signal handler must not use print, because it may interrupt a print of the command.
+        # The write fails if the terminal is gone.
         with suppress(OSError):
             os.write(2, STOPPING_TEXT)
 
@@ -139,7 +140,7 @@ def run_command(options: Options, settings: Settings) -> None:
 def open_engine(
     options: Options, reader: InputReader, settings: Settings, stop: threading.Event
 ) -> AbstractContextManager[BatchEngine]:
-    """Return the engine that `--on` names; entering it raises TsxError and ArchiveError too.
+    """Return the engine for `--on`; entering it may also raise TsxError and ArchiveError.
 
     Raises:
         UsageError: The options contradict each other.
@@ -154,7 +155,7 @@ def open_engine(
     if on is None:
         return open_local(model, settings, workers, batch_size)
     if on == SAGEMAKER:
-        # A late import: this module imports all of tsx deploy.
+        # A late import, because this module imports all of tsx deploy.
         from tsx_cli.batch.sagemaker.engine import SageMakerEngine
 
         job = SageMakerEngine(model, reader, workers, batch_size, stop, restart=options.restart)
@@ -235,10 +236,10 @@ def model_fingerprint(model: Path, settings: Settings) -> str:
 
 
 def parse_max_errors(text: str | None) -> MaxErrors:
-    """Return the limit of --max-errors.
+    """Parse --max-errors.
 
     Raises:
-        UsageError: The text is neither a number nor a share.
+        UsageError: The text is neither a number nor a percentage.
     """
     if text is None:
         return NO_LIMIT

@@ -1,6 +1,6 @@
-"""The files that the inputs of a command line name, here or in S3.
+"""The input files of the command line, on this machine or in S3.
 
-Their order is fixed, and their number has no limit.
+Their order is fixed, and their number is not limited.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
 
 
 class Source(NamedTuple):
-    """A file. Its `tag` changes with its content: the modification time, or the ETag of S3."""
+    """A file. Its `tag` changes with its content: it is the modification time, or the ETag of S3."""
 
-    name: str  # the name that ids have
+    name: str  # the name in the ids of rows
     url: str
     format: str
     size: int
@@ -33,10 +33,10 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """The files of the inputs, listed again each time to save memory.
+    """The files of the inputs; they are listed again for each iteration to save memory.
 
-    A file that an input names has rows if its suffix is in BY_SUFFIX. Each file of a directory or
-    below a prefix of S3 is a row. `format` overrides both.
+    A file that is given itself contains rows if its suffix is in BY_SUFFIX. Each file of a given
+    directory or S3 prefix is one row. `format` overrides both rules.
     """
 
     def __init__(self, inputs: Sequence[str], format: str | None, s3: S3) -> None:
@@ -97,7 +97,10 @@ class Sources:
         return open(source.url, "rb")
 
     def end_stdin(self) -> None:
-        """End a read of standard input that a signal handler has interrupted."""
+        """End a read of standard input that a signal handler has interrupted.
+
+        The read returns as at the end of the input, so its last row may be cut off.
+        """
         if self._stdin_fd is not None:
             null_fd = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null_fd, self._stdin_fd)
@@ -120,7 +123,7 @@ class Sources:
             )
 
     def survey(self) -> tuple[str, int, int, bool]:
-        """Return a digest, the files, their bytes, and whether each file is a row.
+        """Return a digest, the number of files, their total size, and whether each file is a row.
 
         The digest covers all names, sizes and tags.
 
@@ -143,7 +146,7 @@ def _path(url: str) -> str:
 
 
 def _listing(path: str) -> Iterator[tuple[str, int, str]]:
-    """Yield a file, or the regular files of a directory except hidden ones."""
+    """Yield a file, or the regular files of a directory except the hidden ones."""
     try:
         if not Path(path).is_dir():
             yield path, (status := Path(path).stat()).st_size, str(status.st_mtime_ns)

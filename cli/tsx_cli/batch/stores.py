@@ -1,6 +1,6 @@
 """The stores of an output: a disk, or S3.
 
-Beside the output they have the parts and the journal of its run until it is complete.
+Until the output is complete, they also keep its parts and the journal of the run next to it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tsx_archiver.storage.private_directory import check_directory, is_trusted, 
 from tsx_cli.batch.s3 import S3, location
 from tsx_cli.common.failure import CliError
 
-WORK_SUFFIX = ".tsx-batch"  # added to the output's name for the directory of its run
+WORK_SUFFIX = ".tsx-batch"  # The work directory of a run has the output's name with this suffix.
 JOURNAL = "journal.json"
 MAX_PARALLEL_WRITES = 16
-MAX_NAME_BYTES = 200  # File systems take 255; a suffix is added.
+MAX_NAME_BYTES = 200  # The limit of file systems is 255, and a suffix is added.
 Write = Callable[[BinaryIO], object]
 
 
 def _resolve_output(output: str) -> Path:
-    """Resolve the links of an output's path, except those of another user.
+    """Resolve symbolic links in an output's path, except a link that another user owns.
 
     Raises:
         CliError: Another user can write to the directory.
@@ -50,7 +50,7 @@ def _resolve_output(output: str) -> Path:
 
 
 class LocalStore:
-    """An output on a disk; a write is durable on return.
+    """An output on a disk; a write is durable when it returns.
 
     Methods raise OSError and CliError. An `output` with a final slash is a directory of files.
     """
@@ -67,12 +67,12 @@ class LocalStore:
         return any(self._path.iterdir()) if self._path.is_dir() else self._path.exists()
 
     def lock(self) -> None:
-        """Lock the output before any other call except `exists`.
+        """Lock the output; only `exists` may be called before.
 
         Raises:
             CliError: Another run has the lock.
         """
-        # A run that ends removes its lock.
+        # A run that ends removes its lock file, so the lock may be on a removed file.
         while self._lock is None or not self._lock.is_current():
             if self._lock is not None:
                 self._lock.close()
@@ -107,7 +107,7 @@ class LocalStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             folders |= {parent for parent in path.parents if self._work in parent.parents}
-        # Syncing after all writes is quick: the first sync includes most other files.
+        # Syncing is quick after all writes, because the first sync flushes most other files too.
         for path in (*paths, *folders):
             _sync(path)
 
@@ -116,20 +116,23 @@ class LocalStore:
             (self._files / name).unlink(missing_ok=True)
 
     def publish(self, write: Write | None) -> None:
-        """Write the output atomically with `write`; without it, complete the directory.
+        """Write the output atomically with `write`; if it is None, complete the directory.
 
-        It may be called again.
+        The method may be called again.
         """
         if write is not None:
             self._replace(self._path, write)
         elif self._files.is_dir():
-            self._files.replace(self._path)  # absent, or an empty directory
+            self._files.replace(self._path)  # The target is absent or an empty directory.
             _sync(self._path.parent)
         else:
             self._path.mkdir(exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all but the output, the journal first: it must not name parts that are gone."""
+        """Remove everything except the output.
+
+        The journal is removed first, so that it never refers to missing parts.
+        """
         (self._work / JOURNAL).unlink(missing_ok=True)
         _sync(self._work)
         for entry in self._work.iterdir():
@@ -149,7 +152,10 @@ class LocalStore:
                 self._lock.close()
 
     def _replace(self, path: Path, write: Write) -> None:
-        """Replace a file through a temporary one with a fixed name, as a kill leaves it behind."""
+        """Replace a file through a temporary file.
+
+        Its name is fixed, so that the next run overwrites a file that a killed run has left.
+        """
         partial = self._work / "partial"
         partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
@@ -161,7 +167,7 @@ class LocalStore:
 
 
 class S3Store:
-    """An output in S3, which has no locks: two runs at a time overwrite each other."""
+    """An output in S3, which has no locks: two concurrent runs overwrite each other."""
 
     def __init__(self, output: str, s3: S3) -> None:
         self.output, self._s3 = output, s3
@@ -228,9 +234,9 @@ OutputStore: TypeAlias = LocalStore | S3Store
 
 
 def file_name(id: str) -> str:
-    """Return the path of a row's file in a directory, which it cannot leave.
+    """Return the relative path for a row's file, which cannot leave the output's directory.
 
-    A part that is too long for a file system is cut.
+    A path component that is too long for a file system is shortened.
     """
     parts = [
         re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda match: f"%{ord(match[0]):02X}", part) or "%"
@@ -242,12 +248,12 @@ def file_name(id: str) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Cut a name, and add a digest that keeps names distinct."""
+    """Shorten a name, and add a digest that keeps names distinct."""
     return f"{name.encode()[: MAX_NAME_BYTES - 17].decode(errors='ignore')}%{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _sync(path: Path) -> None:
-    """Write the content of a file, or the names in a directory, to the disk."""
+    """Flush the content of a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -21,13 +21,16 @@ LINE_INTERVAL_S = 30.0
 
 
 class BatchProgress:
-    """A line that changes on a terminal; elsewhere a line every LINE_INTERVAL_S."""
+    """A progress display.
+
+    On a terminal it is a line that changes. Otherwise a line is printed every LINE_INTERVAL_S.
+    """
 
     def __init__(self, reader: InputReader) -> None:
         self._reader = reader
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
-        self._printed = time.monotonic()
+        self._print_time = time.monotonic()
 
     def __enter__(self) -> BatchProgress:
         if self._console.is_terminal:
@@ -48,25 +51,27 @@ class BatchProgress:
         text = progress_text(run, self._reader)
         if self._status is not None:
             self._status.update(escaped(text))
-        elif time.monotonic() - self._printed >= LINE_INTERVAL_S:
-            self._printed = time.monotonic()
+        elif time.monotonic() - self._print_time >= LINE_INTERVAL_S:
+            self._print_time = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
 
 def progress_text(run: BatchRun, reader: InputReader) -> str:
-    done, rate, read = run.done, _rate(run), run.done.position.done
-    parts = [counted(done.rows, "row")]
+    done, rate, done_position = run.done, _rate(run), run.done.position.done
+    texts = [counted(done.rows, "row")]
     if done.errors:
-        parts.append(counted(done.errors, "error"))
-    parts.append(f"{number(rate)} rows/s")
-    if reader.total is not None and read:
+        texts.append(counted(done.errors, "error"))
+    texts.append(f"{number(rate)} rows/s")
+    if reader.total is not None and done_position:
         remaining = (
-            reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
+            reader.total - done_position
+            if reader.exact
+            else round(done.rows * (reader.total - done_position) / done_position)
         )
-        parts.append(f"{'' if reader.exact else 'about '}{remaining:,} left")
+        texts.append(f"{'' if reader.exact else 'about '}{remaining:,} left")
         if rate:
-            parts.append(f"{timedelta(seconds=round(remaining / rate))} left")
-    return " · ".join(parts)
+            texts.append(f"{timedelta(seconds=round(remaining / rate))} left")
+    return " · ".join(texts)
 
 
 def summary(
@@ -91,11 +96,11 @@ def summary(
 
 
 def summary_text(report: dict[str, Any]) -> str:
-    before = (
+    earlier_text = (
         f" ({report['rows_before']:,} of them by earlier runs)" if report["rows_before"] else ""
     )
     text = (
-        f"{report['output']}: {counted(report['rows'], 'row')}{before},"
+        f"{report['output']}: {counted(report['rows'], 'row')}{earlier_text},"
         f" {counted(report['errors'], 'error')}, {report['seconds']:,.1f} s, "
     )
     text += f"{number(report['rows_per_second'])} rows/s"

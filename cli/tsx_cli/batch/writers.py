@@ -1,4 +1,4 @@
-"""The writers of an output: JSON lines, CSV, Parquet, or a file per row."""
+"""The writers of an output: JSON lines, CSV, Parquet, or one file per row."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from tsx_cli.batch.stores import OutputStore, file_name
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import csv_cell
 
-_NAMES = "names.json"  # lists the files of the last part
+_NAMES = "names.json"  # the number of the last part, and the names of its files
 COLUMNS = ("id", "status", "output", "error")
 
 
 class Writer(Protocol):
     """A writer of results. Its methods raise OSError and CliError."""
 
-    fingerprint: str  # changes with the output
+    fingerprint: str  # The journal refuses to continue if this text has changed.
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
         """Write a part durably; parts begin at 1.
 
-        The last part may be repeated with the same first rows, and then replaces the former.
+        The last part may be written again. It then begins with the same rows, and replaces the
+        earlier version.
         """
 
     def finish(self, parts: int) -> None:
-        """Complete the output after all parts; it may be called again."""
+        """Complete the output after all parts; the method may be called again."""
 
 
 class FileWriter:
@@ -78,19 +79,23 @@ class StreamWriter:
 
 
 class DirectoryWriter:
-    """A writer of a file per row, named by its id; `numbered` if ids may repeat."""
+    """A writer of one file per row, named after the row's id.
+
+    If ids may repeat, the files are `numbered`.
+    """
 
     def __init__(self, store: OutputStore, *, numbered: bool) -> None:
         self._store, self._numbered, self.fingerprint = store, numbered, "directory"
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        """Write the files of a part, after their names.
+        """Record the names of a part's files, then write the files.
 
-        A repeated row may get another name, and then its first file must be removed.
+        If the part is written again, its earlier files are removed first: a row's new file may have
+        another name.
         """
         files = dict(map(self._file, results))
-        before, names = json.loads(self._store.read(_NAMES) or b"[0, []]")
-        if before == part:
+        last_part, names = json.loads(self._store.read(_NAMES) or b"[0, []]")
+        if last_part == part:
             self._store.remove_files(names)
         self._store.put(_NAMES, json.dumps([part, list(files)]).encode())
         self._store.add_files(files)
@@ -112,7 +117,7 @@ class DirectoryWriter:
 class JsonLinesEncoding:
     """A line {"id": ..., "output": ...} per row.
 
-    JSON stays as it is, and text is a string. Other bytes are `output_base64`, with their
+    JSON is unchanged, and text becomes a string. Other bytes become `output_base64`, with their
     `content_type`.
     """
 
@@ -126,7 +131,7 @@ class JsonLinesEncoding:
 
 
 class CsvEncoding:
-    """A table with the header COLUMNS. JSON is its text; other bytes are base64."""
+    """A table with the header COLUMNS. JSON is written as text, and other bytes as base64."""
 
     name = "csv"
 
@@ -143,9 +148,9 @@ class CsvEncoding:
 
 
 class ParquetEncoding:
-    """A table of COLUMNS and the content type; binary answers are in `output_bytes`.
+    """A table of COLUMNS and the content type; binary responses are in `output_bytes`.
 
-    A part is a file, and one or more row groups of the output.
+    A part is a Parquet file, and becomes one or more row groups of the output.
     """
 
     name = "parquet"
@@ -238,9 +243,12 @@ def _error(result: RowResult) -> dict[str, Any]:
 
 
 def _json_line(result: RowResult) -> bytes:
-    start = b'{"id":%b,' % json.dumps(result.id, ensure_ascii=False).encode("utf-8", "replace")
+    line_start = b'{"id":%b,' % json.dumps(result.id, ensure_ascii=False).encode("utf-8", "replace")
     if result.error is not None:
-        return b'%b"error":%b}\n' % (start, json.dumps(_error(result), ensure_ascii=False).encode())
+        return b'%b"error":%b}\n' % (
+            line_start,
+            json.dumps(_error(result), ensure_ascii=False).encode(),
+        )
     if _is_json(result):
         try:
             value = json.loads(result.body.decode())
@@ -252,11 +260,14 @@ def _json_line(result: RowResult) -> bytes:
                 if b"\n" not in result.body and b"\r" not in result.body
                 else json.dumps(value).encode()
             )
-            return b'%b"output":%b}\n' % (start, one_line)
+            return b'%b"output":%b}\n' % (line_start, one_line)
     if not _is_binary(result):
-        return b'%b"output":%b}\n' % (start, json.dumps(_text(result), ensure_ascii=False).encode())
+        return b'%b"output":%b}\n' % (
+            line_start,
+            json.dumps(_text(result), ensure_ascii=False).encode(),
+        )
     binary = {"content_type": result.content_type, "output_base64": _text(result)}
-    return b"%b%b\n" % (start, json.dumps(binary).encode()[1:])
+    return b"%b%b\n" % (line_start, json.dumps(binary).encode()[1:])
 
 
 def _csv(rows: Any) -> bytes:

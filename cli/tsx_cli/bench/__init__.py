@@ -1,1 +1,1 @@
-"""`tsx bench`: the measured search for a model's best configuration within a latency bound."""
+"""`tsx bench` searches for a model's best configuration within latency bounds, by measurements."""

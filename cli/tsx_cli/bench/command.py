@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 AGAINST = "tsx_cli.bench.commands.against_command"
 TORCHSERVE = "tsx_cli.bench.commands.torchserve_command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
-# All other options are those of the original run.
+# A resumed run takes all other options from the original run.
 RESUME_OPTIONS = {
     "model",
     "resume",
@@ -36,9 +36,9 @@ RESUME_OPTIONS = {
 
 
 class ReplaceableCommand(TyperCommand):
-    """A command that another one replaces, depending on its arguments.
+    """A command that delegates to another command, depending on its arguments.
 
-    A benchmark of a running server has other options than one of an archive.
+    A benchmark of a running server has other options than a benchmark of an archive.
     """
 
     def make_context(
@@ -110,7 +110,7 @@ def bench_command(
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.report.write_back import write as write_into_archive
 
-    # These modules import a server, and help must be quick.
+    # These modules import a server, which would slow --help down.
     from tsx_cli.bench.search.options import BenchOptions, finite, seconds, share
     from tsx_cli.common.output import print_json
 
@@ -155,10 +155,10 @@ def bench_command(
         request = new_run(model, bench_options, output, limit, quiet=as_json)
     if limit is None and not request.options.exhaustive:
         request = replace(request, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
-    one_round = request.options.duration or 0.0
-    if request.time_limit is not None and one_round > request.time_limit:
+    round_s = request.options.duration or 0.0
+    if request.time_limit is not None and round_s > request.time_limit:
         raise UsageError(
-            f"--duration: one round of {one_round:g} s is longer than the run may take; give more"
+            f"--duration: one round of {round_s:g} s is longer than the run may take; give more"
             " --time-limit"
         )
     if write:
@@ -202,7 +202,7 @@ def bench_command(
 def _loads(
     mode: options.Mode, connections: str | None, rate: str | None, arrivals: options.Arrivals | None
 ) -> tuple[float, ...]:
-    """Return the named loads.
+    """Parse the numbers of connections or the rates.
 
     Raises:
         UsageError: The loads are not numbers, or do not fit the mode.
@@ -228,7 +228,7 @@ def _loads(
 
 
 def replacing_module(arguments: Sequence[str]) -> str | None:
-    """Return the module of the command for these arguments, or None for that of an archive."""
+    """Return the module whose command handles these arguments; None means `bench_command`."""
     if arguments and arguments[0] == "compare":
         return COMPARE
     options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
@@ -240,7 +240,7 @@ def replacing_module(arguments: Sequence[str]) -> str | None:
 
 
 def _positional(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments that are no option and that no option precedes as its value."""
+    """Yield the arguments that are neither options nor values of options."""
     for previous, argument in zip(("", *arguments), arguments, strict=False):
         if not argument.startswith("-") and (not previous.startswith("-") or "=" in previous):
             yield argument

@@ -1,4 +1,5 @@
 """The command `tsx check --target`.
 
-It simulates a platform's requests and limits for an image's entry point on this machine.
+On this machine, it sends a platform's requests to an image's entry point, within the platform's
+limits.
 """

@@ -1,4 +1,4 @@
-"""The checks of an image against Lambda's contract.
+"""The checks of an image against the contract of Lambda.
 
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and gettingstarted-limits.html.
 """
@@ -27,11 +27,11 @@ from tsx_cli.check.lambda_host import (
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
-SHORT_TIMEOUT_S = 2.0  # The function must answer in this time, whatever the model does.
+SHORT_TIMEOUT_S = 2.0  # a timeout within which the function must answer even while the model runs
 STOP_TIMEOUT_S = 2.0  # time between SIGTERM and SIGKILL
 EMPTY_SAMPLE = ModelSample("{}", "application/json", b"{}")
 TEXT_TYPES = ("text/", "application/json")
-ENVELOPE_BYTES = 2048  # the part of an event around its body
+ENVELOPE_BYTES = 2048  # size of an event without its body
 PATH = "/invocations"
 HTTP_EVENTS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "a function URL, an HTTP API": function_url,
@@ -48,7 +48,7 @@ def check(
     directory: Path,
     timeout: float,
 ) -> None:
-    """Check the image's entry point behind a Runtime API, frozen between invocations.
+    """Check the image's entry point behind a Runtime API; it is frozen between invocations.
 
     The function has a timeout of `timeout` seconds.
     """
@@ -57,7 +57,7 @@ def check(
         {"TSX_MODEL_DIR": str(directory / "model"), "TSX_TARGET": "lambda", **env}
     )
     host = Host(ENTRY, directory, variables, timeout=timeout)
-    before = _files(directory / "model")
+    files_before = _files(directory / "model")
     try:
         if not _check_start(host, samples, report):
             return
@@ -69,11 +69,13 @@ def check(
             _check_messages(host, sample, report)
             _check_short_timeout(host, sample, report)
         _check_largest_event(host, report)
-        written = sorted(_files(directory / "model") - before)
-        measured = f"{len(written)} files, such as {written[0]}" if written else "none"
+        written_files = sorted(_files(directory / "model") - files_before)
+        measured = (
+            f"{len(written_files)} files, such as {written_files[0]}" if written_files else "none"
+        )
         report.add(
             "files written beside the model",
-            not written,
+            not written_files,
             measured,
             "none",
             "only /tmp is writable on Lambda: let the handler write there",
@@ -84,10 +86,10 @@ def check(
 
 
 def _check_start(host: Host, samples: Sequence[ModelSample], report: Report) -> bool:
-    """Send the first invocation, which includes the start; tell whether it succeeded."""
-    first = samples[0] if samples else EMPTY_SAMPLE
+    """Send the first invocation, which includes the start; return whether it succeeded."""
+    first_sample = samples[0] if samples else EMPTY_SAMPLE
     start = time.monotonic()
-    invocation = _send(host, function_url, first)
+    invocation = _send(host, function_url, first_sample)
     duration_s = time.monotonic() - start
     has_exited = (
         not isinstance(invocation, str)
@@ -127,9 +129,9 @@ def _check_start(host: Host, samples: Sequence[ModelSample], report: Report) -> 
 def _check_samples(
     host: Host, samples: Sequence[ModelSample], report: Report
 ) -> ModelSample | None:
-    """Send each sample; return the first that was answered with 200."""
+    """Send each sample; return the first sample that was answered with 200."""
     slowest, largest = 0.0, 0
-    passed: list[ModelSample] = []
+    accepted_samples: list[ModelSample] = []
     for sample in samples:
         start = time.monotonic()
         invocation = _send(host, function_url, sample)
@@ -145,17 +147,18 @@ def _check_samples(
             )
             report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {text}")
         else:
-            passed.append(sample)
+            accepted_samples.append(sample)
             slowest, largest = max(slowest, duration_s), max(largest, len(invocation.answer))
-    if passed:
-        label = f"{len(passed)} sample{'' if len(passed) == 1 else 's'}, the slowest"
+    if accepted_samples:
+        count = len(accepted_samples)
+        label = f"{count} sample{'' if count == 1 else 's'}, the slowest"
         report.within(
             label, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU"
         )
         report.add(
             "answers, the largest", True, f"{largest} bytes", f"at most {MAX_RESPONSE_BYTES}"
         )
-    return passed[0] if passed else None
+    return accepted_samples[0] if accepted_samples else None
 
 
 def _check_http_events(host: Host, sample: ModelSample, report: Report) -> None:
@@ -168,11 +171,11 @@ def _check_http_events(host: Host, sample: ModelSample, report: Report) -> None:
             if failed or isinstance(invocation, str)
             else f"status {_status_of(invocation)}"
         )
-    is_alike = set(statuses.values()) == {"status 200"}
+    are_all_200 = set(statuses.values()) == {"status 200"}
     response = ", ".join(sorted(set(statuses.values())))
     report.add(
         f"by {', by '.join(statuses)}",
-        is_alike,
+        are_all_200,
         response,
         "alike",
         "; ".join(f"{name}: {status}" for name, status in statuses.items()),
@@ -180,7 +183,7 @@ def _check_http_events(host: Host, sample: ModelSample, report: Report) -> None:
 
 
 def _check_messages(host: Host, sample: ModelSample, report: Report) -> None:
-    """Send two messages of a queue, which are one batch."""
+    """Send two messages of a queue, which form one batch."""
     if not sample.content_type.startswith(TEXT_TYPES):
         advice = (
             f"a message must be text, but {sample.name} is not: send S3 keys or base64 and let the"
@@ -198,7 +201,7 @@ def _check_messages(host: Host, sample: ModelSample, report: Report) -> None:
 
 
 def _check_largest_event(host: Host, report: Report) -> None:
-    """Send an event of the maximum size; the function must answer and stay up."""
+    """Send an event of the maximum size; the function must answer it and keep running."""
     body = bytes((MAX_REQUEST_BYTES - ENVELOPE_BYTES) // 4 * 3)
     start_count = host.start_count
     invocation = host.invoke(
@@ -258,7 +261,7 @@ def _check_stop(host: Host, report: Report) -> None:
 def _send(
     host: Host, event: Callable[..., dict[str, Any]], sample: ModelSample
 ) -> HostedInvocation | str:
-    """Invoke the function with a sample; return the reason where Lambda refuses the request."""
+    """Invoke the function with a sample; return the reason if Lambda would refuse the request."""
     body: str | bytes = sample.body
     if sample.content_type.startswith(TEXT_TYPES):
         body = sample.body.decode(errors="replace")

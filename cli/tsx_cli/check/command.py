@@ -54,7 +54,7 @@ def check_command(
     The image's entry point is started and gets the platform's requests, within its limits. Exit
     code 1: a requirement is not met; the output says what to do.
     """
-    # A late import keeps --help quick: this module imports the front end.
+    # This module imports the server's front end; a late import keeps --help quick.
     from tsx_cli.check.run import check
 
     check(archive, contract, samples or [], timeout, env or [], as_json=as_json)

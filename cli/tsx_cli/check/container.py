@@ -1,6 +1,6 @@
 """The checks of an image against the contract of a container or pod.
 
-They cover the health check, requests, and the end within the grace period.
+They cover the health check, requests, and termination within the grace period.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(
     directory: Path,
     startup: float,
 ) -> None:
-    """Check the image's entry point as a container with the unpacked model."""
+    """Check the image's entry point, running as a container with the unpacked model."""
     name = unpack_model(archive, directory)
     inference, management, metrics = free_ports(3)
     ports = {"INFERENCE": inference, "MANAGEMENT": management, "METRICS": metrics}
@@ -73,9 +73,11 @@ def check(
 
 def unpack_model(archive: Path, directory: Path) -> str:
     """Unpack the archive into `directory`, and return the model's name."""
-    with open_archive(archive, cache=directory / "unpacking", limits=archive_limits()) as opened:
-        opened.directory.rename(directory / "model")
-        return opened.manifest.model_name
+    with open_archive(
+        archive, cache=directory / "unpacking", limits=archive_limits()
+    ) as opened_archive:
+        opened_archive.directory.rename(directory / "model")
+        return opened_archive.manifest.model_name
 
 
 def _health_check(report: Report, env: Mapping[str, str], directory: Path) -> None:

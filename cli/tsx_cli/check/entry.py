@@ -1,6 +1,6 @@
-"""The entry point of an image as a process on this machine.
+"""The entry point of an image, run as a process on this machine.
 
-The module also plays the platform's side: HTTP requests, SIGTERM, then SIGKILL.
+The module also acts as the platform: it sends HTTP requests, SIGTERM, and then SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from tsx_cli.check.report import time_of
 from tsx_runtime.shared.safe_path import run_module
 
-MAX_LOG_LINES = 40  # the end of the log that a report shows
+MAX_LOG_LINES = 40  # last lines of the log that a report shows
 ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")
 
 
@@ -69,7 +69,7 @@ class EntryProcess:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without settings of tsx, and with `variables`."""
+    """Return the environment of this process with `variables`, and without settings of tsx."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -80,7 +80,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def start_entry(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, None, None]:
-    """Run the entry point in `directory`, and kill it with its workers at the end."""
+    """Run the entry point in `directory`; at the end, kill it and its workers."""
     log_file = directory / "container.log"
     with log_file.open("wb") as log:
         start = time.monotonic()
@@ -102,7 +102,7 @@ def start_entry(directory: Path, env: Mapping[str, str]) -> Generator[EntryProce
 
 
 def kill_group(pid: int) -> None:
-    """Kill the session that a process leads, and so its workers too."""
+    """Kill the process group of a process, which includes its workers."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -130,14 +130,14 @@ def send_request(
         connect_s = time.monotonic() - start
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
-        first = response.read(1)
+        first_byte = response.read(1)
         first_byte_s = time.monotonic() - start
         remainder = response.read()
         lower_headers = {name.lower(): value for name, value in response.getheaders()}
         return PlatformResponse(
             response.status,
             lower_headers,
-            first + remainder,
+            first_byte + remainder,
             connect_s,
             first_byte_s,
             time.monotonic() - start,
@@ -164,7 +164,7 @@ def try_request(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free now."""
+    """Return ports of the loopback interface that are currently free."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for port_socket in sockets:

@@ -1,6 +1,6 @@
 """Events of the services that invoke Lambda, in their documented formats.
 
-There are HTTP requests in each format, and messages of a queue.
+The events are HTTP requests in each format, and messages of a queue.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def function_url(
 ) -> dict[str, Any]:
     """Return an event of a function URL, payload format 2.0.
 
-    A stage makes it one of an HTTP API.
+    With another stage it is an event of an HTTP API.
     https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html
     """
     path = path if stage == "$default" else f"/{stage}{path}"
@@ -138,7 +138,7 @@ def messages(
     groups: Iterable[str] = (),
     queue: str = QUEUE,
 ) -> dict[str, Any]:
-    """Return an event of an SQS queue; groups make it a FIFO queue.
+    """Return an event of an SQS queue; with `groups`, of a FIFO queue.
 
     https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html
     """

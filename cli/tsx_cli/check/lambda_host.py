@@ -1,8 +1,9 @@
-"""A host that simulates Lambda by its documentation.
+"""A host that simulates Lambda according to its documentation.
 
-It starts a container, serves the Runtime API, freezes the container between invocations and ends
-it. Limits: 10 s to start (a second start counts as part of the invocation), the function's timeout,
-6 MB each way. An environment that ended or timed out is replaced at the next invocation.
+It starts a container, serves the Runtime API, freezes the container between invocations, and ends
+it. The limits are 10 s for a start, the function's timeout, and 6 MB for a request and a response.
+A second start counts as part of the invocation. An environment that has ended or timed out is
+replaced at the next invocation.
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html,
 gettingstarted-limits.html
 """
@@ -33,12 +34,12 @@ API = "/2018-06-01/runtime/"
 
 
 class RequestTooLarge(Exception):
-    """The error 413, RequestTooLargeException: the function is not invoked."""
+    """The error 413, RequestTooLargeException. The function is not invoked."""
 
 
 @dataclass
 class HostedInvocation:
-    """An invocation with its response."""
+    """An invocation and its response."""
 
     payload: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -65,7 +66,7 @@ class HostedInvocation:
 
 
 class Host:
-    """A function, whose environment starts with an invocation and ends with `close`."""
+    """A function. Its environment starts at an invocation, and ends with `close`."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Host:
     ) -> None:
         self.timeout = timeout
         self.log_file = directory / "lambda.log"
-        self.start_count = 0  # starts of an environment
-        self.init_seconds = 0.0  # the newest environment's start
+        self.start_count = 0  # number of started environments
+        self.init_seconds = 0.0  # start time of the newest environment
         self.init_error: dict[str, Any] | None = None
         self._command = command
         self._directory = directory
@@ -90,13 +91,13 @@ class Host:
         self._concurrency = concurrency
         self._freezes = freezes and concurrency == 1
         self._init = init
-        self._grace_s = grace  # A busy machine needs more than the function's timeout.
+        self._grace_s = grace  # added to the function's timeout, for a busy machine
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
         self._waiting: queue.Queue[HostedInvocation | None] = queue.Queue()
         self.in_flight: dict[str, HostedInvocation] = {}
-        # The environment has asked for its first invocation, or has ended.
+        # Set when the environment asks for its first invocation, or ends.
         self._ready = threading.Event()
         self._start_time = 0.0
         self._server = _Server(self)
@@ -117,7 +118,7 @@ class Host:
         return self._process.pid if self._process is not None else None
 
     def invoke(self, event: Any) -> HostedInvocation:
-        """Invoke the function, and wait for its response, as `RequestResponse` does.
+        """Invoke the function and wait for its response, like the type `RequestResponse`.
 
         Raises:
             RequestTooLarge: The event is larger than Lambda allows.
@@ -149,7 +150,7 @@ class Host:
         return invocation
 
     def wait(self, invocation: HostedInvocation) -> None:
-        """Wait until the invocation is answered or timed out, or its environment has ended."""
+        """Wait until the invocation is answered or timed out, or until its environment ends."""
         while not invocation.done.wait(
             0.02 if self._process is None or self._process.poll() is not None else 0.25
         ):
@@ -180,7 +181,7 @@ class Host:
     def stop(self, timeout_s: float = 2.0) -> int | None:
         """Send SIGTERM, and return the exit code.
 
-        Lambda sends it where an extension is registered, and on Managed Instances.
+        Lambda sends SIGTERM if an extension is registered, and on Managed Instances.
         """
         assert self._process is not None
         self._thaw()
@@ -197,7 +198,7 @@ class Host:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> bool:
-        """Start an environment, and tell whether it asked for an invocation.
+        """Start an environment; return whether it asked for an invocation.
 
         A start that takes too long is repeated within the function's timeout.
         """
@@ -255,10 +256,10 @@ class Host:
         if self._freezes and self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
-    # Methods that the Runtime API's server calls
+    # Called by the Runtime API's server:
 
     def next(self) -> HostedInvocation | None:
-        """Return the next invocation, or None once the environment has ended."""
+        """Return the next invocation, or None if the environment has ended."""
         waiting = self._waiting
         self._ready.set()
         if self._freezes and waiting.empty() and self._process is not None:
@@ -295,7 +296,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the connections that an ended environment leaves behind."""
+        """Ignore connections that an ended environment has left."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -388,4 +389,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep requests out of the log, which is the function's."""
+        """Log nothing, because the log belongs to the function."""

@@ -1,6 +1,7 @@
 """The report of a check.
 
-It has each requirement with its limit, the measurement, and what to do if it fails.
+For each requirement, it contains the limit, the measurement, and advice if the requirement is not
+met.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 @dataclass(frozen=True)
 class Check:
-    """A requirement and its result. `ok` is None if it was not checked; `way` is the advice."""
+    """A requirement and its result.
+
+    `ok` is None if the requirement was not checked; `way` is the advice.
+    """
 
     what: str
     ok: bool | None
@@ -31,7 +35,7 @@ class Report:
     contract: str
     model: str
     checks: list[Check] = field(default_factory=list)
-    log: Sequence[str] = ()  # the last lines of a container that failed
+    log: Sequence[str] = ()  # last lines of the log of a container that failed
     before: MachineCounters = field(default_factory=read_counters)
 
     @property
@@ -48,25 +52,29 @@ class Report:
         *,
         timed: bool = False,
     ) -> bool:
-        """Add a requirement, and tell whether it is met.
+        """Add a requirement, and return whether it is met.
 
-        `advice` says what to do if it is not met. With `timed` the limit is a
-        time: if the machine was busy, the advice begins with that.
+        `advice` is shown if it is not met. With `timed`, the limit is a time. If the machine was
+        busy, the advice then begins with this fact.
         """
         if (
             timed
             and ok is False
-            and (loads := judge(noise_between(self.before, read_counters()), self.before.cores))
+            and (
+                disturbances := judge(
+                    noise_between(self.before, read_counters()), self.before.cores
+                )
+            )
         ):
             advice = (
                 "the machine was busy, so run the check again when it is idle:"
-                f" {'; '.join(loads)}. If it still fails: {advice}"
+                f" {'; '.join(disturbances)}. If it still fails: {advice}"
             )
         self.checks.append(Check(label, ok, measured, limit, "" if ok else advice))
         return bool(ok)
 
     def not_checked(self, label: str, samples: Sequence[object]) -> None:
-        """Note that `label` was not measured, as no request was answered with 200."""
+        """Add `label` as not checked, because no request was answered with 200."""
         advice = (
             "no sample was answered with 200"
             if samples

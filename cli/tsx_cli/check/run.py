@@ -1,4 +1,4 @@
-"""The run of `tsx check` in a directory with the platform's layout."""
+"""A run of `tsx check`, in a directory with the platform's layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.check import ModelSample, known_sample, read_sample
-from tsx_cli.archive.packing import sample_files, silent
+from tsx_cli.archive.packing import quiet_workers, sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError
@@ -27,7 +27,7 @@ from tsx_runtime.shared.log_format import escaped
 ContractCheck = Callable[
     [Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None
 ]
-# The checks with the default of --timeout, in seconds
+# The checks, and their defaults of --timeout in seconds.
 CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),
@@ -61,20 +61,20 @@ def check(
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(
         prefix="tsx-check-", dir=temporary_directory(), ignore_cleanup_errors=True
-    ) as temporary:
-        directory = Path(temporary)
+    ) as temporary_path:
+        directory = Path(temporary_path)
         with open_archive(
             archive, cache=directory / "unpacking", limits=archive_limits()
-        ) as opened:
+        ) as opened_archive:
             samples = [
                 read_sample(path)
                 for path in (
                     sample_files(sample_paths).values()
                     if sample_paths
-                    else samples_in(opened.directory)
+                    else samples_in(opened_archive.directory)
                 )
             ]
-        samples = samples or _known_samples(archive)
+        samples = samples or _example_samples(archive)
         check_contract(
             report,
             archive,
@@ -96,10 +96,10 @@ def check(
         )
 
 
-def _known_samples(archive: Path) -> list[ModelSample]:
-    """Load the model and return its known request.
+def _example_samples(archive: Path) -> list[ModelSample]:
+    """Load the model, and return its example request.
 
-    The list is empty if the model does not load; the check reports that.
+    The list is empty if the model does not load; the check itself reports that.
     """
 
     async def load_sample() -> list[ModelSample]:
@@ -107,6 +107,6 @@ def _known_samples(archive: Path) -> list[ModelSample]:
             return await known_sample(version)
 
     settings, _ = read_settings(None, quiet=True)
-    with silent(), suppress(TsxError):
+    with quiet_workers(), suppress(TsxError):
         return asyncio.run(load_sample())
     return []

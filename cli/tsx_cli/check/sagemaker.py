@@ -36,7 +36,7 @@ def check(
     directory: Path,
     startup: float,
 ) -> None:
-    """Check `serve` as SageMaker's host runs it: start, requests, stop."""
+    """Check `serve` in the way SageMaker's host runs it: start, requests, stop."""
     unpack_model(archive, directory)
     limits = LIMITS["sagemaker"]
     (port,) = free_ports(1)
@@ -72,7 +72,7 @@ def check(
 
 
 def unpack_model(archive: Path, directory: Path) -> None:
-    """Unpack the `model.tar.gz` that `tsx deploy` uploads, as the host does."""
+    """Unpack the `model.tar.gz` that `tsx deploy` uploads, as SageMaker's host does."""
     with tarfile.open(write_model_data(archive, directory)) as packed:
         (
             packed.extractall(directory / "model", filter="data")
@@ -83,7 +83,7 @@ def unpack_model(archive: Path, directory: Path) -> None:
 
 
 def _check_endpoints(platform: HttpPlatform, report: Report) -> None:
-    """Check the endpoints that the platform reads besides the predictions."""
+    """Check the endpoints that the platform reads in addition to predictions."""
     check_metrics(
         platform.port,
         "/metrics at the same port",

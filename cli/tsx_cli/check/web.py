@@ -19,7 +19,7 @@ from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 SPEED_ADVICE = "make the handler faster, or its batches smaller"
-HEALTH_INTERVAL_S = 0.1  # Platforms ask less often.
+HEALTH_INTERVAL_S = 0.1  # shorter than the intervals of platforms
 LOAD_CLIENTS, LOAD_S = 4, 2.0
 
 
@@ -39,9 +39,9 @@ class HttpPlatform:
 
 
 def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> bool:
-    """Poll the health check until it answers 200, and tell whether the container is ready.
+    """Poll the health check until it answers 200; return whether the container is ready.
 
-    A refused connection is fine; a response must come in time.
+    A refused connection is allowed, but each response must come in time.
     """
     slowest, count = 0.0, 0
     while entry.is_up and entry.uptime_s() < platform.start_limit_s:
@@ -52,7 +52,7 @@ def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> 
         except ConnectionError:
             response = None
         except (OSError, http.client.HTTPException):
-            # The response took longer than allowed.
+            # There was no response within the limit.
             slowest = max(slowest, platform.health_limit_s)
             response = None
         if response is not None:
@@ -74,8 +74,8 @@ def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> 
         with suppress(subprocess.TimeoutExpired):
             entry.process.wait(HEALTH_INTERVAL_S)
     report.log = entry.lines
-    known = diagnose("ping health check" if entry.is_up else "", entry.lines)
-    advice = " ".join(map(str, known)) or "see the last lines of its log"
+    causes = diagnose("ping health check" if entry.is_up else "", entry.lines)
+    advice = " ".join(map(str, causes)) or "see the last lines of its log"
     if entry.is_up:
         return report.add(
             "ready",
@@ -97,8 +97,8 @@ def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> 
 def check_samples(
     platform: HttpPlatform, samples: Sequence[ModelSample], max_bytes: int, report: Report
 ) -> ModelSample | None:
-    """Send each sample, and return the first that was answered with 200."""
-    first_passed, slowest, largest, streamed = None, 0.0, 0, None
+    """Send each sample; return the first sample that was answered with 200."""
+    first_passed, slowest, largest, streamed_response = None, 0.0, 0, None
     for sample in samples:
         if len(sample.body) > max_bytes:
             advice = "the platform refuses it: send smaller inputs"
@@ -136,7 +136,7 @@ def check_samples(
             max(slowest, response.total_s),
             max(largest, len(response.body)),
         )
-        streamed = streamed or (response if response.is_streamed else None)
+        streamed_response = streamed_response or (response if response.is_streamed else None)
     if first_passed is not None:
         label = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
         report.within(label, slowest, platform.answer_limit_s, SPEED_ADVICE)
@@ -147,9 +147,10 @@ def check_samples(
             f"at most {max_bytes}",
             "return a smaller answer, or stream it",
         )
-    if streamed is not None:
+    if streamed_response is not None:
         measured = (
-            f"first after {time_of(streamed.first_byte_s)}, last after {time_of(streamed.total_s)}"
+            f"first after {time_of(streamed_response.first_byte_s)},"
+            f" last after {time_of(streamed_response.total_s)}"
         )
         report.add("streams, part by part", True, measured)
     if first_passed is None:
@@ -183,11 +184,11 @@ def check_metrics(port: int, label: str, limit: float, advice: str, report: Repo
 def check_health_under_load(
     platform: HttpPlatform, sample: ModelSample | None, report: Report
 ) -> None:
-    """Ask for the health check while clients send requests without a pause."""
+    """Request the health check while clients send requests without a pause."""
     if sample is None:
         return
     end = time.monotonic() + LOAD_S
-    connects: list[float] = []
+    connect_times: list[float] = []
     counts = [0] * LOAD_CLIENTS
 
     def client(number: int) -> None:
@@ -195,7 +196,7 @@ def check_health_under_load(
             response = _send(platform, sample)
             if isinstance(response, str):
                 return
-            connects.append(response.connect_s)
+            connect_times.append(response.connect_s)
             counts[number] += 1
 
     clients = [
@@ -231,14 +232,17 @@ def check_health_under_load(
         )
     else:
         report.within(label, slowest, platform.health_limit_s, advice)
-    if platform.connect_limit_s is not None and connects:
+    if platform.connect_limit_s is not None and connect_times:
         report.within(
-            "connections accepted, the slowest", max(connects), platform.connect_limit_s, advice
+            "connections accepted, the slowest",
+            max(connect_times),
+            platform.connect_limit_s,
+            advice,
         )
 
 
 def check_largest_body(platform: HttpPlatform, size: int, report: Report) -> None:
-    """Send a body of zeros; the server must accept it and answer."""
+    """Send a body of zeros with the maximum size; the server must accept and answer it."""
     response = _send(platform, ModelSample("zeros", "application/octet-stream", bytes(size)))
     if isinstance(response, str):
         report.add(
@@ -272,7 +276,7 @@ def check_stop(
         target=lambda: results.extend([_send(platform, sample)] if sample else ()), daemon=True
     )
     client.start()
-    client.join(0.005)  # The request is in flight; a quick model has answered it already.
+    client.join(0.005)  # Give the request time to reach the server.
     code, seconds = entry.stop(platform.stop_limit_s)
     client.join(1)
     advice = (
@@ -302,7 +306,7 @@ def check_stop(
         return
     response = results[0] if results else ""
     text = response if isinstance(response, str) else f"status {response.status}"
-    # A refused request came after the end.
+    # A refused connection is fine: the request came after the server had ended.
     ok = text is not response or "refused" in text
     report.add(
         "the request in flight at that time",

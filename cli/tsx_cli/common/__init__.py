@@ -1,1 +1,1 @@
-"""Code that all commands share: options, output, failures, the HTTP client."""
+"""Code that several commands share: options, output, failures, the HTTP client."""

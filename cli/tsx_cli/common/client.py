@@ -23,14 +23,21 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_TIMEOUT = 10
-MAX_FOREIGN_BYTES = 200  # shown of an error that is not in the server's form
-# The beginning of a worker's traceback after the message of a failed load.
+MAX_FOREIGN_BYTES = 200  # shown bytes of an error in a format other than the server's
+# A worker's traceback begins with this text, after the message of a failed load.
 TRACEBACK = "\nTraceback (most recent call last):"
 NOT_ALLOWED = "MethodNotAllowedException"
 # Errors for a path that belongs to another address of the server.
 WRONG_ADDRESS = ("ResourceNotFoundException", NOT_ALLOWED)
 WRONG_TOKEN = "InvalidKeyException"
-OTHER_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+MALFORMED_RESPONSE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 
 
@@ -50,14 +57,14 @@ class RequestFailed(CliError):
         self.type = type
 
     def hinted(self, hint: str) -> RequestFailed:
-        """Return this error with a next step after its message."""
+        """Return this error with a next step appended to its message."""
         text = f"{self.message.rstrip('.; ')}; {hint}".replace("?; ", "? ")
         return RequestFailed(self.status, text, type=self.type, traceback=self.traceback)
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response, whose `parts` yields the body as it arrives."""
+    """A response; `parts` yields the body as it arrives."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -65,7 +72,7 @@ class Response:
 
     @classmethod
     def complete(cls, body: bytes, content_type: str | None) -> Response:
-        """Return a response of status 200 whose body has arrived."""
+        """Return a response with status 200 and a complete body."""
         return cls(200, {"content-type": content_type} if content_type else {}, iter([body]))
 
     @property
@@ -76,10 +83,10 @@ class Response:
         return b"".join(self.parts)
 
     def json(self, kind: type = dict) -> Any:
-        """Parse the body, whose JSON must be of this type.
+        """Parse the body, which must be JSON of this type.
 
         Raises:
-            CliError: The body is no JSON, or JSON of another type.
+            CliError: The body is not JSON, or is JSON of another type.
         """
         with reading_answers():
             answer = json.loads(self.body())
@@ -90,17 +97,17 @@ class Response:
 
 @contextmanager
 def reading_answers() -> Iterator[None]:
-    """Raise CliError for every error that a malformed response causes."""
+    """Raise CliError for any error that a malformed response causes."""
     try:
         yield
-    except OTHER_FORM as error:
+    except MALFORMED_RESPONSE_ERRORS as error:
         problem = f"the server's answer cannot be read ({type(error).__name__}: {error})"
         url = f"check that --url is the address of a server of tsx {__version__}"
         raise CliError(f"{problem}; {url}") from error
 
 
 class AnswerCommand(TyperCommand):
-    """A command that reads responses of a server."""
+    """A command that reads responses from a server."""
 
     def invoke(self, ctx: Any) -> Any:
         with reading_answers():
@@ -112,7 +119,7 @@ class Server:
 
     Attributes:
         url: The address.
-        role: `inference` or `management`, named in the error for a wrong address.
+        role: `inference` or `management`; the error about a wrong address contains it.
         address: The parsed address.
     """
 
@@ -133,8 +140,8 @@ class Server:
             token: The token.
             role: The role that the address should have.
             certificate: A certificate to trust.
-            timeout: Seconds for each read; without it, the server alone limits a request.
-            absent: The advice if no server answers.
+            timeout: Seconds for each read; if it is None, only the server limits a request.
+            absent: Advice for the case that no server answers.
 
         Raises:
             UsageError: The address is invalid.
@@ -142,7 +149,7 @@ class Server:
         self.role = role
         self.url = url
         self.address = read_url(url)
-        self._certificate, self._timeout, self._absent = certificate, timeout, absent
+        self._certificate, self._timeout, self._absent_advice = certificate, timeout, absent
         self._headers = {
             "User-Agent": f"tsx/{__version__}",
             "Accept-Encoding": "identity",
@@ -158,7 +165,7 @@ class Server:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Send a request, and return its response of a status from 200 to 299.
+        """Send a request, and return the response if its status is from 200 to 299.
 
         Raises:
             RequestFailed: The response has another status.
@@ -189,7 +196,7 @@ class Server:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Send a request, and return its response of any status.
+        """Send a request, and return the response of any status.
 
         Raises:
             CliError: There was no response.
@@ -204,10 +211,10 @@ class Server:
         The connection is kept for the next request unless a header is `Connection: close`.
 
         Raises:
-            CliError: There was no response. Its cause is an OSError if there was no connection,
+            CliError: There was no response. The cause is an OSError if there was no connection,
                 otherwise an error of httpx.
         """
-        import httpx  # It is slow to import, and help must be fast.
+        import httpx  # a slow import
 
         encoded = [
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -226,7 +233,7 @@ class Server:
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and isinstance(
                 reason, OSError
             ):
-                raise self._absence(reason) from reason
+                raise self._connection_error(reason) from reason
             raise CliError(
                 f"{self.url} did not answer {method} {path}: {_reason(reason)}; the server's own"
                 " output says more"
@@ -234,12 +241,12 @@ class Server:
         return Response(response.status_code, dict(response.headers), _parts(response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
-        """Return the error for a status of 400 or more, with a next step if one is known here."""
+        """Return the error for a status of 400 or more, with a next step if one is known."""
         error = _failure(status, body)
-        if error.type in WRONG_ADDRESS and (odd := _odd_name(path)) is not None:
+        if error.type in WRONG_ADDRESS and (invalid_name := _invalid_name(path)) is not None:
             return RequestFailed(
                 error.status,
-                f"'{odd}' is not a valid name of a model, version or label: it is empty or has"
+                f"'{invalid_name}' is not a valid name of a model, version or label: it is empty or has"
                 " a '/'",
             )
         if error.type == NOT_ALLOWED and self.role == "management":
@@ -260,38 +267,38 @@ class Server:
                 f"commands send the setting {self.role}_token, as in"
                 f" TSX_{self.role.upper()}_TOKEN=TOKEN"
             )
-        # For /models itself, the archive is unknown, not the model.
+        # An error for /models itself is about an archive and not about a registered model.
         if error.type in UNKNOWN_MODEL and path.count("/") > 1:
             return error.hinted("`tsx models list` shows what is served")
         return error
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header with the token; empty without a token."""
+        """The header with the token; empty if there is no token."""
         return {name: value for name, value in self._headers.items() if name == "Authorization"}
 
     @cached_property
     def _transport(self) -> httpx.HTTPTransport:
-        import httpx  # It is slow to import, and help must be fast.
+        import httpx  # a slow import
 
         try:
             verify = trusting(self._certificate) if self.address.secure else False
-        except OSError as error:  # or its subclass ssl.SSLError
+        except OSError as error:  # including ssl.SSLError
             raise CliError(
                 f"certificate_file: cannot read a certificate from {self._certificate}:"
                 f" {_reason(error)}"
             ) from error
         return httpx.HTTPTransport(verify=verify, uds=self.address.socket or None)
 
-    def _absence(self, error: OSError) -> CliError:
+    def _connection_error(self, error: OSError) -> CliError:
         if isinstance(error, ssl.SSLError):
             return CliError(f"{self.url}: {distrust(error)}")
         problem = f"no server answers at {self.url} ({_reason(error)})"
-        return CliError(f"{problem}; {self.address.loading_hint(error)}{self._absent}")
+        return CliError(f"{problem}; {self.address.loading_hint(error)}{self._absent_advice}")
 
 
 def path(*segments: str, **query: object) -> str:
-    """Build a path of the API with quoted segments; None is left out of the query."""
+    """Build a path of the API from quoted segments; parameters that are None are left out."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in query.items()
@@ -302,14 +309,14 @@ def path(*segments: str, **query: object) -> str:
     )
 
 
-def _odd_name(path: str) -> str | None:
-    """Return a segment that is no name of a model, version or label, and leads elsewhere."""
+def _invalid_name(path: str) -> str | None:
+    """Return a segment that is not a valid name and would change the meaning of the path."""
     segments = path.partition("?")[0].split("/")[1:]
     return next((unquote(segment) for segment in segments if not segment or "%2F" in segment), None)
 
 
 def _parts(response: httpx.Response) -> Iterator[bytes]:
-    import httpx  # It is slow to import, and help must be fast.
+    import httpx  # a slow import
 
     try:
         yield from response.iter_raw()
@@ -323,7 +330,7 @@ def _parts(response: httpx.Response) -> Iterator[bytes]:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the system's error behind one of httpx, if there is one."""
+    """Return the system error that caused an error of httpx, if there is one."""
     root: BaseException | None = error
     while root is not None and not isinstance(root, OSError):
         root = root.__context__
@@ -331,7 +338,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def error_text(body: bytes) -> str:
-    """Return the message of an error, or the beginning of a foreign body."""
+    """Return the message of an error, or the beginning of any other body."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
@@ -342,7 +349,7 @@ def error_text(body: bytes) -> str:
 
 
 def _failure(status: int, body: bytes) -> RequestFailed:
-    """Convert an error in TorchServe's form, or in that of a proxy or a handler."""
+    """Convert an error in the format of TorchServe, or of a proxy or a handler."""
     try:
         answer = json.loads(body)
         text_of_error = str(answer["message"]).rstrip()
@@ -354,12 +361,12 @@ def _failure(status: int, body: bytes) -> RequestFailed:
                 ": "
             ),
         )
-    message, begin, traceback = text_of_error.partition(TRACEBACK)
+    message, separator, traceback = text_of_error.partition(TRACEBACK)
     return RequestFailed(
         status,
         message,
         type=str(answer.get("type", "")),
-        traceback=(begin + traceback).lstrip() or None,
+        traceback=(separator + traceback).lstrip() or None,
     )
 
 

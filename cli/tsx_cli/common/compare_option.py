@@ -1,4 +1,4 @@
-"""The options `--compare HOW` and `--ignore FIELD`, which say how responses are compared."""
+"""The options `--compare HOW` and `--ignore FIELD`, which define how responses are compared."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ def read_compare(text: str) -> dict[str, Any]:
     return fields
 
 
-def in_words(compare: Mapping[str, Any], tolerance: Mapping[str, float] | None = None) -> str:
+def comparison_text(
+    compare: Mapping[str, Any], tolerance: Mapping[str, float] | None = None
+) -> str:
     """Describe a comparison.
 
     Args:
         compare: The comparison.
-        tolerance: The tolerance that counts if the comparison has none.
+        tolerance: The tolerance that applies if the comparison has none.
     """
     options = [
         f"{key} {value}"
         for key, value in {**compare, **(tolerance or {})}.items()
         if key not in ("kind", "ignore")
     ]
-    ignored = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
-    return ", ".join([compare["kind"], *options, *ignored])
+    ignored_text = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
+    return ", ".join([compare["kind"], *options, *ignored_text])

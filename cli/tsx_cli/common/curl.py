@@ -9,11 +9,13 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.tls import is_trusted_as
 
 
-def curl(address: str, path: str, settings: Settings, *more: str, with_token: bool = False) -> str:
-    """Return a command that also accepts the server's certificate.
+def curl(
+    address: str, path: str, settings: Settings, *arguments: str, with_token: bool = False
+) -> str:
+    """Return a curl command that also trusts the server's certificate.
 
     Raises:
-        SettingError: A certificate setting cannot be used.
+        SettingError: A certificate setting is invalid.
         OSError: The certificate cannot be read.
     """
     parsed, command = parse_address(address), ["curl", f"{address}{path}"]
@@ -25,11 +27,11 @@ def curl(address: str, path: str, settings: Settings, *more: str, with_token: bo
             if is_trusted_as(parsed.host, settings)
             else ["-k"]
         )
-    token = (
+    needs_token = (
         with_token
         and settings.inference_token is not None
         and not settings.disable_token_authorization
     )
-    return shlex.join([*command, *more]) + (
-        ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else ""
+    return shlex.join([*command, *arguments]) + (
+        ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if needs_token else ""
     )

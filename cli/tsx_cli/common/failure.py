@@ -1,4 +1,4 @@
-"""The failure of a command: one message, an exit code, and a traceback with --debug only."""
+"""The failure of a command: a single message, an exit code, and a traceback only with --debug."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_runtime.shared.log_format import escaped
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
-HOW_TO_SEE_ALL = "--debug shows the whole traceback."
+DEBUG_HINT = "--debug shows the whole traceback."
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE
 )
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class CliError(Exception):
-    """An error whose message says what was wrong and what to do next."""
+    """An error. Its message says what was wrong and what to do next."""
 
     exit_code = FAILED
 
@@ -35,23 +35,23 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """The command line itself is wrong, whatever the state of server and files."""
+    """An error in the command line itself, independent of servers and files."""
 
     exit_code = USAGE
 
 
 def for_all(
-    items: Iterable[Item], act: Callable[[Item], Result], *errors: type[Exception]
+    items: Iterable[Item], function: Callable[[Item], Result], *errors: type[Exception]
 ) -> list[Result]:
-    """Call `act` for each item.
+    """Call `function` for each item.
 
     Raises:
-        CliError: It raised one of `errors` for some items; the message has a line for each.
+        CliError: `function` raised one of `errors` for some items; the message has a line for each.
     """
     results, messages = [], []
     for item in items:
         try:
-            results.append(act(item))
+            results.append(function(item))
         except errors as error:
             messages.append(str(error))
     if messages:
@@ -62,32 +62,34 @@ def for_all(
 def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     """Print an error, and return the exit code.
 
-    A text of several lines is one write, so that no line of a server's log comes within it.
+    A text of several lines is written at once, so that lines of a server's log cannot divide it.
     """
-    if not _expected(error):
-        file.write(_mark(f"Error: {type(error).__name__}: {error}", file) + "\n")
+    if not _is_expected(error):
+        file.write(_in_red(f"Error: {type(error).__name__}: {error}", file) + "\n")
         if debug:
             traceback.print_exception(type(error), error, error.__traceback__, file=file)
         else:
             file.write("This is a bug in tsx; run again with --debug to see the traceback.\n")
         return FAILED
     message = getattr(error, "message", None) or _os_error(error)
-    file.write(_mark(f"Error: {escaped(str(message))}", file) + "\n")
+    file.write(_in_red(f"Error: {escaped(str(message))}", file) + "\n")
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
         lines = (
-            worker_traceback if debug else getattr(error, "outline", "") or where(worker_traceback)
+            worker_traceback
+            if debug
+            else getattr(error, "outline", "") or user_code_text(worker_traceback)
         )
-        text = "\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))
+        text = "\n".join(filter(None, [lines.rstrip(), "" if debug else DEBUG_HINT]))
         file.write(escaped(text) + "\n")
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))
 
 
-def where(text: str) -> str:
+def user_code_text(text: str) -> str:
     """Return the last line of user code in a traceback."""
-    # A worker's traceback has code for the model's own files only.
+    # Only frames in the model's own files have a line of code in a worker's traceback.
     frames = [match for match in _FRAME.finditer(text) if match["code"]]
     if not frames:
         return ""
@@ -97,11 +99,13 @@ def where(text: str) -> str:
     )
 
 
-def _expected(error: BaseException) -> bool:
-    # Only an imported module can have raised its error, and an import would be slow.
+def _is_expected(error: BaseException) -> bool:
+    # Importing these modules would be slow, and a module that is not imported cannot have raised.
     trees = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
-    known = [getattr(sys.modules[module], name) for module, name in trees if module in sys.modules]
-    return isinstance(error, (CliError, OSError, *known))
+    expected_types = [
+        getattr(sys.modules[module], name) for module, name in trees if module in sys.modules
+    ]
+    return isinstance(error, (CliError, OSError, *expected_types))
 
 
 def _os_error(error: BaseException) -> str:
@@ -110,5 +114,5 @@ def _os_error(error: BaseException) -> str:
     return str(error)
 
 
-def _mark(text: str, file: TextIO) -> str:
+def _in_red(text: str, file: TextIO) -> str:
     return f"\033[31m{text}\033[0m" if file.isatty() else text

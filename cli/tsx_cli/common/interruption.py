@@ -1,4 +1,4 @@
-"""Signals that end a run early, so that it reports its results so far."""
+"""Signals that end a run early; it then reports the results so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNALS = [
 def interruptible(
     abandon: Callable[[], None] = lambda: None, begin: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Handle Ctrl-C, SIGTERM and the end of the terminal.
+    """Handle Ctrl-C, SIGTERM and the closing of the terminal.
 
     The first signal raises KeyboardInterrupt in the run, or calls `begin`. The second one calls
     `abandon` and ends this process.
@@ -34,22 +34,22 @@ def interruptible(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = 0
+    signal_count = 0
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came += 1
-        if came == 1 and begin is not None:
+        nonlocal signal_count
+        signal_count += 1
+        if signal_count == 1 and begin is not None:
             begin()
             return
-        if came == 1:
+        if signal_count == 1:
             raise KeyboardInterrupt
         abandon()
         os._exit(INTERRUPTED)
 
-    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    previous_handlers = {number: signal.signal(number, on_signal) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Command groups that import a command's module only when it runs.
+"""Command groups that import a command's module only when the command runs.
 
 Help and completion therefore stay fast.
 """
@@ -14,16 +14,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 HELP_OPTIONS = ["-h", "--help"]
-WRONG_USAGE: Any = (
-    typer.BadParameter.__base__
-)  # click's class, which newer versions of typer contain
+# click.UsageError; newer versions of typer contain their own copy of click.
+WRONG_USAGE: Any = typer.BadParameter.__base__
 NO_COMMAND = re.compile(r"No such command '(.+?)'\.")
 
 
 def command_of(app: typer.Typer) -> Any:
     """Return the command of an app.
 
-    Its help shows no type for flags, and no line breaks of the source inside paragraphs.
+    Its help shows no type for flags, and joins the lines of paragraphs.
     """
     command: Any = typer.main.get_command(app)
     _prepare_help(command)
@@ -41,7 +40,7 @@ def _prepare_help(command: Any) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """A group that shows each command by a line of text before its module is imported.
+    """A group that shows each command with a line of text before its module is imported.
 
     Attributes:
         entries: The module whose `app` is the command, and the short help, by name.
@@ -57,9 +56,10 @@ class LazyGroup(TyperGroup):
         }
 
     def invoke(self, ctx: Any) -> Any:
-        """Report wrong values plainly, and for a command of another group its command line.
+        """Simplify the errors about wrong values and unknown commands.
 
-        Newer versions of typer put the name of a Python exception before the value.
+        Newer versions of typer put the name of a Python exception before the value. For a command
+        of another group, the error shows the right command line.
         """
         try:
             return super().invoke(ctx)
@@ -90,19 +90,21 @@ class LazyGroup(TyperGroup):
 
 
 class DefaultGroup(TyperGroup):
-    """A group that runs its command `default` if the first argument names no command.
+    """A group that runs its command `default` if the first argument is not the name of a command.
 
-    Its help is that of `default`, with a list of the other commands.
+    The group has the help of `default`, with a list of the other commands.
     """
 
     default = ""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        shown = self.commands[self.default]
+        default_command = self.commands[self.default]
         # Errors show the name of the group, which users know.
         path = property(lambda context: context.parent.command_path)
-        shown.context_class = type("DefaultContext", (shown.context_class,), {"command_path": path})
+        default_command.context_class = type(
+            "DefaultContext", (default_command.context_class,), {"command_path": path}
+        )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -110,24 +112,24 @@ class DefaultGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return the names of the commands, and the options of the default one."""
+        """Return the names of the commands, and the options of the default command."""
         commands = super().shell_complete(ctx, incomplete)
-        known = {item.value for item in commands}
+        shown_values = {item.value for item in commands}
         return [
             *commands,
             *(
                 item
                 for item in self.commands[self.default].shell_complete(ctx, incomplete)
-                if item.value not in known
+                if item.value not in shown_values
             ),
         ]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        shown = self.commands[self.default]
+        default_command = self.commands[self.default]
         group = TyperGroup(
             name=self.name,
-            help=shown.help,
-            params=shown.params,
+            help=default_command.help,
+            params=default_command.params,
             commands={
                 name: command for name, command in self.commands.items() if name != self.default
             },

@@ -83,11 +83,11 @@ Force = Annotated[
 ]
 
 
-def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
-    """Return a completion with the names of the models of the server that the command asks."""
+def _complete_models_of(role: str) -> Callable[[typer.Context, str], list[str]]:
+    """Return a completion with the names of the models on the command's server."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
-        from tsx_cli.common.client import Server, reading_answers  # It is slow to import.
+        from tsx_cli.common.client import Server, reading_answers  # a slow import
         from tsx_runtime.errors import SettingError
 
         try:
@@ -103,17 +103,17 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
             with reading_answers():
                 names = server.call("GET", "/v1/models").json()["models"]
                 return [name for name in names if name.startswith(incomplete)]
-        except (CliError, SettingError, OSError):  # A shell shows no error.
+        except (CliError, SettingError, OSError):  # Completion shows no errors.
             return []
 
     return complete
 
 
 ModelName = Annotated[
-    str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))
+    str, typer.Argument(help="Name of the model.", autocompletion=_complete_models_of("management"))
 ]
 PredictedModel = Annotated[
-    str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))
+    str, typer.Argument(help="Name of the model.", autocompletion=_complete_models_of("inference"))
 ]
 Token = Annotated[
     str | None,
@@ -132,8 +132,8 @@ Url = Annotated[
 
 
 def management(url: str | None, config: Path | None) -> Server:
-    """Return a client for the server whose models are managed."""
-    from tsx_cli.common.client import Server  # It is slow to import, and help must be fast.
+    """Return a client for the management address of a server."""
+    from tsx_cli.common.client import Server  # a slow import
 
     settings, _ = read_settings(config)
     address = url or settings.management_address
@@ -149,18 +149,18 @@ def read_settings(
     quiet: bool = False,
     **options: object,
 ) -> tuple[Settings, dict[str, str]]:
-    """Return the settings of this call and their origins.
+    """Return the settings of this invocation and their origins.
 
     Args:
         config: The file of `--config`.
         assignments: The values of `--set`.
-        quiet: Whether to print no notices.
-        **options: Values of further options; None means not given.
+        quiet: Whether to suppress notices.
+        **options: Values of further options; None means that an option is absent.
 
     Raises:
         SettingError: A setting is invalid.
     """
-    # These are slow to import, and help must be fast.
+    # These modules are slow to import, and --help needs none of them.
     from tsx_runtime.settings.sources import find_config, load_settings
 
     cli: dict[str, object] = dict(
@@ -174,9 +174,9 @@ def read_settings(
 
 
 def archive_limits(*, quiet: bool = True) -> Limits:
-    """Return the limits of archives that a server with these settings has.
+    """Return the limits for archives that a server with the same settings has.
 
-    Most commands ask several times, so no notices are printed.
+    Most commands call this several times; therefore no notices are printed by default.
     """
     return read_settings(None, quiet=quiet)[0].archive_limits()
 
@@ -197,7 +197,7 @@ def read_pair(text: str, usage: str) -> tuple[str, str]:
     """Split `NAME=VALUE`.
 
     Raises:
-        UsageError: The text has another form; `usage` begins the message.
+        UsageError: The text has another form; the message begins with `usage`.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -209,7 +209,7 @@ def refuse_others(context: typer.Context, known: Iterable[str], reason: str) -> 
     """Refuse options whose parameters are not in `known`.
 
     Raises:
-        UsageError: The command line has such an option.
+        UsageError: The command line contains such an option.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -218,7 +218,7 @@ def refuse_others(context: typer.Context, known: Iterable[str], reason: str) -> 
 
 
 def read_token(value: str | None, option: str = "--token") -> str | None:
-    """Return a token, which `@FILE` reads from a file.
+    """Return a token; `@FILE` reads it from a file.
 
     Raises:
         UsageError: The token is invalid.

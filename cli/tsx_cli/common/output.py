@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON for programs, columns without a terminal."""
+"""The output of commands: tables, JSON, and plain columns if there is no terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]"
 
 def human(size: int) -> str:
     """Format a number of bytes: 1.5 GB."""
-    from tsx_archiver.limits import human  # It is slow to import, and help must be fast.
+    from tsx_archiver.limits import human  # a slow import
 
     return human(size)
 
@@ -49,7 +49,7 @@ def print_json(value: object) -> None:
 
 
 def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -> None:
-    """Print a result as JSON, or by `show` for a person."""
+    """Print a result as JSON, or for people by `show`."""
     if as_json:
         print_json(value)
     else:
@@ -57,12 +57,12 @@ def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -
 
 
 def one_line(value: object) -> str:
-    """Escape untrusted text, so that it is one line without terminal control characters."""
+    """Escape untrusted text: the result is one line without terminal control characters."""
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def csv_cell(value: object) -> object:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula."""
+    """Prefix an apostrophe to a text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
@@ -73,9 +73,9 @@ def print_table(
     *,
     first_only: bool = False,
 ) -> None:
-    """Print a table, or plain columns without a terminal.
+    """Print a table, or plain columns if there is no terminal.
 
-    A narrow terminal wraps cells, between words if these fit.
+    In a narrow terminal cells are wrapped, between words if the words fit.
 
     Args:
         columns: The headings.
@@ -99,25 +99,32 @@ def print_table(
     console.print(table)
 
 
-def _widths(rows: Sequence[Sequence[str]], room: int, *, first_only: bool) -> list[int | None]:
-    """Return the widths of columns that fit a terminal between full cells and single words.
+def _widths(
+    rows: Sequence[Sequence[str]], terminal_width: int, *, first_only: bool
+) -> list[int | None]:
+    """Return widths of columns that fit the terminal, between full cells and single words.
 
-    Each width is None if the terminal is wider or narrower than that.
+    Each width is None if full cells fit, or if single words do not fit.
     """
     table = list(zip(*rows, strict=True))
-    full = [max(map(len, column)) for column in table]
-    least = [max(len(text) for cell in column for text in cell.split() or [""]) for column in table]
+    full_widths = [max(map(len, column)) for column in table]
+    min_widths = [
+        max(len(text) for cell in column for text in cell.split() or [""]) for column in table
+    ]
     if first_only:
-        least[1:] = full[1:]
-    spare = room - 3 * len(table) - sum(least)  # including the space around columns
-    missing = sum(full) - sum(least)
+        min_widths[1:] = full_widths[1:]
+    spare = terminal_width - 3 * len(table) - sum(min_widths)  # including the space around columns
+    missing = sum(full_widths) - sum(min_widths)
     if spare < 0 or spare >= missing:
         return [None] * len(table)
-    return [need + spare * (most - need) // missing for need, most in zip(least, full, strict=True)]
+    return [
+        min_width + spare * (full_width - min_width) // missing
+        for min_width, full_width in zip(min_widths, full_widths, strict=True)
+    ]
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows as aligned columns, for programs."""
+    """Print rows as aligned columns without borders."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(

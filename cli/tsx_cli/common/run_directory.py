@@ -1,6 +1,6 @@
-"""The directory of a run that can be resumed, with its journal and its results.json.
+"""The directory of a run that can be resumed, with a journal and results.json.
 
-The journal has a line of JSON for each result. Only one run at a time uses the directory.
+Each result is a line of JSON in the journal. Only one run at a time may use the directory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Options = TypeVar("Options")
 
 
 class JournalFile:
-    """A journal whose later lines replace earlier ones; an incomplete last line is ignored.
+    """A journal. Later lines replace earlier ones, and an incomplete last line is ignored.
 
     Attributes:
-        command: The command whose runs it records.
+        command: The command whose runs are recorded.
         format: The version of the format.
     """
 
@@ -41,7 +41,7 @@ class JournalFile:
     format = 1
 
     def __init__(self, directory: Path, *, new: bool = False) -> None:
-        """Append to the journal of a directory, or begin it for a new run.
+        """Open the journal of a directory for appending, or create it for a new run.
 
         Raises:
             CliError: The directory cannot be written, or another run uses it.
@@ -64,7 +64,7 @@ class JournalFile:
                 f"another run of {self.command} writes into '{directory}'; wait until it ends, or"
                 " name another directory with --output"
             )
-        _cut(self._path, keep_lines=not new)
+        _truncate(self._path, keep_lines=not new)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -76,13 +76,13 @@ class JournalFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-        if self._is_new and kind is UsageError:  # --resume would be refused as well.
-            with suppress(OSError):  # The directory is not empty.
+        if self._is_new and kind is UsageError:  # The run cannot be resumed either.
+            with suppress(OSError):  # The directory may have other files.
                 self._path.unlink()
                 self._path.parent.rmdir()
 
     def close(self) -> None:
-        with suppress(OSError):  # `write` has reported the error.
+        with suppress(OSError):  # `write` has already reported the error.
             self._file.close()
         self._lock.close()
 
@@ -110,9 +110,9 @@ class JournalFile:
 
 
 def has_run(directory: Path) -> bool:
-    """Tell whether there is a run to resume.
+    """Tell whether the directory contains a run that can be resumed.
 
-    A run whose input was refused has only its first line.
+    If the input of a run was refused, its journal has only the first line.
     """
     try:
         with (directory / NAME).open("rb") as lines:
@@ -123,7 +123,7 @@ def has_run(directory: Path) -> bool:
 
 @dataclass
 class JournaledRun:
-    """The first line of a journal.
+    """The content of a journal's first line.
 
     Attributes:
         asked: The model and the options.
@@ -159,7 +159,7 @@ class JournaledRun:
         """Check that new results can be combined with those of the run.
 
         Raises:
-            CliError: The model or the machine is another one.
+            CliError: The model or the machine has changed.
         """
         if self.sha256 != sha256:
             raise CliError(
@@ -179,13 +179,13 @@ def read_journal_file(
     begin: Callable[..., Past],
     add: Callable[[dict[str, Any], Past], None],
 ) -> Past:
-    """`begin` makes a JournaledRun, to which `add` adds the later entries.
+    """Read a journal: `begin` makes a JournaledRun, and `add` adds each later entry to it.
 
     Raises CliError if there is nothing to resume.
     """
     path = directory / NAME
     try:
-        check_directory(directory)  # A resumed run loads what it names: models, metrics, forms.
+        check_directory(directory)  # A journal names files to load, so others must not write it.
         text = path.read_text(encoding="utf-8", errors="replace")
     except PermissionError as error:
         raise CliError(
@@ -196,7 +196,7 @@ def read_journal_file(
             f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of"
             f" {journal.command}"
         ) from error
-    # JSON may contain other line ends of str.splitlines.
+    # str.splitlines would also split at characters that JSON may contain, such as U+2028.
     lines = text.removesuffix("\n").split("\n") if text else []
     past: Past | None = None
     for number, line in enumerate(lines, 1):
@@ -263,7 +263,7 @@ def write_results(results: BaseModel, directory: Path) -> None:
         ) from error
 
 
-def _cut(path: Path, *, keep_lines: bool) -> None:
+def _truncate(path: Path, *, keep_lines: bool) -> None:
     """Remove an incomplete last line, or all lines."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1 if keep_lines else 0

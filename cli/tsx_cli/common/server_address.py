@@ -1,4 +1,4 @@
-"""The address of a server and its trusted certificate."""
+"""The address of a server, and the certificate to trust."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
-# Local addresses of a server on all interfaces.
+# Addresses at which a local server that listens on all interfaces can be reached.
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 LOADING = (
@@ -28,9 +28,9 @@ class ServerAddress(NamedTuple):
     Attributes:
         host: The host.
         port: The port.
-        prefix: The path before those of the API.
+        prefix: The path before the paths of the API.
         secure: Whether the server speaks TLS.
-        socket: The path of a unix socket, in place of host and port.
+        socket: The path of a Unix socket, instead of host and port.
     """
 
     host: str
@@ -47,7 +47,7 @@ class ServerAddress(NamedTuple):
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
     def loading_hint(self, error: OSError) -> str:
-        """Return the advice to wait, if a program here has the port and refused the connection."""
+        """Return the advice to wait if the port is in use here, but the connection was refused."""
         if isinstance(error, ConnectionRefusedError) and not self.socket:
             with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
                 try:
@@ -91,15 +91,15 @@ def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAd
 
 
 def trusting(certificate: str | Path | None) -> ssl.SSLContext:
-    """Return a context that trusts this machine's certificates and another one.
+    """Return a TLS context that trusts this machine's certificates and the given one.
 
     Raises:
-        OSError: The file holds no certificate.
+        OSError: The file contains no certificate.
     """
     context = ssl.create_default_context()
     if certificate is not None:
         context.load_verify_locations(certificate)
-        # The server's own certificate is enough.
+        # The server's own certificate is accepted without the certificate of an authority.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -110,12 +110,12 @@ def distrust(
     address: str = "--url",
     trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
 ) -> str:
-    """Explain why the TLS handshake failed, and what to do.
+    """Explain why a TLS handshake failed, and what to do.
 
     Args:
         error: The error.
         address: The option with the URL.
-        trust: The advice to trust a certificate.
+        trust: Advice on how to trust a certificate.
     """
     if not isinstance(error, ssl.SSLCertVerificationError):
         return (

@@ -1,4 +1,4 @@
-"""The stages of a request's time, drawn for a terminal."""
+"""The stages of a request's time as bars in a terminal."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def milliseconds(value: float) -> str:
 
 
 def bar(part: float, total: float) -> str:
-    """Draw a bar in proportion to `part` of `total`, with at least one character."""
+    """Draw a bar proportional to `part` of `total`, with at least one character."""
     length = round(WIDTH * part / total) if total > 0 else 0
-    return ("\u2588" if _draws() else "#") * max(length, int(part > 0))
+    return ("\u2588" if _supports_blocks() else "#") * max(length, int(part > 0))
 
 
-def strip(spent: Mapping[str, float], width: int = WIDTH) -> str:
-    """Draw all stages in one line in proportion, with a letter for each."""
-    total = sum(spent.get(part, 0.0) for part in PARTS)
-    drawn, reached = "", 0.0
+def strip(stage_times: Mapping[str, float], width: int = WIDTH) -> str:
+    """Draw all stages to scale in one line, with a letter for each stage."""
+    total = sum(stage_times.get(part, 0.0) for part in PARTS)
+    letters, elapsed = "", 0.0
     for part, letter in LETTERS.items():
-        reached += spent.get(part, 0.0)
-        drawn += letter * (round(width * reached / total) - len(drawn) if total > 0 else 0)
-    return drawn
+        elapsed += stage_times.get(part, 0.0)
+        letters += letter * (round(width * elapsed / total) - len(letters) if total > 0 else 0)
+    return letters
 
 
 def legend() -> str:
     return "  ".join(f"{letter} {part}" for part, letter in LETTERS.items())
 
 
-def _draws() -> bool:
+def _supports_blocks() -> bool:
     try:
         "\u2588".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""`tsx jobs`: lists, shows, cancels and retries the asynchronous requests of a running server."""
+"""`tsx jobs` lists, shows, cancels and retries the asynchronous requests of a running server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
 
-PAGE = 500  # jobs in one response
+PAGE = 500  # maximum number of jobs in one response
 STATES = ("queued", "running", "done", "failed", "cancelled", "expired")
 COLUMNS = ["job", "model", "version", "state", "answer", "accepted", "waited", "ran", "attempts"]
 
@@ -55,9 +55,9 @@ def list_jobs(
     elif jobs:
         print_table(COLUMNS, [_row(job, time.time()) for job in jobs])
     else:
-        which = "such jobs" if model or state else "jobs"
+        description = "such jobs" if model or state else "jobs"
         hint = "a prediction becomes one with the header 'Prefer: respond-async'"
-        print(f"there are no {which} at {server.url}; {hint}")
+        print(f"there are no {description} at {server.url}; {hint}")
 
 
 @app.command(cls=AnswerCommand)
@@ -90,14 +90,14 @@ def show(
 @app.command(cls=AnswerCommand)
 def cancel(
     jobs: Ids = None,
-    every: All = False,
+    all_jobs: All = False,
     model: Model = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Cancel jobs that are queued or running."""
-    _check(jobs, every, model)
+    _check(jobs, all_jobs, model)
     print_result(
         _change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")),
         as_json,
@@ -108,14 +108,14 @@ def cancel(
 @app.command(cls=AnswerCommand)
 def retry(
     jobs: Ids = None,
-    every: All = False,
+    all_jobs: All = False,
     model: Model = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Run jobs again that failed or were cancelled."""
-    _check(jobs, every, model)
+    _check(jobs, all_jobs, model)
     print_result(
         _change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")),
         as_json,
@@ -123,18 +123,18 @@ def retry(
     )
 
 
-def _check(ids: list[str] | None, every: bool, model: str | None) -> None:
-    if bool(ids) == every or (ids and model):
+def _check(ids: list[str] | None, all_jobs: bool, model: str | None) -> None:
+    if bool(ids) == all_jobs or (ids and model):
         raise UsageError(
             "give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows"
         )
 
 
-def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[dict[str, Any]]:
+def _jobs(server: Server, max_jobs: int | None = None, **query: str | None) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
     page: dict[str, Any] = {"next": None}
-    while "next" in page and (most is None or len(jobs) < most):
-        limit = PAGE if most is None else min(PAGE, most - len(jobs))
+    while "next" in page and (max_jobs is None or len(jobs) < max_jobs):
+        limit = PAGE if max_jobs is None else min(PAGE, max_jobs - len(jobs))
         page = server.call("GET", path("jobs", limit=limit, next=page["next"], **query)).json()
         jobs += page["jobs"]
     return jobs
@@ -148,11 +148,11 @@ def _change(
     model: str | None,
     states: tuple[str, ...],
 ) -> list[str]:
-    """Change the named jobs, or all jobs in some states, and return the changed ones.
+    """Change the given jobs, or all jobs in some states, and return the changed ones.
 
-    Of all jobs, some may end meanwhile.
+    If all jobs are changed, jobs that have ended in the meantime are skipped.
     """
-    changed = []
+    changed_ids = []
     for id in ids or [
         job["id"] for state in states for job in _jobs(server, model=model, state=state)
     ]:
@@ -162,19 +162,19 @@ def _change(
             if ids or error.status not in (404, 409):
                 raise
         else:
-            changed.append(id)
-    return changed
+            changed_ids.append(id)
+    return changed_ids
 
 
 def _row(job: dict[str, Any], now: float) -> list[object]:
-    begun, ended = job.get("started"), job.get("finished")
-    waited = (begun or ended or now) - job["created"]
-    ran = None if begun is None else f"{(ended or now) - begun:.2f} s"
+    start_time, end_time = job.get("started"), job.get("finished")
+    waited_s = (start_time or end_time or now) - job["created"]
+    run_text = None if start_time is None else f"{(end_time or now) - start_time:.2f} s"
     return [
         *(job.get(name) for name in ("id", "model", "version", "state", "status")),
         _clock(job["created"]),
-        f"{waited:.2f} s",
-        ran,
+        f"{waited_s:.2f} s",
+        run_text,
         job["attempts"],
     ]
 

@@ -1,4 +1,4 @@
-"""`tsx models`: the management API of a running server."""
+"""`tsx models` uses the management API of a running server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
-PROGRESS_S = 1.0  # between looks at workers that start
+PROGRESS_S = 1.0  # interval between checks of starting workers
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
 ALREADY_REGISTERED = "ConflictStatusException"
@@ -214,21 +214,22 @@ def scale(
             " and --max"
         )
     workers = count if workers is None else workers
-    least = workers if minimum is None else minimum
-    most = workers if maximum is None else maximum
+    min_workers = workers if minimum is None else minimum
+    max_workers = workers if maximum is None else maximum
     server, target = (
         management(url, config),
         ["models", name, *([] if version is None else [version])],
     )
-    over = threading.Event()
+    is_finished = threading.Event()
     threading.Thread(
-        target=_print_progress, args=(server, path(*target), over), daemon=True
+        target=_print_progress, args=(server, path(*target), is_finished), daemon=True
     ).start()
     answer = server.call(
-        "PUT", path(*target, min_worker=least, max_worker=most, synchronous=not no_wait)
+        "PUT",
+        path(*target, min_worker=min_workers, max_worker=max_workers, synchronous=not no_wait),
     ).json()
-    over.set()
-    _say(answer, as_json)
+    is_finished.set()
+    _print_status(answer, as_json)
 
 
 @app.command("set", cls=AnswerCommand)
@@ -251,7 +252,9 @@ def change(
     Workers continue, and other limits stay unchanged.
     """
     target = ["models", name, *([] if version is None else [version])]
-    _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
+    _print_status(
+        management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json
+    )
 
 
 @app.command(cls=AnswerCommand)
@@ -271,13 +274,15 @@ def set_default(
     """Choose the version that answers requests without a version."""
     if (version is None) == (number is None):
         raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
-    server, chosen = management(url, config), version or number or ""
-    (described,) = server.call("GET", path("models", name, chosen)).json(list)
-    if not described["workers"] and not described.get("asleep"):
-        start = f"tsx models scale {quote(name)} 1 --version {quote(described['modelVersion'])}"
+    server, chosen_version = management(url, config), version or number or ""
+    (description,) = server.call("GET", path("models", name, chosen_version)).json(list)
+    if not description["workers"] and not description.get("asleep"):
+        start = f"tsx models scale {quote(name)} 1 --version {quote(description['modelVersion'])}"
         text = "so requests without a version would fail. Start a worker first"
-        raise CliError(f"version {chosen} of {name} has no workers, {text}: `{start}`")
-    _say(server.call("PUT", path("models", name, chosen, "set-default")).json(), as_json)
+        raise CliError(f"version {chosen_version} of {name} has no workers, {text}: `{start}`")
+    _print_status(
+        server.call("PUT", path("models", name, chosen_version, "set-default")).json(), as_json
+    )
 
 
 @app.command(cls=AnswerCommand)
@@ -293,7 +298,7 @@ def unregister(
     answer = management(url, config).call("DELETE", target).json()
     if version is not None and not as_json:
         answer["status"] += f": version {version}"
-    _say(answer, as_json)
+    _print_status(answer, as_json)
 
 
 for _command in (
@@ -308,26 +313,27 @@ for _command in (
 
 
 def _register(server: Server, archive: str, as_json: bool, **query: object) -> None:
-    """Have the server load an archive.
+    """Make the server load an archive.
 
-    A path that exists here goes with its digest, so that no other file of that path is loaded.
+    For a path that exists on this machine, the digest is sent too. The server then refuses another
+    file with the same path.
     """
     from rich.console import Console
 
-    from tsx_archiver import ARCHIVE_SUFFIXES  # here, as help must be quick
+    from tsx_archiver import ARCHIVE_SUFFIXES  # a slow import
     from tsx_archiver.storage.digest import content_digest
 
-    local, url = Path(archive).absolute(), archive
-    if local.is_file() or (local / MANIFEST).is_dir():
-        if local.is_file() and not local.name.endswith(ARCHIVE_SUFFIXES):
+    local_path, url = Path(archive).absolute(), archive
+    if local_path.is_file() or (local_path / MANIFEST).is_dir():
+        if local_path.is_file() and not local_path.name.endswith(ARCHIVE_SUFFIXES):
             raise UsageError(f"'{archive}' is not an archive; `tsx archive {archive}` makes one")
-        url = local.as_uri()
-        if local.is_file():
-            with local.open("rb") as file:
+        url = local_path.as_uri()
+        if local_path.is_file():
+            with local_path.open("rb") as file:
                 url += f"#sha256={content_digest(file)}"
-    waiting = f"{server.url} loads {local.name}".replace("[", r"\[")
+    status_text = f"{server.url} loads {local_path.name}".replace("[", r"\[")
     try:
-        with Console(stderr=True, quiet=as_json).status(waiting):
+        with Console(stderr=True, quiet=as_json).status(status_text):
             answer = server.call("POST", path("models", url=url, **query)).json()
     except RequestFailed as error:
         if error.type == ALREADY_REGISTERED:
@@ -336,19 +342,19 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
             raise error.hinted(f"`tsx models replace {arguments}` replaces it") from None
         if url == archive or error.type not in UNREADABLE:
             raise
-        _, refused, reason = error.message.rpartition(OUTSIDE_STORE)
+        _, is_outside_store, reason = error.message.rpartition(OUTSIDE_STORE)
         cause = (
-            f"does not take {local}: an archive must be in the server's model store, or the server"
+            f"does not take {local_path}: an archive must be in the server's model store, or the server"
             " must have been started with it"
-            if refused
-            else f"cannot read {local} of this machine"
+            if is_outside_store
+            else f"cannot read {local_path} of this machine"
         )
         raise CliError(f"{server.url} {cause}. {reason}") from error
-    _say(answer, as_json)
+    _print_status(answer, as_json)
 
 
 def _changes(values: list[str]) -> dict[str, str]:
-    from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE  # here, as help must be quick
+    from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE  # a slow import
 
     changes = {}
     for text in values:
@@ -358,9 +364,13 @@ def _changes(values: list[str]) -> dict[str, str]:
                 f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'"
             )
         name = BY_KEY.get(name, name)
-        if name not in (known := (*CHANGEABLE, "slo")):
+        if name not in (changeable_names := (*CHANGEABLE, "slo")):
             scale = "; did you mean `tsx models scale NAME 2`?" if "worker" in name.lower() else ""
-            hint = suggestion(name, known) or scale or f"; it can be {', '.join(known)}"
+            hint = (
+                suggestion(name, changeable_names)
+                or scale
+                or f"; it can be {', '.join(changeable_names)}"
+            )
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
         changes[name] = value
     return changes
@@ -401,21 +411,21 @@ def _ready(answer: dict[str, Any]) -> int:
     return sum(worker["status"] == "READY" for worker in answer["workers"])
 
 
-def _print_progress(server: Server, target: str, over: threading.Event) -> None:
-    """Print on stderr how many workers of a version are ready, until `over` is set."""
+def _print_progress(server: Server, target: str, is_finished: threading.Event) -> None:
+    """Print on stderr how many workers of a version are ready, until `is_finished` is set."""
     printed = ""
-    while not over.wait(PROGRESS_S):
-        with suppress(CliError):  # the command itself reports what is wrong
+    while not is_finished.wait(PROGRESS_S):
+        with suppress(CliError):  # The command itself reports errors.
             (version,) = server.call("GET", target).json(list)
-            ready, wanted = _ready(version), version["minWorkers"]
-            line = f"workers ready: {ready} of {wanted}"
-            if line != printed and ready < wanted:
+            ready, target_count = _ready(version), version["minWorkers"]
+            line = f"workers ready: {ready} of {target_count}"
+            if line != printed and ready < target_count:
                 print(line, file=sys.stderr, flush=True)
             printed = line
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:
-    """Return the devices of workers, each once; a GPU with its number if the server knows it."""
+    """Return the distinct devices of workers; a GPU has its number if the server reports it."""
     numbers = [
         worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0]
         for worker in workers
@@ -465,13 +475,15 @@ def _print_version(answer: dict[str, Any]) -> None:
             print(escaped(str(answer[name]).rstrip()))
 
 
-def _say(answer: dict[str, Any], as_json: bool) -> None:
-    print_result(answer, as_json, lambda answer: print(escaped(in_commands(answer["status"]))))
+def _print_status(answer: dict[str, Any], as_json: bool) -> None:
+    print_result(
+        answer, as_json, lambda answer: print(escaped(with_next_command(answer["status"])))
+    )
 
 
-def in_commands(status: str) -> str:
-    """Add a command to the server's message as the next step.
+def with_next_command(status: str) -> str:
+    """Append a command to the server's message, as the next step.
 
-    The command names the version, since another one may be the default.
+    The command contains the version, since another version may be the default.
     """
     return WITHOUT_WORKERS.sub(r"\1 `tsx models scale \2 1 --version \3` adds one.", status)

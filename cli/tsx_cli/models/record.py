@@ -1,4 +1,4 @@
-"""`tsx models record`: writes a share of a model's requests to files on the server."""
+"""`tsx models record` writes a fraction of a model's requests to files on the server."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def _show(answer: dict[str, Any]) -> None:
     if answer["recording"]:
         terms = answer["terms"]
         answers = "with answers" if terms["answers"] else "without answers"
-        share = f"up to {human(terms['max_size'])}, for {terms['max_age'] / 3600:g} hours"
+        limits_text = f"up to {human(terms['max_size'])}, for {terms['max_age'] / 3600:g} hours"
         print(
             f"{answer['model']}: {terms['share']:g} % of the requests are recorded, {answers},"
-            f" {share}"
+            f" {limits_text}"
         )
         dropped = ", ".join(f"{count} ({reason})" for reason, count in answer["dropped"].items())
         print(f"recorded: {answer['recorded']}" + (f"; not recorded: {dropped}" if dropped else ""))

@@ -1,4 +1,4 @@
-"""`tsx models rollout`: moves requests to another version step by step, and watches it."""
+"""`tsx models rollout` moves requests to another version step by step, and shows the progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_json, print_table, rounded
 
-LOOK_APART = 1.0  # seconds
+POLL_INTERVAL_S = 1.0
 P99 = "a factor such as 1.2x, or a time such as 250ms"
 NO_ROLLOUT = "RolloutNotFoundException"
 
@@ -68,15 +68,15 @@ def rollout(
         "min_requests": min_requests,
     }
     if version is None and (
-        named := [
+        given_options := [
             f"--{option.replace('_', '-')}"
             for option, value in options.items()
             if value is not None
         ]
     ):
-        command = f"tsx models rollout {name} --version 2.0 {named[0]} ..."
+        command = f"tsx models rollout {name} --version 2.0 {given_options[0]} ..."
         raise UsageError(
-            f"{named[0]} belongs to a new rollout: give the version, as in `{command}`"
+            f"{given_options[0]} belongs to a new rollout: give the version, as in `{command}`"
         )
     if stop and (version is not None or watch):
         raise UsageError(
@@ -156,20 +156,20 @@ def _milliseconds(text: str) -> float:
 
 
 def _watch(server: Server, target: str, answer: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Print what is decided until it ends.
+    """Print the decisions until the rollout ends.
 
-    A server that is started again meanwhile goes on with it.
+    If the server restarts meanwhile, it continues the rollout.
     """
-    printed, problem = 0.0, ""
+    last_printed, problem = 0.0, ""
     while True:
         for entry in answer["log"]:
-            if entry["at"] > printed and entry["at"] >= answer["began"]:
-                printed = entry["at"]
+            if entry["at"] > last_printed and entry["at"] >= answer["began"]:
+                last_printed = entry["at"]
                 if not quiet:
                     print(_line(entry), flush=True)
         if answer["status"] != "running":
             return answer
-        time.sleep(LOOK_APART)
+        time.sleep(POLL_INTERVAL_S)
         try:
             answer = server.call("GET", target).json()
             problem = ""
@@ -202,9 +202,8 @@ def _show(answer: dict[str, Any]) -> None:
         )
     ]
     print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
-    decisions = [
-        entry for entry in answer["log"] if entry["at"] >= answer["began"]
-    ]  # the log has those of earlier rollouts as well
+    # The log also contains the decisions of earlier rollouts.
+    decisions = [entry for entry in answer["log"] if entry["at"] >= answer["began"]]
     if decisions:
         print()
     for entry in decisions[-20:]:
@@ -212,19 +211,20 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    at = datetime.fromtimestamp(entry["at"]).strftime("%H:%M:%S")
+    time_text = datetime.fromtimestamp(entry["at"]).strftime("%H:%M:%S")
     new, old = entry["new"], entry["old"]
-    numbers = ""
+    counts_text = ""
     if new["requests"]:
-        numbers = (
+        counts_text = (
             f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99"
             f" {_ms(new.get('p99_ms'))} ms"
         )
-        numbers += (
+        counts_text += (
             f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%},"
             f" {_ms(old.get('p99_ms'))} ms)"
         )
-    return f"{at}  {entry['event']} at {entry['share']:g} %: {one_line(entry['reason'])}{numbers}"
+    decision = f"{entry['event']} at {entry['share']:g} %: {one_line(entry['reason'])}"
+    return f"{time_text}  {decision}{counts_text}"
 
 
 def _ms(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`tsx models shadow`: copies a share of a model's requests to another version."""
+"""`tsx models shadow` copies a fraction of a model's requests to another version."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from tsx_archiver.quantities import parse_percent
 from tsx_cli.common.client import path
-from tsx_cli.common.compare_option import Ignore, in_words, read_compare
+from tsx_cli.common.compare_option import Ignore, comparison_text, read_compare
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
 
-WIDE = 100  # characters of a line of a body
+MAX_BODY_CHARS = 100
 
 
 def shadow(
@@ -50,25 +50,25 @@ def shadow(
     What is not given stays unchanged.
     """
     server, target = management(url, config), path("models", name, "shadow")
-    wanted = to is not None or share is not None or comparison is not None or bool(ignore)
-    if off and (wanted or reset):
+    has_changes = to is not None or share is not None or comparison is not None or bool(ignore)
+    if off and (has_changes or reset):
         raise UsageError("--off ends the shadow; use it without other options")
     answer: dict[str, Any] = server.call("GET", target).json()
     if off:
         server.call_json("PATCH", path("models", name, "traffic"), {"shadow": None})
         answer = server.call("GET", target).json()
-    if wanted:
+    if has_changes:
         answer = server.call_json(
             "PUT",
             path("models", name, "shadow", force=force or None),
-            _changed(answer, name, to, share, comparison, ignore),
+            _changed_shadow(answer, name, to, share, comparison, ignore),
         )
     if reset:
         answer = server.call("DELETE", target).json()
     print_result(answer, as_json, partial(_show, examples))
 
 
-def _changed(
+def _changed_shadow(
     answer: dict[str, Any],
     name: str,
     to: str | None,
@@ -76,7 +76,7 @@ def _changed(
     comparison: str | None,
     ignore: list[str] | None,
 ) -> dict[str, Any]:
-    """Return the shadow with the changes of the options."""
+    """Return the shadow, changed by the options."""
     fields: dict[str, Any] = dict(answer.get("shadow", {}))
     if to is not None:
         fields["to"] = to
@@ -104,7 +104,7 @@ def _show(examples: int, answer: dict[str, Any]) -> None:
         return
     fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
     state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")
-    comparison = in_words(fields["compare"], answer.get("tolerance"))
+    comparison = comparison_text(fields["compare"], answer.get("tolerance"))
     print(
         f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {comparison}; {state}"
     )
@@ -118,13 +118,13 @@ def _show(examples: int, answer: dict[str, Any]) -> None:
             f" {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}"
         )
     rate = answer.get("disagreement")
-    sure = (
+    confidence_text = (
         f" ({_percent(rate['rate'])}; 95 % confidence: {_percent(rate['low'])} to"
         f" {_percent(rate['high'])})"
         if rate
         else ""
     )
-    print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{sure}")
+    print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{confidence_text}")
     if "largest_difference" in answer:
         print(f"largest difference of two numbers: {answer['largest_difference']:.3g}")
     if errors["comparison"]:
@@ -158,21 +158,21 @@ def _show_example(example: dict[str, Any]) -> None:
 
 
 def _body(body: dict[str, Any]) -> str:
-    """One line of it.
+    """Return a body as one line.
 
-    What clients sent is shown with its control characters escaped: it must not steer a terminal.
+    Control characters are replaced, because a client's text must not control the terminal.
     """
     if "text" not in body:
         return f"{body['size']} bytes"
     text = body["text"]
-    shown = "".join(
+    printable_text = "".join(
         letter if letter.isprintable() else " " if letter.isspace() else "?"
-        for letter in text[:WIDE]
+        for letter in text[:MAX_BODY_CHARS]
     )
     return (
-        shown
-        if len(text) <= WIDE and len(text.encode()) == body["size"]
-        else f"{shown}... ({body['size']} bytes)"
+        printable_text
+        if len(text) <= MAX_BODY_CHARS and len(text.encode()) == body["size"]
+        else f"{printable_text}... ({body['size']} bytes)"
     )
 
 

@@ -1,4 +1,4 @@
-"""`tsx models traffic`, `label` and `rollback`: the split of requests among versions."""
+"""`tsx models traffic`, `label` and `rollback` control how requests are split among versions."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def traffic(
     left; if all are named, only the proportions of the numbers matter.
     """
     server, target = management(url, config), path("models", name, "traffic")
-    changing = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
-    wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
-    if clear and any(wanted):
+    change_path = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
+    given_parts = [bool(weights), sticky is not None, bool(rule), no_rules]
+    if clear and any(given_parts):
         raise UsageError("--clear removes the traffic policy; use it without other options")
     if rule and no_rules:
         raise UsageError("--rule sets the rules and --no-rules removes them; use only one of them")
     if clear:
-        answer = server.call("DELETE", changing).json()
-    elif any(wanted):
-        # Another client or a rollout may change the other parts meanwhile.
+        answer = server.call("DELETE", change_path).json()
+    elif any(given_parts):
+        # Only the given parts are sent, since another client or a rollout may change the others.
         changes: dict[str, Any] = {}
         if sticky is not None:
             changes["sticky"] = None if sticky == "none" else sticky
@@ -85,7 +85,7 @@ def traffic(
             changes["weights"] = with_shares(
                 read_weights(weights), server.call("GET", target).json()
             )
-        answer = server.call_json("PATCH", changing, changes)
+        answer = server.call_json("PATCH", change_path, changes)
     else:
         answer = server.call("GET", target).json()
     _show(answer, as_json, dry_run=dry_run)
@@ -110,15 +110,15 @@ def label(
     server, target = management(url, config), path("models", name, "traffic")
     pairs = [_label(text) for text in labels or []]
     names = [*(label for label, _ in pairs), *(remove or [])]
-    twice = next((label for label in names if names.count(label) > 1), None)
-    if twice is not None:
-        raise UsageError(f"the label '{twice}' is named twice; name it once")
+    repeated_label = next((label for label in names if names.count(label) > 1), None)
+    if repeated_label is not None:
+        raise UsageError(f"the label '{repeated_label}' is named twice; name it once")
     answer = server.call("GET", target).json()
     existing = answer["traffic"].get("labels", {})
-    gone = next((label for label in remove or [] if label not in existing), None)
-    if gone is not None:
+    unknown_label = next((label for label in remove or [] if label not in existing), None)
+    if unknown_label is not None:
         raise CliError(
-            f"model {name} has no label '{gone}'; it has {', '.join(existing) or 'none'}"
+            f"model {name} has no label '{unknown_label}'; it has {', '.join(existing) or 'none'}"
         )
     if names:
         answer = server.call_json(
@@ -134,7 +134,7 @@ def label(
         ready = {share["version"]: share["ready"] for share in answer["table"]}
         print_table(
             ["label", "version", "ready"],
-            [(label, version, _yes(ready.get(version, False))) for label, version in rows],
+            [(label, version, _yes_or_no(ready.get(version, False))) for label, version in rows],
         )
     else:
         print(
@@ -163,26 +163,26 @@ def rollback(
     if as_json:
         return
     remaining = answer["undoable"] - dry_run
-    before = f"; {remaining} more can be undone" if remaining else "; it was the first one"
-    done = (
+    remaining_text = f"; {remaining} more can be undone" if remaining else "; it was the first one"
+    undone_text = (
         f"undone: the change of {answer['undone'][:19]}Z"
         if "undone" in answer
         else "the last change would be undone"
     )
-    print(f"{done}{before}")
+    print(f"{undone_text}{remaining_text}")
 
 
 def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> None:
     if as_json:
         print_json(answer)
         return
-    changed = "changes" in answer
+    shows_changes = "changes" in answer
     rows = [
         (
             share["version"] + (" (default)" if share["version"] == answer["default"] else ""),
             ", ".join(share["labels"]),
-            _yes(share["ready"]) if share["registered"] else "not registered",
-            *([_percent(share["share_before"])] if changed else []),
+            _yes_or_no(share["ready"]) if share["registered"] else "not registered",
+            *([_percent(share["share_before"])] if shows_changes else []),
             _percent(share["share"]),
             share["requests"],
             share["errors"],
@@ -194,7 +194,7 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
             answer["model"],
             "labels",
             "ready",
-            *(["before"] if changed else []),
+            *(["before"] if shows_changes else []),
             "share",
             "requests",
             "errors",
@@ -216,35 +216,37 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
         print("nothing changes" if dry_run else "nothing was changed")
 
 
-def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return weights with percentages for the named versions; the others share the remainder.
+def with_shares(
+    percentages: Mapping[str, float], answer: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """Return weights with percentages for the given versions; the others share the remainder.
 
     Args:
-        named: The percentages by version or label.
-        answer: The present traffic.
+        percentages: The percentages by version or label.
+        answer: The current traffic.
 
     Returns:
-        The weights; None removes one.
+        The weights; None removes a weight.
 
     Raises:
         UsageError: The percentages leave nothing for some version, or are all 0.
     """
     labels = answer["traffic"].get("labels", {})
     weights = answer["traffic"].get("weights") or {answer["default"]: 100}
-    taken = {labels.get(version, version) for version in named}
+    given_versions = {labels.get(version, version) for version in percentages}
     remaining = {
         version: weight
         for version, weight in weights.items()
-        if labels.get(version, version) not in taken and weight > 0
+        if labels.get(version, version) not in given_versions and weight > 0
     }
-    total = sum(named.values())
+    total = sum(percentages.values())
     if not remaining and total == 0:
         raise UsageError(
             "all shares are 0, which leaves no version for the requests; give one of them a share,"
             " or --clear"
         )
     if not remaining:
-        return dict.fromkeys(weights) | dict(named)
+        return dict.fromkeys(weights) | dict(percentages)
     if total > 100:
         raise UsageError(
             f"the shares add up to {total:g} %: nothing is left for {', '.join(remaining)}; give smaller"
@@ -253,8 +255,8 @@ def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[s
     factor = (100 - total) / sum(remaining.values())
     return (
         dict.fromkeys(weights)
-        | {version: _tidy(weight * factor) for version, weight in remaining.items()}
-        | dict(named)
+        | {version: _rounded_weight(weight * factor) for version, weight in remaining.items()}
+        | dict(percentages)
     )
 
 
@@ -305,7 +307,7 @@ def _label(text: str) -> tuple[str, str]:
     return label, version
 
 
-def _tidy(weight: float) -> float:
+def _rounded_weight(weight: float) -> float:
     return round(weight) if weight == round(weight) else round(weight, 6)
 
 
@@ -313,10 +315,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _value(change: Mapping[str, Any], when: str) -> str:
-    value = change.get(when, "none")
+def _value(change: Mapping[str, Any], field: str) -> str:
+    value = change.get(field, "none")
     return one_line(value if isinstance(value, str) else json.dumps(value))
 
 
-def _yes(answer: bool) -> str:
+def _yes_or_no(answer: bool) -> str:
     return "yes" if answer else "no"

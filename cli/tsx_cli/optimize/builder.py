@@ -1,6 +1,6 @@
 """The builder of a model's forms.
 
-It builds each form in a process of its own, and lays out the directories that workers load.
+It builds each form in a process of its own, and makes the directories that workers load.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
 PROGRAM = CLEAN + "from tsx_runtime.worker.forms.build import main; main()"
-# All inputs are in batches of the last size; the smaller batches vary the batch size.
+# Batches of the last size contain all inputs. The smaller batches only show that the size varies.
 CALIBRATION_SIZES = (2, 3, 8)
 
 
 class BuildFailed(Exception):
-    """The error of a build; the message is the reason."""
+    """A build failed. The message is the reason."""
 
 
 class BuildTimeout(BuildFailed):
-    """The error of a build that exceeded its time limit."""
+    """A build exceeded its time limit."""
 
 
 @dataclass
 class FormBuilder:
     """A builder of the forms of one archive.
 
-    `temporary` is a temporary directory. `forms_directory` has the built forms, also those of the
-    run that this one resumes.
+    `temporary` is a temporary directory. `forms_directory` contains the built forms, including
+    those of the run that is resumed.
     """
 
     archive: OpenArchive
@@ -69,10 +69,10 @@ class FormBuilder:
     _process: subprocess.Popen[bytes] | None = None
 
     def spec(self, form: BuiltForm | None = None) -> WorkerSpec:
-        """Return the worker that runs a form, or the archive's own model.
+        """Return the spec of a worker for a form, or for the archive's own model.
 
         Raises:
-            WorkerFailed: There can be no such worker.
+            WorkerFailed: Such a worker is not possible.
         """
         temporary = Path(tempfile.mkdtemp(dir=self.temporary))
         forms = KeptForms(() if form is None else (form.record,))
@@ -85,20 +85,20 @@ class FormBuilder:
         )
 
     def survey(self, timeout_s: float) -> tuple[dict[str, str | None], dict[str, str]]:
-        """Return the reasons why forms cannot be built, and their labels, by name.
+        """Return the reasons why forms cannot be built, and their labels, both by name.
 
         A reason is None if the form can be built.
 
         Raises:
             BuildFailed: The process that surveys the forms failed.
-            WorkerFailed: There can be no worker.
+            WorkerFailed: A worker is not possible.
         """
-        with tempfile.TemporaryDirectory(dir=self.temporary) as empty:
-            report = self._run(None, Path(empty), timeout_s)
+        with tempfile.TemporaryDirectory(dir=self.temporary) as empty_directory:
+            report = self._run(None, Path(empty_directory), timeout_s)
         return report["applies"], report["labels"]
 
     def find_built(self, name: str) -> BuiltForm | None:
-        """Return the form if this run, or the one that it resumes, has built it."""
+        """Return the form, if this run or the resumed one has built it."""
         if name in self._new_forms or not self.resumed:
             return self._new_forms.get(name)
         try:
@@ -112,8 +112,8 @@ class FormBuilder:
 
         Raises:
             BuildFailed: The build process failed.
-            BuildTimeout: The time is over.
-            WorkerFailed: There can be no worker.
+            BuildTimeout: The time limit was exceeded.
+            WorkerFailed: A worker is not possible.
             OSError: The files cannot be written.
         """
         directory = self.forms_directory / name
@@ -130,7 +130,7 @@ class FormBuilder:
             name=name,
             measured={"build_seconds": time.monotonic() - start},
         )
-        # The record comes last: a form without it was not built completely.
+        # The record is written last, because a form without a record counts as incomplete.
         with write_atomically(self._record_file(name)) as file:
             file.write(json.dumps(asdict(record)).encode())
         self._new_forms[name] = BuiltForm(record, directory)
@@ -139,7 +139,7 @@ class FormBuilder:
     def kill_build(self) -> None:
         """Kill the build process and its children."""
         if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):  # The process group is empty.
+            with suppress(ProcessLookupError, PermissionError):  # The process group may be empty.
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
@@ -154,7 +154,7 @@ class FormBuilder:
         report.unlink(missing_ok=True)
         load = self.spec().load
         load["model_config"] = with_keys(load["model_config"], {"forms": [REFERENCE]})
-        order = {
+        command = {
             "load": load,
             "batches": str(batches),
             "form": name,
@@ -162,7 +162,7 @@ class FormBuilder:
             "report": str(report),
         }
         with tempfile.TemporaryFile() as log:
-            code = self._run_build(json.dumps(order).encode(), timeout_s, log)
+            code = self._run_build(json.dumps(command).encode(), timeout_s, log)
             try:
                 result: dict[str, Any] = json.loads(report.read_bytes())
             except (OSError, ValueError) as error:
@@ -179,11 +179,11 @@ class FormBuilder:
             raise BuildFailed(result["reason"])
         return result
 
-    def _run_build(self, order: bytes, timeout_s: float, log: IO[bytes]) -> int | None:
-        """Run the build process, and return its code; None if it was killed for its time."""
-        command, variables = [sys.executable, "-c", PROGRAM], model_variables()
+    def _run_build(self, command_json: bytes, timeout_s: float, log: IO[bytes]) -> int | None:
+        """Run the build process; return its exit code, or None if it exceeded the time limit."""
+        arguments, variables = [sys.executable, "-c", PROGRAM], model_variables()
         process = subprocess.Popen(
-            command,
+            arguments,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -192,7 +192,7 @@ class FormBuilder:
         )
         self._process = process
         try:
-            process.communicate(order, max(0.1, timeout_s))
+            process.communicate(command_json, max(0.1, timeout_s))
             return process.returncode
         except subprocess.TimeoutExpired:
             return None
@@ -201,12 +201,12 @@ class FormBuilder:
 
 
 def size_of(directory: Path) -> int:
-    """Return the bytes of all files in a directory."""
+    """Return the size of all files in a directory, in bytes."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def calibration_frames(items: Sequence[Item]) -> bytes:
-    """Return batches of several sizes as a worker's frames, with each item at least once."""
+    """Return batches of several sizes as frames for a worker; each item occurs at least once."""
     *small_sizes, main_size = CALIBRATION_SIZES
     batches = [batch_of(items, size, 0) for size in small_sizes]
     batches += [batch_of(items, main_size, number) for number in range(-(-len(items) // main_size))]

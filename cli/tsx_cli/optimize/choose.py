@@ -1,4 +1,4 @@
-"""The order in which forms are tried, and the choice of the best, as pure functions."""
+"""The order in which forms are tried, and the choice of the best form, as pure functions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tsx_cli.optimize.results import (
 )
 from tsx_runtime.shared.suggestions import suggestion
 
-# The forms that gained most for the time that building them takes come first, in case the time
-# limit ends the run.
+# Forms with the largest gain per build time come first, in case the time limit ends the run early.
 ORDER = (
     "tensorrt-fp16",
     "neuron-bf16",
@@ -50,20 +49,20 @@ ORDER = (
 )
 
 
-def sort_forms(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
-    """Return all forms, or those of --forms, sorted by ORDER; unknown ones are last.
+def sort_forms(known: Sequence[str], requested: Sequence[str] = ()) -> list[str]:
+    """Return all forms, or those of --forms, sorted by ORDER; forms without a rank are last.
 
     Raises:
-        UsageError: --forms names an unknown form.
+        UsageError: --forms contains an unknown form.
     """
-    for name in wanted:
+    for name in requested:
         if name not in known:
             raise UsageError(
                 f"--forms: there is no form '{name}'{suggestion(name, known) or '.'} There are"
                 f" {', '.join(known)}"
             )
     return sorted(
-        wanted or known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
+        requested or known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
     )
 
 
@@ -72,21 +71,21 @@ def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
 
     The sizes were measured one after the other, so their errors are independent.
     """
-    middle = math.fsum(math.log(size.ratio) for size in sizes) / len(sizes)
-    halves = [
+    mean_log = math.fsum(math.log(size.ratio) for size in sizes) / len(sizes)
+    half_widths = [
         math.log(size.high / size.ratio) if math.isfinite(size.high) else math.inf for size in sizes
     ]
-    half = math.hypot(*halves) / len(sizes)
+    half_width = math.hypot(*half_widths) / len(sizes)
     return RatioInterval(
-        math.exp(middle),
-        math.exp(middle - half),
-        math.exp(min(middle + half, 700.0)),
-        abs(middle) > half,
+        math.exp(mean_log),
+        math.exp(mean_log - half_width),
+        math.exp(min(mean_log + half_width, 700.0)),
+        abs(mean_log) > half_width,
     )
 
 
 def judge_form(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
-    """Return the state of a form that was measured, and the reason."""
+    """Return the state of a measured form, and the reason."""
     if not guard.passed:
         return "inaccurate" if guard.rows_needed is None else "unproven", guard.text
     return (
@@ -97,17 +96,18 @@ def judge_form(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]
 
 
 def rank_forms(forms: Iterable[FormResult]) -> list[FormResult]:
-    """Return the forms that answer right and are faster beyond the noise, the best first.
+    """Return the forms that are accurate and faster beyond the noise, the best first.
 
-    If forms are equally fast within the noise, a smaller loss comes first, then less memory.
+    Of forms that are equally fast within the noise, the one with the smaller loss comes first, then
+    the one with less memory.
     """
     remaining = [form for form in forms if is_better(form)]
     ranking: list[FormResult] = []
     while remaining:
         fastest = max(remaining, key=lambda form: form.speedup or 0.0)
-        tied = [form for form in remaining if same_speed(form, fastest)]
+        tied_forms = [form for form in remaining if same_speed(form, fastest)]
         best = min(
-            tied,
+            tied_forms,
             key=lambda form: (_loss(form), form.memory_mib or math.inf, -(form.speedup or 0.0)),
         )
         ranking.append(best)
@@ -125,14 +125,14 @@ def is_better(form: FormResult) -> bool:
 
 
 def same_speed(first: FormResult, second: FormResult) -> bool:
-    """Tell whether the difference is within the noise of both."""
+    """Tell whether the difference between two forms is within their noise."""
     return abs(_log(first.speedup) - _log(second.speedup)) <= math.hypot(
-        _half(first), _half(second)
+        _half_width(first), _half_width(second)
     )
 
 
-def _half(form: FormResult) -> float:
-    """Return half the interval of the speedup's logarithm."""
+def _half_width(form: FormResult) -> float:
+    """Return half the width of the interval of the speedup's logarithm."""
     return _log(form.speedup_high) - _log(form.speedup)
 
 
@@ -156,15 +156,15 @@ def describe_choice(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> 
         " the reference"
     )
     sentence = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
-    faster = [
+    faster_names = [
         form.name for form in rank_forms(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)
     ]
-    tied = (
-        f" {' and '.join(faster)} is as fast within the noise, and loses or takes more."
-        if faster
+    tie_text = (
+        f" {' and '.join(faster_names)} is as fast within the noise, and loses or takes more."
+        if faster_names
         else ""
     )
-    return f"{sentence.rstrip('.')}.{tied}{_rows_advice(forms, best.speedup or 1.0)}"
+    return f"{sentence.rstrip('.')}.{tie_text}{_rows_advice(forms, best.speedup or 1.0)}"
 
 
 def _no_choice(forms: Sequence[FormResult]) -> str:
@@ -181,7 +181,7 @@ def _no_choice(forms: Sequence[FormResult]) -> str:
 
 
 def _rows_advice(forms: Sequence[FormResult], speed: float) -> str:
-    """Say how many rows would prove the fastest unproven form that exceeds `speed`."""
+    """Describe how many rows would prove the fastest unproven form that exceeds `speed`."""
     unproven = [
         (form.speedup or 0.0, form.name, form.guard)
         for form in forms

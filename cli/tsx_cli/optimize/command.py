@@ -13,7 +13,7 @@ from tsx_cli.optimize import options
 
 app = typer.Typer(add_completion=False)
 
-# The original run determines all other options.
+# A resumed run takes all other options from the original run.
 RESUME_OPTIONS = {"model", "resume", "time_limit", "keep", "as_json"}
 
 
@@ -48,7 +48,7 @@ def optimize_command(
     the original, which serves wherever the form does not fit. Ctrl-C ends the run and reports what
     was measured. If no form is better, the archive stays as it is, and the exit code is 0.
     """
-    # Late imports keep --help quick: these modules import a server.
+    # These modules import a server, which would slow --help down.
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.search.options import seconds
     from tsx_cli.common.output import print_json

@@ -1,6 +1,6 @@
 """The journal of a run of `tsx optimize`, from which `--resume` continues.
 
-It has a line of JSON per result:
+Each result is a line of JSON:
 {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ...,
 "started": ...}
 {"kind": "form", "form": {...}}                        the result of a form
@@ -33,7 +33,7 @@ class OptimizeJournal(JournalFile):
 
 
 class Survey(Part):
-    """The forms that can be built, and the limit that judges them."""
+    """The forms that can be built, and the limit by which they are judged."""
 
     applies: dict[str, str | None]  # why a form cannot be built, or None, by name
     labels: dict[str, str]
@@ -50,9 +50,9 @@ class PastOptimization(JournaledRun):
     forms: dict[str, FormResult] = field(default_factory=dict)
 
     def check_inputs(self, digest: str) -> None:
-        """Check that the inputs are those of the earlier run.
+        """Check that the inputs are the same as in the earlier run.
 
-        An input that has calibrated a form would otherwise test it.
+        Otherwise an input that calibrated a form might also test it.
 
         Raises:
             CliError: The inputs or labels have changed.

@@ -1,6 +1,6 @@
-"""The timing of two workers in turn.
+"""The measurement of two workers in turn.
 
-It shows how many times as fast as the reference a form answers batches of one size.
+It shows how many times faster than the reference a form computes batches of one size.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed
 from tsx_cli.optimize.results import SizeFigures
 from tsx_runtime.wire import Item
 
-MIN_ROUNDS, MAX_ROUNDS = 5, 40  # A round is a chunk of batches of either worker.
-MAX_RELATIVE_ERROR = 0.03  # half the width of the ratio's interval
+MIN_ROUNDS, MAX_ROUNDS = 5, 40  # A round is a chunk of batches on each worker.
+MAX_RELATIVE_ERROR = 0.03  # half-width of the ratio's interval, relative to the ratio
 
 
 class ReferenceFailed(Exception):
-    """The error of the reference, not of the form."""
+    """The reference failed, not the form."""
 
 
 class RoundTimes(NamedTuple):
-    """The seconds of a batch in a round.
+    """The time of a batch in a round, in seconds, for the reference and for the form.
 
-    They are the median or, in a disturbed round, the minimum, since disturbances only add time.
+    It is the median. In a disturbed round it is the minimum, since disturbances only add time.
     """
 
     reference: float
     form: float
-    disturbed: str = ""  # the disturbance
+    disturbed: str = ""  # description of a disturbance
 
 
 class PairedTiming(NamedTuple):
@@ -74,21 +74,21 @@ def measure_pair(
             raise
 
     deadline = time.monotonic() + seconds
-    chunk = min(CHUNK_S, seconds / MIN_ROUNDS / 4)
+    chunk_s = min(CHUNK_S, seconds / MIN_ROUNDS / 4)
     for worker in (reference, form):
-        _warm_up(partial(times_of, worker), chunk, time.monotonic() + seconds / 4)
+        _warm_up(partial(times_of, worker), chunk_s, time.monotonic() + seconds / 4)
     rounds: list[RoundTimes] = []
     while len(rounds) < MIN_ROUNDS or (
         len(rounds) < MAX_ROUNDS
         and time.monotonic() < deadline
         and not _is_precise(ratio_of(rounds))
     ):
-        # Neither worker is always the second.
+        # The order alternates, so that neither worker is always the second.
         order = (reference, form) if len(rounds) % 2 else (form, reference)
-        with watch() as watched:
-            # The first batch is left out, as the worker was idle before it.
-            times = {worker: times_of(worker, len(rounds), chunk)[1:] for worker in order}
-        disturbed = judge(watched.noise, cores)
+        with watch() as noise_watch:
+            # The first batch is left out, because the worker was idle before it.
+            times = {worker: times_of(worker, len(rounds), chunk_s)[1:] for worker in order}
+        disturbed = judge(noise_watch.noise, cores)
         figure = min if disturbed else statistics.median
         rounds.append(
             RoundTimes(
@@ -108,13 +108,13 @@ def measure_pair(
 
 
 def undisturbed(rounds: Sequence[RoundTimes]) -> Sequence[RoundTimes]:
-    """Return the rounds without disturbances if there are enough, else all."""
-    quiet = [entry for entry in rounds if not entry.disturbed]
-    return quiet if len(quiet) >= MIN_ROUNDS else rounds
+    """Return the undisturbed rounds if there are enough, or else all rounds."""
+    undisturbed_rounds = [entry for entry in rounds if not entry.disturbed]
+    return undisturbed_rounds if len(undisturbed_rounds) >= MIN_ROUNDS else rounds
 
 
 def ratio_of(rounds: Sequence[RoundTimes]) -> RatioInterval:
-    """Return the reference's time divided by the form's."""
+    """Return the ratio of the reference's time to the form's time."""
     valid_rounds = undisturbed(rounds)
     return real_difference(
         [entry.form for entry in valid_rounds], [entry.reference for entry in valid_rounds]

@@ -1,4 +1,4 @@
-"""The options of `tsx optimize` with their help, and their record in a run's journal."""
+"""The options of `tsx optimize` with their help, and the form in which a journal stores them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ContentType", "Model", "Output", "Resume"]
 DEFAULT_TIME = "15m"
 DEFAULT_SIZES = "1,8,32"
 
-# Sections of the help besides those of tsx bench
+# Sections of the help, in addition to those of tsx bench.
 ACCURACY, FORMS = "Accuracy", "Forms and time"
 
 
@@ -28,7 +28,7 @@ class Keep(str, Enum):
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """The options as the journal has them; texts are not parsed yet."""
+    """The options as the journal stores them; texts are not parsed yet."""
 
     inputs: tuple[str, ...] = ()
     content_type: str | None = None
@@ -36,7 +36,7 @@ class OptimizeOptions:
     max_loss: str | None = None
     tolerance: str | None = None
     metric: str | None = None
-    forms: tuple[str, ...] = ()  # empty for all that apply
+    forms: tuple[str, ...] = ()  # If empty, all applicable forms are tried.
     batch_sizes: str = DEFAULT_SIZES
     rows: int | None = None
     device: str | None = None

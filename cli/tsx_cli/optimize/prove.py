@@ -1,6 +1,7 @@
-"""The proof that a form answers right.
+"""The proof that a form is accurate.
 
-Its answers must agree in batches of all sizes, and with the reference or the labels.
+Its answers in batches of all sizes must agree with its answers to single rows. They must also agree
+with the reference or the labels.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-# Batch sizes that every form is proven with, besides the measured ones
+# Batch sizes with which every form is proven, in addition to the measured ones.
 PROVEN_SIZES = (1, 2, 3, 5, 8, 17, 32)
-BATCH_ROWS = 8  # rows of a batch whose answers are compared
-REPEATED_ROWS = 8  # rows that the reference answers a second time
-REFERENCE_SHARE = 0.05  # share of the time limit for the reference's answers
-MIN_REFERENCE_ROWS = 32  # rows that the reference always answers
-MAX_CALIBRATION_ROWS = 256  # otherwise a quarter of the inputs
+BATCH_ROWS = 8  # size of the batches for comparing answers
+REPEATED_ROWS = 8  # rows that the reference answers twice
+REFERENCE_SHARE = 0.05  # fraction of the time limit for the reference's answers
+MIN_REFERENCE_ROWS = 32  # rows that the reference answers in any case
+MAX_CALIBRATION_ROWS = 256  # A quarter of the inputs is used if that is less.
 
 
 class OutOfTime(Exception):
-    """The error at the end of the time limit; the message names the step."""
+    """The time limit ended; the message contains the step."""
 
 
 class Criteria:
-    """The options that decide whether answers are right.
+    """The criteria of right answers, made from the options.
 
-    `labels` are those of the held-out rows; `names` are those of the classes, by number.
+    `labels` belong to the held-out rows; `names` are the names of classes by number.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Criteria:
         self.sizes = sorted({*PROVEN_SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
-        """Return the guard for the first rows, which have these answers.
+        """Return the guard for the first rows, for which the reference has these answers.
 
         Raises:
             CliError: The answers have no score.
@@ -79,26 +80,26 @@ class Criteria:
         self,
         limits: Sequence[Limit],
         rows: Sequence[int],
-        alone: Sequence[ComparedAnswer],
-        together: Sequence[ComparedAnswer],
+        single_answers: Sequence[ComparedAnswer],
+        batched_answers: Sequence[ComparedAnswer],
     ) -> bool:
-        """Tell whether answers to rows in a batch keep the limits, compared with single rows.
+        """Tell whether batched answers keep the limits, compared with answers to single rows.
 
         Only a custom metric needs labels.
         """
         labels = self.labels and self._custom and [self.labels[row] for row in rows]
         try:
-            return FormGuard(alone, limits, labels, self._custom, self._seed).is_within_limits(
-                together
-            )
-        except CliError:  # These rows have no score.
+            return FormGuard(
+                single_answers, limits, labels, self._custom, self._seed
+            ).is_within_limits(batched_answers)
+        except CliError:  # The metric cannot score these rows.
             return False
 
 
 class Proof:
     """The proof of a model's forms.
 
-    The reference answers the held-out rows once for all of them.
+    The reference answers the held-out rows only once, for all forms.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class Proof:
         deadline: float,
         on_rows: Callable[[int], None],
     ) -> None:
-        """Ask the reference for its answers until a share of the time is over.
+        """Get the reference's answers, within a fraction of the time limit.
 
         Args:
             criteria: The criteria of right answers.
             held_out: The held-out rows.
-            reference: The worker of the model as it is.
-            deadline: The end of the run by time.monotonic.
-            on_rows: A callback with the number of answers.
+            reference: The worker of the unchanged model.
+            deadline: The end of the run, a value of time.monotonic.
+            on_rows: A callback that receives the number of answers.
 
         Raises:
             CliError: The reference fails, or answers differently each time.
@@ -138,9 +139,9 @@ class Proof:
         self.rows = len(answers)
         self.guard = criteria.guard(answers)
         if self.guard.shortage is not None:
-            needed, reason = self.guard.shortage
+            needed_rows, reason = self.guard.shortage
             if self.rows == len(items):
-                total = needed + min(needed // 3, MAX_CALIBRATION_ROWS)
+                total = needed_rows + min(needed_rows // 3, MAX_CALIBRATION_ROWS)
                 raise UsageError(
                     f"--input: {reason}. A quarter of the inputs calibrates forms: give at least"
                     f" {total} different inputs in all, or accept more by --max-loss"
@@ -169,53 +170,55 @@ class Proof:
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:
-        """Return the first difference between answers in a batch and alone.
+        """Return the first difference between answers in a batch and answers to single rows.
 
-        Differences count if they exceed rounding and break the limits in their batch.
+        A difference counts if it exceeds rounding and its batch breaks the limits.
 
         Raises:
             WorkerFailed: The worker failed.
             OutOfTime: The time limit ended.
         """
-        alone: dict[int, ComparedAnswer] = {}
+        answers_by_row: dict[int, ComparedAnswer] = {}
         for size, start in zip(
             self._criteria.sizes, accumulate(self._criteria.sizes, initial=0), strict=False
         ):
             rows = [position % self.rows for position in range(start, start + size)]
             for row in rows:
-                if row not in alone:
+                if row not in answers_by_row:
                     self._check_time("while it answered batches of all sizes")
-                    alone[row] = answer_batch(worker, [self._items[row]], "it")[0]
+                    answers_by_row[row] = answer_batch(worker, [self._items[row]], "it")[0]
             expected, actual = (
-                [alone[row] for row in rows],
+                [answers_by_row[row] for row in rows],
                 answer_batch(worker, [self._items[row] for row in rows], "it"),
             )
             differences = [
-                compare(self._tolerance, b"", single, batched).difference
-                for single, batched in zip(expected, actual, strict=True)
+                compare(self._tolerance, b"", single_answer, batched_answer).difference
+                for single_answer, batched_answer in zip(expected, actual, strict=True)
             ]
             faults = [
-                (at, difference)
-                for at, difference in enumerate(differences)
+                (index, difference)
+                for index, difference in enumerate(differences)
                 if difference is not None
             ]
-            compared = [
-                batched if difference else single
-                for single, batched, difference in zip(expected, actual, differences, strict=True)
+            answers_to_judge = [
+                batched_answer if difference else single_answer
+                for single_answer, batched_answer, difference in zip(
+                    expected, actual, differences, strict=True
+                )
             ]
             if faults and not self._criteria.is_batch_within_limits(
-                self.guard.limits, rows, expected, compared
+                self.guard.limits, rows, expected, answers_to_judge
             ):
-                at, first = faults[0]
+                index, first_difference = faults[0]
                 suffix = f" and {len(faults) - 1} others" if faults[1:] else ""
                 return (
-                    f"row {at + 1} of a batch of {size}{suffix}:"
-                    f" {first.between('alone', 'in the batch')}"
+                    f"row {index + 1} of a batch of {size}{suffix}:"
+                    f" {first_difference.between('alone', 'in the batch')}"
                 )
         return None
 
     def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
-        """Return the verdict of a form; it gets no more rows once a limit is broken.
+        """Return the verdict of a form; no further rows are sent once a limit is broken.
 
         Raises:
             WorkerFailed: The worker failed, or its answers have no score.
@@ -231,7 +234,7 @@ class Proof:
             self._on_rows(len(answers))
             if len(answers) >= next_check and len(answers) < self.rows:
                 next_check *= 2
-                with suppress(CliError):  # There are too few rows to judge.
+                with suppress(CliError):  # There may be too few rows to judge.
                     if reason := self.guard.hopeless_reason(answers):
                         verdict = self._criteria.guard(self._reference[: len(answers)]).judge(
                             answers
@@ -241,12 +244,12 @@ class Proof:
                         )
         try:
             return self.guard.judge(answers)
-        except CliError as error:  # The user's metric refuses these answers.
+        except CliError as error:  # The user's metric cannot score these answers.
             raise WorkerFailed(f"its answers have no score: {error}") from error
 
-    def _check_time(self, when: str) -> None:
+    def _check_time(self, step: str) -> None:
         if time.monotonic() > self._deadline:
-            raise OutOfTime(f"the time limit ended {when}")
+            raise OutOfTime(f"the time limit ended {step}")
 
 
 def answer_batch(
@@ -262,6 +265,8 @@ def answer_batch(
         Exception: An answer is an error; `failure` makes the exception.
     """
     answers = worker.answer(batch).answers
-    if refused := next((answer for answer in answers if answer.status >= 400), None):
-        raise failure(f"{name} answers an input with {refused.status}: {error_text(refused.body)}")
+    if error_answer := next((answer for answer in answers if answer.status >= 400), None):
+        raise failure(
+            f"{name} answers an input with {error_answer.status}: {error_text(error_answer.body)}"
+        )
     return answers

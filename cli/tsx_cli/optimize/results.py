@@ -1,6 +1,6 @@
-"""The content of results.json of `tsx optimize`.
+"""The schema of results.json of `tsx optimize`.
 
-Times end in `_ms` or `_seconds`, sizes in `_mib`; shares go from 0 to 1.
+Names of times end in `_ms` or `_seconds`, names of sizes in `_mib`. Fractions are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ FORMAT = 1
 MAX_FEASIBLE_ROWS = 10_000_000
 
 
-# A kept form is written into the archive, or the best. A passed form is accurate and faster; a
-# slower one is accurate, but not faster beyond the noise. The rows of an unproven form keep the
-# limit, but are too few; those of an inaccurate form break it.
+# A kept form is written into the archive. A passed form is accurate and faster. A slower form is
+# accurate, but not faster beyond the noise. The rows of an unproven form keep the limit, but there
+# are too few. The rows of an inaccurate form break the limit.
 FormState = Literal[
     "kept", "passed", "slower", "unproven", "inaccurate", "failed", "not applicable", "not tried"
 ]
 
 
 class SizeFigures(Part):
-    """The figures of one batch size, for which a form and the reference took turns."""
+    """The figures of one batch size, which a form and the reference ran in turn."""
 
     batch_size: int
     median_ms: float
     reference_ms: float
-    ratio: float  # reference time / own time: above 1 is faster
+    ratio: float  # reference's time / form's time; above 1 the form is faster
     low: float  # 95 % interval of the ratio
     high: float
 
 
 class GuardVerdict(Part):
-    """The comparison of the answers to the held-out rows with the reference or labels."""
+    """The comparison of answers to the held-out rows with the reference or with labels."""
 
     passed: bool
-    metric: str  # top1
-    limit: str  # top1>=-0.5%
+    metric: str  # such as top1
+    limit: str  # such as top1>=-0.5%
     value: float  # the form's score
     reference: float  # the reference's score; 1 if its answers are the truth
-    # The decline from the reference, as a share of it for unbounded metrics
+    # The decline from the reference; for metrics without bounds, relative to the reference.
     loss: float
     loss_bound: float  # upper bound of the loss with 95 % confidence
     rows: int
@@ -56,7 +56,9 @@ class FormResult(Part):
     state: FormState
     reason: str = ""  # empty for kept and passed
     guard: GuardVerdict | None = None
-    batches_agree: bool | None = None  # Answers in all batch sizes agree with single rows.
+    batches_agree: bool | None = (
+        None  # whether answers in all batch sizes agree with those to single rows
+    )
     sizes: list[SizeFigures] = Field(default_factory=list)
     speedup: float | None = None  # geometric mean of the ratios
     speedup_low: float | None = None
@@ -81,7 +83,7 @@ class OptimizeResults(Part):
     held_out_rows: int
     limit: str  # the guard's limits
     batch_sizes: list[int]
-    reference: FormResult  # its sizes have ratio 1
+    reference: FormResult  # The ratios of its sizes are 1.
     forms: list[FormResult] = Field(default_factory=list)
     best: str | None = None  # name of a form; None is the reference
     why: str = ""  # explanation of the choice

@@ -1,6 +1,6 @@
 """An optimization run: it builds, verifies and measures one form after another.
 
-Each form is measured beside the reference, and its result is stored.
+Each form is measured in turn with the reference, and its result is stored.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 from tsx_cli.optimize.write_back import BuiltForm
 
 BUILD_FRACTION = 0.5  # fraction of the remaining time for one form
-MIN_BUILD_S = 60.0  # A build gets at least this if so much remains; the survey gets it always.
-MEASUREMENT_S = 4.0  # at most, for each batch size
+MIN_BUILD_S = 60.0  # minimum for a build if this much time remains, and for the survey always
+MEASUREMENT_S = 4.0  # maximum for each batch size
 NOT_REACHED = "the run ended before it was tried"
 
 
@@ -72,12 +72,12 @@ class Optimization:
                 self._list_forms(self.past.survey)
                 if not any(may_be_tried(form) for form in self.results.forms):
                     return
-            self.progress.doing("starting the model as it is")
+            self.progress.show_activity("starting the model as it is")
             with start_worker(self.builder.spec()) as reference:
                 self.results.reference.load_seconds = reference.load_seconds
-                self.progress.doing("the answers of the model as it is")
+                self.progress.show_activity("the answers of the model as it is")
                 proof = Proof(
-                    self.criteria, self.held_out, reference, self.deadline, self.progress.rows
+                    self.criteria, self.held_out, reference, self.deadline, self.progress.show_rows
                 )
                 if proof.rows < len(self.held_out):
                     self.results.notes.append(
@@ -87,7 +87,7 @@ class Optimization:
                 self.progress.print_line(
                     f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
                 )
-                self.progress.doing("finding the forms that apply")
+                self.progress.show_activity("finding the forms that apply")
                 applies, labels = self.builder.survey(max(MIN_BUILD_S, self._remaining_s()))
                 survey = Survey(
                     applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows
@@ -110,10 +110,10 @@ class Optimization:
             self._finish()
 
     def _list_forms(self, survey: Survey) -> None:
-        """List the wanted forms, the most promising first, with results of the resumed run.
+        """List the requested forms, the most promising first, with the results of the resumed run.
 
         Raises:
-            UsageError: --forms names an unknown form.
+            UsageError: --forms contains an unknown form.
         """
         past = {} if self.past is None else self.past.forms
         self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
@@ -131,7 +131,7 @@ class Optimization:
 
     def _try_form(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         try:
-            self._examine(form, reference, proof)
+            self._build_and_verify(form, reference, proof)
         except (OutOfTime, BuildTimeout) as error:
             form.reason = str(error)
         except (BuildFailed, WorkerFailed, OSError) as error:
@@ -158,42 +158,44 @@ class Optimization:
             self.results.notes.append(note)
             self.progress.print_line(note)
 
-    def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
-        built = self._build(form)
+    def _build_and_verify(
+        self, form: FormResult, reference: StandaloneWorker, proof: Proof
+    ) -> None:
+        built_form = self._build(form)
         self._check_time("before a worker was started with it")
-        self.progress.doing(f"{form.name}: starting a worker")
-        with start_worker(self.builder.spec(built)) as worker:
+        self.progress.show_activity(f"{form.name}: starting a worker")
+        with start_worker(self.builder.spec(built_form)) as worker:
             form.load_seconds = worker.load_seconds
             if worker.form != form.name:
                 reasons = " ".join(worker.forms_passed_over).removeprefix(f"{form.name}: ")
                 raise WorkerFailed(f"a worker does not run it: {reasons}")
-            self.progress.doing(f"{form.name}: batches of all sizes")
+            self.progress.show_activity(f"{form.name}: batches of all sizes")
             difference = proof.batch_difference(worker)
             form.batches_agree = difference is None
             if difference is not None:
                 raise WorkerFailed(
                     f"it answers a row differently in a batch than alone: {difference}"
                 )
-            self.progress.doing(f"{form.name}: comparing answers")
+            self.progress.show_activity(f"{form.name}: comparing answers")
             form.guard = proof.verdict(worker)
             form.sizes = self._measure(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
-            # The workers share pages, so both are measured while both run.
+            # The workers share pages, so their memory is measured while both run.
             self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI
         form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
         form.state, form.reason = judge_form(form.guard, form.speedup_low)
 
     def _build(self, form: FormResult) -> BuiltForm:
-        built = self.builder.find_built(form.name)
-        if built is None:
-            self.progress.doing(f"{form.name}: building")
-            built = self.builder.build(
+        built_form = self.builder.find_built(form.name)
+        if built_form is None:
+            self.progress.show_activity(f"{form.name}: building")
+            built_form = self.builder.build(
                 form.name,
                 min(self._remaining_s(), max(MIN_BUILD_S, BUILD_FRACTION * self._remaining_s())),
             )
-        form.build_seconds = built.record.measured.get("build_seconds")
-        form.size_mib = size_of(built.directory) / MEBI
-        return built
+        form.build_seconds = built_form.record.measured.get("build_seconds")
+        form.size_mib = size_of(built_form.directory) / MEBI
+        return built_form
 
     def _measure(
         self, name: str, reference: StandaloneWorker, worker: StandaloneWorker
@@ -201,7 +203,7 @@ class Optimization:
         items, sizes = items_of(self.held_out), list[SizeFigures]()
         for index, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
-            self.progress.doing(f"{name}: batches of {size} beside the reference")
+            self.progress.show_activity(f"{name}: batches of {size} beside the reference")
             remaining_sizes = len(self.results.batch_sizes) - index
             seconds = min(MEASUREMENT_S, self._remaining_s() / remaining_sizes)
             watch, cores = partial(Watch, self._noise_probes), self.results.environment.cores
@@ -216,9 +218,9 @@ class Optimization:
         best = rank_forms(results.forms)[:1]
         results.best = best[0].name if best else None
         results.why = describe_choice(results.forms, results.batch_sizes)
-        measured = [entry for form in results.forms for entry in form.sizes]
+        size_figures = [entry for form in results.forms for entry in form.sizes]
         for size in results.batch_sizes:
-            if times := [entry.reference_ms for entry in measured if entry.batch_size == size]:
+            if times := [entry.reference_ms for entry in size_figures if entry.batch_size == size]:
                 median = statistics.median(times)
                 figures = SizeFigures(
                     batch_size=size, median_ms=median, reference_ms=median, ratio=1, low=1, high=1
@@ -238,15 +240,15 @@ class Optimization:
     def _remaining_s(self) -> float:
         return self.deadline - time.monotonic()
 
-    def _check_time(self, when: str) -> None:
+    def _check_time(self, step: str) -> None:
         if self._remaining_s() <= 0:
-            raise OutOfTime(f"the time limit ended {when}")
+            raise OutOfTime(f"the time limit ended {step}")
 
 
 def may_be_tried(form: FormResult) -> bool:
     """Tell whether a resumed run tries a form.
 
-    A package that was missing (`Form.missing`) may be installed now.
+    A package that was missing (`Form.missing`) may have been installed since.
     """
     return form.state == "not tried" or (
         form.state == "not applicable" and " is not installed: " in form.reason
@@ -254,7 +256,7 @@ def may_be_tried(form: FormResult) -> bool:
 
 
 def outcome(form: FormResult) -> str:
-    """Return the result of a form in one line."""
+    """Describe the result of a form in one line."""
     speed = (
         ""
         if form.speedup is None

@@ -1,6 +1,6 @@
-"""A call of `tsx optimize`.
+"""One invocation of `tsx optimize`.
 
-It prepares a run from the command line, runs it, and writes the results into the archive.
+It prepares a run from the options, runs it, and writes the results into the archive.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MIN_ROWS = 8
 
 @dataclass(frozen=True)
 class OptimizeRequest:
-    """The request of a run, new or resumed."""
+    """The parameters of a run, new or resumed."""
 
     model: Path
     options: OptimizeOptions
@@ -64,14 +64,14 @@ class OptimizeRequest:
 
 
 class Rows(NamedTuple):
-    """The inputs in two disjoint parts."""
+    """The inputs in two disjoint sets."""
 
     calibration: list[Payload]
     held_out: list[Payload]
     labels: list[Any] | None  # the held-out rows' labels
 
     def digest(self) -> str:
-        """Return a digest that changes with a row, a label, or the division."""
+        """Return a digest that changes with any row, any label, or the division."""
         digest = hashlib.sha256(json.dumps([len(self.calibration), self.labels]).encode())
         for payload in (*self.calibration, *self.held_out):
             digest.update(
@@ -112,21 +112,25 @@ def resumed_optimization(
         CliError: There is nothing to resume.
     """
     past = read_optimize_journal(directory)
-    measured, options = past.arguments(directory, OptimizeOptions)
-    return OptimizeRequest(model or measured, options, directory, time_limit, keep, past, quiet)
+    measured_model, options = past.arguments(directory, OptimizeOptions)
+    return OptimizeRequest(
+        model or measured_model, options, directory, time_limit, keep, past, quiet
+    )
 
 
 def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     """Try all forms, and write results.json and the forms of --keep.
 
-    The results are not `complete` if the run is interrupted.
+    `complete` of the results is False if the run is interrupted.
     """
     options, past = request.options, request.past
     with (
         open_archive(
             request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
         ) as archive,
-        tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_directory()) as temporary,
+        tempfile.TemporaryDirectory(
+            prefix="tsx-optimize-", dir=temporary_directory()
+        ) as temporary_path,
     ):
         if MANIFEST_KEY in archive.manifest.data:
             advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
@@ -152,7 +156,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
         rows = divide_rows(payloads, labels, options.seed, options.rows)
         names = None
-        with suppress(ValueError):  # Only the user's handler can read the names.
+        with suppress(ValueError):  # The file may have a format that only the user's handler reads.
             names = read_class_names(archive.directory / INDEX_TO_NAME)
         criteria = Criteria(options, rows.labels, names)
         deadline = time.monotonic() + request.time_limit
@@ -160,7 +164,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
             Progress(deadline, quiet=request.quiet) as progress,
             OptimizeJournal(request.directory, new=past is None) as journal,
         ):
-            progress.doing("examining this machine")
+            progress.show_activity("examining this machine")
             results = _empty_results(request, archive, mix(payloads, plain(source)), rows)
             fingerprint = results.environment.fingerprint
             digest, inputs_digest = digest_of(archive), rows.digest()
@@ -181,7 +185,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
                 device_of(options.device, archive),
                 items_of(rows.calibration),
                 criteria.sizes[-1],
-                Path(temporary),
+                Path(temporary_path),
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
             )
@@ -207,7 +211,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
                     )
                 except BaseException:
                     results.complete = False
-                    with suppress(OSError):  # The error that ended the run is reported.
+                    with suppress(OSError):  # The original error must be reported.
                         if results.forms:
                             write_report(results, request.directory)
                     raise
@@ -245,7 +249,7 @@ def divide_rows(
     """Return a random quarter of the distinct payloads, and the others with their labels.
 
     Raises:
-        UsageError: There are too few.
+        UsageError: There are too few payloads.
     """
     pairs = zip(payloads, [None] * len(payloads) if labels is None else labels, strict=True)
     unique = list(
@@ -261,26 +265,26 @@ def divide_rows(
             f"--input: {len(unique)} different inputs are too few; give at least {MIN_ROWS}, or"
             " hundreds to show a loss of half a percent"
         )
-    share = min(len(unique) // 4, MAX_CALIBRATION_ROWS)
-    held_out = unique[share:]
+    calibration_count = min(len(unique) // 4, MAX_CALIBRATION_ROWS)
+    held_out = unique[calibration_count:]
     held_out_labels = None if labels is None else [label for _, label in held_out]
     return Rows(
-        [payload for payload, _ in unique[:share]],
+        [payload for payload, _ in unique[:calibration_count]],
         [payload for payload, _ in held_out],
         held_out_labels,
     )
 
 
 def device_of(option: str | None, archive: OpenArchive) -> str:
-    """Return the device of --device, or a GPU if there is one.
+    """Return the device of --device; by default a GPU if there is one.
 
     Raises:
-        UsageError: The device is unknown, or several are named.
+        UsageError: The device is unknown, or several are given.
     """
     if option is None:
         return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
-    device, *extra = parse_words(option, DEVICES, "--device")
-    if extra:
+    device, *further_devices = parse_words(option, DEVICES, "--device")
+    if further_devices:
         raise UsageError(f"--device: '{option}' is more than one; forms are built for one device")
     if device == "cuda" and not gpu_count():
         raise UsageError(
@@ -298,33 +302,33 @@ def _keep_forms(
     journal: OptimizeJournal,
     settings: Settings,
 ) -> None:
-    """Write the forms of --keep into the archive, whose digest at the start was `digest`.
+    """Write the forms of --keep into the archive; `digest` is its digest at the start.
 
     Raises:
-        CliError: The archive has changed, or the files of a form are gone.
+        CliError: The archive has changed, or the files of a form are missing.
         ArchiveError: The archive cannot be read.
     """
-    chosen = rank_forms(results.forms)[: 1 if request.keep is Keep.BEST else None]
-    if not chosen:
+    chosen_forms = rank_forms(results.forms)[: 1 if request.keep is Keep.BEST else None]
+    if not chosen_forms:
         if builder.archive.config.forms:
             results.notes.append(
                 f"{request.model} still has the forms of an earlier run: tsx optimize"
                 f" {request.model} --remove removes them"
             )
         return
-    built: list[BuiltForm] = []
-    for form in chosen:
+    built_forms: list[BuiltForm] = []
+    for form in chosen_forms:
         form_files = builder.find_built(form.name)
         if form_files is None:
             raise CliError(
                 f"nothing was written into {request.model}: {request.directory / FORMS_DIRECTORY}"
                 f" has no files of {form.name}; run tsx optimize again"
             )
-        built.append(
+        built_forms.append(
             form_files._replace(record=replace(form_files.record, measured=measured_of(form)))
         )
-    results.notes.append(keep_forms(request.model, digest, built, settings.archive_cache()))
-    for form in chosen:
+    results.notes.append(keep_forms(request.model, digest, built_forms, settings.archive_cache()))
+    for form in chosen_forms:
         form.state = "kept"
     with open_archive(
         request.model, cache=settings.archive_cache(), limits=settings.archive_limits()

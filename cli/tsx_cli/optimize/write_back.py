@@ -1,4 +1,4 @@
-"""The forms in an archive: they are added beside the original, and removed, atomically."""
+"""The forms in an archive: they are added next to the original, and removed, atomically."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def measured_of(result: FormResult) -> dict[str, Any]:
 
 
 def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | Cache) -> str:
-    """Write forms into the archive, replacing those of an earlier run, and describe the result.
+    """Write forms into the archive, replacing those of an earlier run; describe the result.
 
     Args:
-        path: The archive; it is not written without forms.
-        digest: The `digest_of` the archive that the forms were built from.
+        path: The archive; without forms it stays unchanged.
+        digest: The `digest_of` the archive from which the forms were built.
         forms: The forms in the order in which a server tries them.
         cache: The cache of archives.
 
@@ -66,7 +66,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
             f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file
             for file in files
         }
-    # These come last, as in a directory they must name existing files.
+    # These are written last: if the archive is a directory, they must refer to existing files.
     members |= {FORMS_FILE: kept_forms.content(), config: text.encode()}
     rewrite_archive(
         path,
@@ -81,22 +81,22 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
 
 
 def remove_forms(path: Path, cache: Path | Cache) -> str:
-    """Remove all forms, and their names in model-config.yaml, and describe the result.
+    """Remove all forms, and their names in model-config.yaml; describe the result.
 
     Raises:
         CliError: The archive cannot be written.
         ArchiveError: The archive cannot be read.
     """
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
-        present = [
+        existing_names = [
             name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()
         ]
-        if not present and "forms" not in archive.config.raw:
+        if not existing_names and "forms" not in archive.config.raw:
             return f"{path} has no forms"
         config = config_name(archive)
         text = with_keys(config_text(archive), {"forms": None})
-    changed = {config: text.encode()} if "forms" in archive.config.raw else {}
-    rewrite_archive(path, changed, remove=present, limits=archive_limits())
+    changed_members = {config: text.encode()} if "forms" in archive.config.raw else {}
+    rewrite_archive(path, changed_members, remove=existing_names, limits=archive_limits())
     return f"{path} has no forms any more; a server runs the original"
 
 
@@ -108,15 +108,17 @@ def digest_of(archive: OpenArchive) -> str:
 
 
 def source_digests(archive: OpenArchive) -> dict[str, str]:
-    """Return the sha-256 of the members that forms are built from: weights and code."""
+    """Return the sha-256 of each member that forms are built from: weights and code."""
     manifest, handler, digests = archive.manifest, archive.manifest.handler_file, dict[str, str]()
     model_files = {
         normal(name) for name in (manifest.serialized_file, manifest.model_file, handler) if name
     }
     for path in sorted(archive.directory.rglob("*")):
         name = normal(path.relative_to(archive.directory).as_posix())
-        first, *tail = name.split("/")
-        is_hidden = first == FORMS_DIRECTORY or any(part.startswith(".") for part in (first, *tail))
+        first_part, *tail = name.split("/")
+        is_hidden = first_part == FORMS_DIRECTORY or any(
+            part.startswith(".") for part in (first_part, *tail)
+        )
         if (
             not is_hidden
             and (name in model_files or path.suffix in (".py", *MODEL_SUFFIXES))

@@ -1,4 +1,4 @@
-"""`tsx explain`: the stages of one request's time."""
+"""`tsx explain` shows the stages of one request's time."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def explain(
 
 
 def lines(timeline: dict[str, Any]) -> list[str]:
-    spent = timeline["milliseconds"]
+    milliseconds_by_part = timeline["milliseconds"]
     outcome = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
     batch = {None: "", 1: ", alone in its batch"}.get(
         timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}"
     )
-    shown = [
+    text_lines = [
         (
             f"{timeline['requestId']} {outcome} with {timeline['status']} after"
-            f" {milliseconds(spent['total'])}"
+            f" {milliseconds(milliseconds_by_part['total'])}"
         ),
         (
             f"{timeline['modelName']} {timeline['modelVersion']}{batch}; it arrived at"
             f" {timeline['arrived']}"
         ),
     ]
-    known = [part for part in PARTS if part in spent]
-    if known:
-        shown.append("")
-        shown += [
-            f"  {part:11} {milliseconds(spent[part]):>12}  {bar(spent[part], spent['total']):30}"
+    known_parts = [part for part in PARTS if part in milliseconds_by_part]
+    if known_parts:
+        text_lines.append("")
+        text_lines += [
+            f"  {part:11} {milliseconds(milliseconds_by_part[part]):>12}  {bar(milliseconds_by_part[part], milliseconds_by_part['total']):30}"
             f" {PARTS[part]}".rstrip()
-            for part in known
+            for part in known_parts
         ]
-    return shown
+    return text_lines

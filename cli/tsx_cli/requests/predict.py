@@ -1,4 +1,4 @@
-"""`tsx predict`: sends one request to a running server, and prints or saves the response."""
+"""`tsx predict` sends one request to a running server, and prints or saves the response."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import UNSAFE, escaped
 
-BAR = 30
-SHOWN_LABELS = 20
-TEXTS = ("text/", "application/json")
+BAR_WIDTH = 30
+MAX_LABELS = 20
+TEXT_TYPES = ("text/", "application/json")
 TEXT_STARTS = ("{", "[", '"')
 
 Content = tuple[str, bytes, str]  # name of a file, bytes, content type
@@ -105,7 +105,7 @@ def predict(
         name, kind, data = _read(input)
     kind = content_type or kind
     if fields:
-        from urllib3.filepost import encode_multipart_formdata  # It is slow to import.
+        from urllib3.filepost import encode_multipart_formdata  # a slow import
 
         data, kind = encode_multipart_formdata(_form(fields, (name, data, kind) if kind else None))
     target = path("predictions", model, *([] if version is None else [version]))
@@ -114,7 +114,7 @@ def predict(
 
 
 def check_delivery(output: Path | None, *, as_json: bool) -> None:
-    """Refuse --output together with --json.
+    """Refuse the combination of --output and --json.
 
     Raises:
         UsageError: Both are given.
@@ -129,14 +129,14 @@ def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
     """Write a response to a file, as JSON, formatted for a terminal, or unchanged."""
     if output is not None:
         with output.open("wb") as sink:
-            _pass_on(response, sink)
+            _copy_body(response, sink)
     elif as_json:
         print_json(describe(response))
     elif sys.stdout.isatty():
         show(response, Console())
     else:
         sys.stdout.flush()
-        _pass_on(response, sys.stdout.buffer, ends_line=True)
+        _copy_body(response, sys.stdout.buffer, ends_line=True)
 
 
 def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, bytes]:
@@ -172,22 +172,22 @@ def describe(response: Response) -> dict[str, object]:
 
 
 def show(response: Response, console: Console) -> None:
-    """Format a response for a person; a stream of text appears as it arrives."""
+    """Format a response for people; a stream of text is printed as it arrives."""
     if response.content_type.startswith("text/"):
-        # A part may end within a character.
+        # A part may end in the middle of a character.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        shown = ""
+        last_text = ""
         for part in response.parts:
             text = escaped(decoder.decode(part))
-            shown = text or shown
+            last_text = text or last_text
             console.file.write(text)
             console.file.flush()
-        if not shown.endswith("\n"):
+        if not last_text.endswith("\n"):
             console.file.write("\n")
         return
     body = response.body()
     try:
-        value = _harmless(json.loads(body))
+        value = _escape_controls(json.loads(body))
     except (ValueError, RecursionError):
         _show_unparsed(body, response.content_type, console)
         return
@@ -196,7 +196,7 @@ def show(response: Response, console: Console) -> None:
         for label, probability in labels:
             console.print(
                 Text(f"{escaped(label):<{width}}  {probability:7.2%}  "),
-                Text("█" * round(probability * BAR), "green"),
+                Text("█" * round(probability * BAR_WIDTH), "green"),
                 sep="",
             )
     else:
@@ -204,21 +204,21 @@ def show(response: Response, console: Console) -> None:
 
 
 def as_probabilities(value: object) -> list[tuple[str, float]]:
-    """Return the labels and probabilities of a classifier's response; empty for another one."""
-    if not isinstance(value, dict) or not 0 < len(value) <= SHOWN_LABELS:
+    """Return the labels and probabilities of a classifier's response, or an empty list."""
+    if not isinstance(value, dict) or not 0 < len(value) <= MAX_LABELS:
         return []
     if not all(isinstance(number, float) and 0 <= number <= 1 for number in value.values()):
         return []
     return list(value.items())
 
 
-def _harmless(value: object) -> object:
+def _escape_controls(value: object) -> object:
     """Escape control characters that JSON does not escape."""
     if isinstance(value, str):
         return UNSAFE.sub(lambda match: escaped(match[0]) if match[0] > " " else match[0], value)
     if isinstance(value, dict):
-        return {_harmless(key): _harmless(item) for key, item in value.items()}
-    return [_harmless(item) for item in value] if isinstance(value, list) else value
+        return {_escape_controls(key): _escape_controls(item) for key, item in value.items()}
+    return [_escape_controls(item) for item in value] if isinstance(value, list) else value
 
 
 def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
@@ -231,26 +231,26 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
         ) from None
 
 
-def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
-    """Return the fields of a form; a field without a value holds the sent content.
+def _form(fields: list[str], content: Content | None) -> list[tuple[str, Any]]:
+    """Return the fields of a form; a field without a value contains the sent content.
 
     Raises:
-        UsageError: The number of such fields does not fit.
+        UsageError: The number of fields without a value is wrong.
     """
     parts = [field.partition("=") for field in fields]
-    if sum(not equals for _, equals, _ in parts) != (sent is not None):
+    if sum(not equals for _, equals, _ in parts) != (content is not None):
         raise UsageError(
             "--field takes NAME=VALUE, and once the NAME for the file or text, if there is one"
         )
-    return [(name, value if equals else sent) for name, equals, value in parts]
+    return [(name, value if equals else content) for name, equals, value in parts]
 
 
 def _read(argument: str) -> tuple[str, str, bytes]:
     """Return the name, the content type and the bytes of a file, of stdin, or of a text."""
     try:
         data = sys.stdin.buffer.read() if argument == "-" else Path(argument).read_bytes()
-    except OSError as error:  # A long text cannot be a file name either.
-        from tsx_archiver.names import similar_file  # It is slow to import.
+    except OSError as error:  # Opening a text also fails if it is too long for a file name.
+        from tsx_archiver.names import similar_file  # a slow import
 
         if not any(map(str.isspace, argument)) and argument[:1] not in TEXT_STARTS:
             hint = f"To send it as a text: echo {shlex.quote(argument)} | tsx predict MODEL -"
@@ -262,12 +262,12 @@ def _read(argument: str) -> tuple[str, str, bytes]:
     return Path(argument).name, guess_content_type(argument, data), data
 
 
-def _pass_on(response: Response, sink: BinaryIO, *, ends_line: bool = False) -> None:
-    last = b""
+def _copy_body(response: Response, sink: BinaryIO, *, ends_line: bool = False) -> None:
+    last_byte = b""
     for part in response.parts:
-        last = part[-1:]
+        last_byte = part[-1:]
         sink.write(part)
         sink.flush()
-    if ends_line and last not in (b"", b"\n") and response.content_type.startswith(TEXTS):
+    if ends_line and last_byte not in (b"", b"\n") and response.content_type.startswith(TEXT_TYPES):
         sink.write(b"\n")
         sink.flush()

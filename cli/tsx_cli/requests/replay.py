@@ -1,4 +1,4 @@
-"""`tsx replay`: sends the requests of a recording again, with their original spacing."""
+"""`tsx replay` sends the requests of a recording again, with their original spacing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def replay(
 
     The requests keep their original spacing.
     """
-    from tsx_cli.requests.replay_run import Replay, read_comparison  # It is slow to import.
+    from tsx_cli.requests.replay_run import Replay, read_comparison  # a slow import
 
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
@@ -95,9 +95,9 @@ def replay(
             "no such model is served: `tsx models list` shows the models; --model and --version"
             " choose where the requests go"
         )
-    if run.refused and not run.alike and min(run.answers) >= 300:
+    if run.first_error and not run.same_status and min(run.answers) >= 300:
         raise CliError(
-            f"no request got the same answer as when it was recorded; the first got {run.refused}"
+            f"no request got the same answer as when it was recorded; the first got {run.first_error}"
         )
 
 
@@ -109,11 +109,11 @@ def _show(summary: dict[str, Any]) -> None:
             (f"answered {status}" if status.isdigit() else f"not answered ({status})", count)
             for status, count in answers
         ),
-        ("latency p50", _shown(summary["p50_ms"])),
-        ("latency p99", _shown(summary["p99_ms"])),
-        ("the slowest", _shown(summary["max_ms"])),
-        ("sent late p99", _shown(summary["late_p99_ms"])),
-        ("the latest", _shown(summary["late_max_ms"])),
+        ("latency p50", _milliseconds_text(summary["p50_ms"])),
+        ("latency p99", _milliseconds_text(summary["p99_ms"])),
+        ("the slowest", _milliseconds_text(summary["max_ms"])),
+        ("sent late p99", _milliseconds_text(summary["late_p99_ms"])),
+        ("the latest", _milliseconds_text(summary["late_max_ms"])),
     ]
     if summary["compared"]:
         rows.append(
@@ -126,13 +126,13 @@ def _show(summary: dict[str, Any]) -> None:
             rows.append(("largest difference", f"{summary['largest_difference']:.3g}"))
     print_table(["replay", ""], rows)
     for difference in summary["different"]:
-        was, now = difference["recorded"], difference["now"]
+        recorded_answer, new_answer = difference["recorded"], difference["now"]
         print(
-            f"differs at {difference['at']} s: recorded {was['status']} {one_line(was['answer'])}, now"
-            f" {now['status']} {one_line(now['answer'])}"
+            f"differs at {difference['at']} s: recorded {recorded_answer['status']} {one_line(recorded_answer['answer'])}, now"
+            f" {new_answer['status']} {one_line(new_answer['answer'])}"
         )
         print(f"  {one_line(difference['why'])}")
 
 
-def _shown(value: float | None) -> str:
+def _milliseconds_text(value: float | None) -> str:
     return "" if value is None else milliseconds(value)

@@ -1,4 +1,4 @@
-"""The replay of a recording: requests are sent when they are due, and responses compared."""
+"""A replay of a recording: it sends requests when they are due, and compares the responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from tsx_cli.common.client import Server, path
-from tsx_cli.common.compare_option import in_words, read_compare
+from tsx_cli.common.compare_option import comparison_text, read_compare
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.shadowing.comparison import compare, tolerance_of
 from tsx_runtime.plugins import ComparedAnswer
@@ -24,8 +24,8 @@ from tsx_runtime.recordings import Recorded
 from tsx_runtime.settings.traffic_policy import Compare
 from tsx_runtime.shared.quantiles import nearest_rank
 
-MAX_WAITING = 1000  # requests that wait for a connection before the recording is read on
-MAX_SHOWN = 5  # requests whose responses differ
+MAX_WAITING = 1000  # requests that may wait for a connection; then reading the recording pauses
+MAX_SHOWN = 5  # shown requests with differing responses
 PROGRESS_INTERVAL_S = 0.2
 
 
@@ -33,7 +33,7 @@ def read_comparison(comparison: str | None, ignore: list[str] | None) -> Compare
     """Parse --compare and --ignore.
 
     Raises:
-        UsageError: They are invalid.
+        UsageError: One of them is invalid.
     """
     fields = ({"kind": "numeric"} if comparison is None else read_compare(comparison)) | (
         {"ignore": ignore} if ignore else {}
@@ -53,33 +53,33 @@ def read_comparison(comparison: str | None, ignore: list[str] | None) -> Compare
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
     """Yield each request with its due time, in seconds from the start."""
-    first: float | None = None
+    first_time: float | None = None
     for entry in entries:
-        first = entry.at if first is None else first
-        yield (entry.at - first) / speed, entry
+        first_time = entry.at if first_time is None else first_time
+        yield (entry.at - first_time) / speed, entry
 
 
 def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
-    """Return the path of a request, one that passes a query to the handler."""
+    """Return the path of a request; it must be one that passes a query to the handler."""
     name = model or entry.model
-    named = [name] if version is None else [name, version]
+    segments = [name] if version is None else [name, version]
     if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
-        return path("explanations", *named)
+        return path("explanations", *segments)
     # Requests to OpenAI's paths have this header too.
     if url_path := next(
         (value for header, value in entry.headers if header.lower() == "url_path"), ""
     ):
         return f"{path('predictions', name, version or '')}/{url_path}"
     query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
-    return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
+    return f"{path(*segments, 'predict')}?{query}" if query else path("predictions", *segments)
 
 
 @dataclass
 class Replay:
     """A replay and its figures.
 
-    Latencies count from the due time of a request, so that a server that delays the generator does
-    not look faster.
+    Latencies count from the due time of a request. Otherwise a slow server that delays the sending
+    would look faster.
     """
 
     server: Server
@@ -89,20 +89,20 @@ class Replay:
     sent: int = 0
     seconds: float = 0.0
     answers: Counter[int] = field(default_factory=Counter)  # responses by status
-    failed: Counter[str] = field(default_factory=Counter)  # requests without response, by reason
+    failed: Counter[str] = field(default_factory=Counter)  # requests without a response, by reason
     latencies: list[float] = field(default_factory=list)  # seconds
     late: list[float] = field(default_factory=list)  # seconds between due time and sending
     compared: int = 0
-    different: list[dict[str, Any]] = field(default_factory=list)  # first differing responses
-    equal: int = 0  # agreeing responses
+    different: list[dict[str, Any]] = field(default_factory=list)  # the first differing responses
+    equal: int = 0  # responses equal to the recorded ones
     largest: float = 0.0  # largest difference of two numbers
     precision: str | None = None  # precision of the recorded model
-    alike: int = 0  # responses with the recorded status
-    refused: str = ""  # first error that was not recorded
+    same_status: int = 0  # responses with the recorded status
+    first_error: str = ""  # the first error where the recording has a success
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._here = threading.local()
+        self._thread_local = threading.local()
 
     def send_all(
         self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool
@@ -111,11 +111,11 @@ class Replay:
 
         Raises:
             CliError: No server answers.
-            NotARecording: The file is no recording.
+            NotARecording: The file is not a recording.
             OSError: The recording cannot be read.
         """
         copy(self.server).send("GET", "/ping")
-        room = threading.BoundedSemaphore(concurrency + MAX_WAITING)
+        slots = threading.BoundedSemaphore(concurrency + MAX_WAITING)
         start = time.monotonic()
         with ThreadPoolExecutor(concurrency, initializer=self._connect) as pool:
             for due, entry in plan(entries, speed):
@@ -123,10 +123,10 @@ class Replay:
                     time.sleep(min(remaining, PROGRESS_INTERVAL_S))
                     if progress:
                         self._show_progress(start)
-                room.acquire()
+                slots.acquire()
                 self.sent += 1
                 pool.submit(self._send, entry, start + due, start).add_done_callback(
-                    lambda _: room.release()
+                    lambda _: slots.release()
                 )
         self.seconds = time.monotonic() - start
         if progress:
@@ -148,20 +148,20 @@ class Replay:
             "late_max_ms": _ms(late, 1.0),
             "compared": self.compared,
             "equal": self.equal,
-            "compare": in_words(self.comparison.model_dump(mode="json"), tolerance),
+            "compare": comparison_text(self.comparison.model_dump(mode="json"), tolerance),
             "largest_difference": self.largest if self.comparison.kind != "top-k" else None,
             "different": self.different,
         }
 
     def _connect(self) -> None:
-        """Give this thread its own connection, because a shared pool is slower."""
-        self._here.server = copy(self.server)
+        """Give this thread a connection of its own, because a shared pool is slower."""
+        self._thread_local.server = copy(self.server)
 
     def _send(self, entry: Recorded, due: float, start: float) -> None:
         late = max(0.0, time.monotonic() - due)
         try:
             target = target_of(entry, self.model, self.version)
-            response = self._here.server.exchange(
+            response = self._thread_local.server.exchange(
                 "POST", target, [*entry.headers, *self.server.authorization.items()], entry.body
             )
             status, body = response.status, response.body()
@@ -177,9 +177,9 @@ class Replay:
             self.late.append(late)
             self.answers[status] += 1
             self.latencies.append(time.monotonic() - due)
-            self.alike += status == entry.status
-            if status >= 300 > entry.status > 0 and not self.refused:
-                self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
+            self.same_status += status == entry.status
+            if status >= 300 > entry.status > 0 and not self.first_error:
+                self.first_error = f"{status}: {self.server.refusal(status, body, target).message}"
         if entry.answer is not None:
             self._compare(
                 entry, entry.answer, ComparedAnswer(status, response.headers, body), due - start
@@ -199,15 +199,15 @@ class Replay:
             if result.difference is None:
                 self.equal += 1
             elif len(self.different) < MAX_SHOWN:
-                before, now = (
+                recorded_answer, new_answer = (
                     {"status": answer.status, "answer": _clip(answer.body)}
                     for answer in (expected, actual)
                 )
                 self.different.append(
                     {
                         "at": round(at, 3),
-                        "recorded": before,
-                        "now": now,
+                        "recorded": recorded_answer,
+                        "now": new_answer,
                         "why": result.difference.between("recorded", "now"),
                     }
                 )
@@ -222,8 +222,8 @@ class Replay:
         )
 
 
-def _ms(ordered: list[float], share: float) -> float | None:
-    return round(1000 * nearest_rank(ordered, share), 3) if ordered else None
+def _ms(sorted_values: list[float], fraction: float) -> float | None:
+    return round(1000 * nearest_rank(sorted_values, fraction), 3) if sorted_values else None
 
 
 def _clip(answer: bytes) -> str:

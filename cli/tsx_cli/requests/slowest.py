@@ -1,4 +1,4 @@
-"""`tsx slowest`: the slowest requests, and the stages of their times."""
+"""`tsx slowest` shows the slowest requests and the stages of their times."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def serve_command(
     Without a file, the server loads what the settings `load_models` and `load_workflows` name, or
     starts empty.
     """
-    # These are slow to import, and help must be fast.
+    # These modules are slow to import, and --help needs none of them.
     from tsx_cli.archive.huggingface import HuggingFaceOptions
     from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.serve import server
@@ -93,9 +93,15 @@ def serve_command(
     settings = server.with_grpc_addresses(
         settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port}
     )
-    chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
+    registration_options = {
+        "initial_workers": workers,
+        "batch_size": batch_size,
+        "device_type": device,
+    }
     parts, huggingface = (
         HandlerFiles(handler, model_file, split_list(extra_files)),
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
-    server.serve_words(models or [], settings, parts, chosen, huggingface, replaces=replace)
+    server.serve_arguments(
+        models or [], settings, parts, registration_options, huggingface, replaces=replace
+    )

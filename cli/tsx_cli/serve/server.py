@@ -1,4 +1,4 @@
-"""The start of the server of `tsx serve` and `torchserve` from arguments and settings."""
+"""The server of `tsx serve` and `torchserve`, started from arguments and settings."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ from tsx_runtime.targets.server.startup import (
 NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
 
 
-def serve_words(
+def serve_arguments(
     arguments: Sequence[str],
     settings: Settings,
     parts: HandlerFiles,
-    chosen: Mapping[str, object],
+    registration_options: Mapping[str, object],
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
     replaces: bool = False,
 ) -> None:
-    """Serve the named files and directories, or those of the settings.
+    """Serve the given files and directories, or those in the settings.
 
     Args:
         arguments: `[NAME=]FILE` arguments.
         settings: The settings.
         parts: The handler and files of bare models.
-        chosen: Parameters of each registration; None is not set.
+        registration_options: Parameters of each registration; None means that one is not set.
         huggingface: The options of Hugging Face models.
-        replaces: Whether to take the addresses of a running server.
+        replaces: Whether to take over the addresses of a running server.
     """
-    if chosen.get("device_type") == "gpu" and not gpu_count():
+    if registration_options.get("device_type") == "gpu" and not gpu_count():
         raise UsageError(
             "--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit"
             " --device to run on the CPU"
         )
     sources = for_all(arguments, lambda argument: locate(argument, settings), CliError)
-    of_models = [source for source in sources if source.kind != "workflow"]
-    kinds = {source.kind for source in of_models}
+    model_sources = [source for source in sources if source.kind != "workflow"]
+    kinds = {source.kind for source in model_sources}
     if parts.is_given and "file" not in kinds:
         raise UsageError(
             "--handler, --model-file and --extra-files apply to bare model files; archives and"
@@ -80,30 +80,32 @@ def serve_words(
             f"{huggingface.packing_options}: only directories of Hugging Face models, and models of the Hub,"
             " take that; remove it"
         )
-    if huggingface.trust_remote_code and not of_models:
+    if huggingface.trust_remote_code and not model_sources:
         raise UsageError(
             "--trust-remote-code is for the models that are named; for others, name them in the"
             " setting trust_remote_code"
         )
     with ExitStack() as stack:
         starts = [
-            find_model(source, parts, stack, huggingface) for source in of_models
+            find_model(source, parts, stack, huggingface) for source in model_sources
         ] or models_from_settings(settings)
         if huggingface.trust_remote_code:
-            trusted = [
+            trusted_names = [
                 start.order.model_name or manifest_of(start.path).model_name
                 for start in starts
                 if start.path is not None
             ]
             settings = settings.model_copy(
-                update={"trust_remote_code": [*settings.trust_remote_code, *trusted]}
+                update={"trust_remote_code": [*settings.trust_remote_code, *trusted_names]}
             )
-        named = [start_workflow(path, name) for name, path, kind in sources if kind == "workflow"]
-        flows = named or workflows_from_settings(settings)
+        given_workflows = [
+            start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
+        ]
+        workflows = given_workflows or workflows_from_settings(settings)
         orders: dict[str, Any] = {
-            name: value for name, value in chosen.items() if value is not None
+            name: value for name, value in registration_options.items() if value is not None
         }
-        if orders and named and not starts:
+        if orders and given_workflows and not starts:
             raise UsageError(
                 "--workers, --batch-size and --device apply to models; a workflow's specification"
                 " sets them for its models"
@@ -113,7 +115,7 @@ def serve_words(
             run_server(
                 settings,
                 [replace(start, order=replace(start.order, **orders)) for start in starts],
-                flows,
+                workflows,
                 options=options,
             )
         except Conflict as error:
@@ -125,46 +127,47 @@ def serve_words(
 def with_grpc_addresses(
     settings: Settings, host: str | None, ports: dict[str, int | None]
 ) -> Settings:
-    """Return the settings with gRPC's hosts and ports of the command line."""
-    changed: dict[str, Any] = {}
+    """Return the settings with the host and gRPC ports of the command line."""
+    changed_settings: dict[str, Any] = {}
     for role, port in ports.items():
         if host is not None:
-            changed[f"{role}_address"] = host.strip("[]")
+            changed_settings[f"{role}_address"] = host.strip("[]")
         if port is not None:
-            changed[f"{role}_port"] = port
-    return settings.model_copy(update=changed)
+            changed_settings[f"{role}_port"] = port
+    return settings.model_copy(update=changed_settings)
 
 
 def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
     """Return the settings with the host and the ports of the command line."""
     if host is not None and host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]  # an IPv6 address in the form of URLs
-    changed = {}
+        host = host[1:-1]  # an IPv6 address as in URLs
+    changed_settings = {}
     for role, port in ports.items():
         setting = f"{role}_address"
-        old = parse_address(getattr(settings, setting))
-        if old.scheme == "unix" and (host, port) != (None, None):
+        address = parse_address(getattr(settings, setting))
+        if address.scheme == "unix" and (host, port) != (None, None):
             if port is None:
                 raise UsageError(
-                    f"{setting} is {old}, which has no host; give a port as well, or remove --host"
+                    f"{setting} is {address}, which has no host; give a port as well, or remove --host"
                 )
-            old = parse_address("http://127.0.0.1:0")
-        changed[setting] = str(
-            old._replace(
-                host=old.host if host is None else host, port=old.port if port is None else port
+            address = parse_address("http://127.0.0.1:0")
+        changed_settings[setting] = str(
+            address._replace(
+                host=address.host if host is None else host,
+                port=address.port if port is None else port,
             )
         )
         try:
-            parse_address(changed[setting])
+            parse_address(changed_settings[setting])
         except ValueError:
             raise UsageError(
                 f"--host takes a name or an address such as 127.0.0.1, not '{host}'"
             ) from None
-    return settings.model_copy(update=changed)
+    return settings.model_copy(update=changed_settings)
 
 
 class LocatedSource(NamedTuple):
-    """A model or workflow that a `[NAME=]FILE` argument names."""
+    """The model or workflow of a `[NAME=]FILE` argument."""
 
     name: str | None
     path: Path
@@ -177,9 +180,10 @@ def find_model(
     stack: ExitStack,
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
 ) -> StartModel:
-    """Return how to serve a path.
+    """Return how a source is served.
 
-    A model without an archive becomes a directory like an unpacked one, which `stack` removes.
+    For a model without an archive, a temporary directory like an unpacked archive is made. `stack`
+    removes it.
     """
     name, path, kind = source
     if kind in ("archive", "directory"):
@@ -206,7 +210,8 @@ def find_model(
 def locate(argument: str, settings: Settings) -> LocatedSource:
     """Find `[NAME=]FILE` in the working directory or in a store.
 
-    A directory that is no model does not hide an entry of the store; a hidden entry is reported.
+    A directory that is not a model does not hide a store's file. If a store's file is hidden, this
+    is printed.
     """
     name, path = _split(argument)
     kind = classify(path)
@@ -226,12 +231,12 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
         return LocatedSource(name, path, kind)
     if stored is not None:
         return LocatedSource(name, stored, classify(stored))
-    beside = f", nor in the {store_name} '{store}'" if store else ""
+    store_text = f", nor in the {store_name} '{store}'" if store else ""
     packed = path.with_name(f"{path.name}.mar")
-    near = f"; did you mean '{packed}'?" if packed.is_file() else similar_file(path)
-    near = near or (similar_file(store / path) if store else "")
+    suggestion_text = f"; did you mean '{packed}'?" if packed.is_file() else similar_file(path)
+    suggestion_text = suggestion_text or (similar_file(store / path) if store else "")
     raise CliError(
-        f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a"
+        f"there is no file '{path}'{store_text}{suggestion_text or ';'} name an archive, a model directory or a"
         " model file"
     )
 
@@ -244,20 +249,21 @@ def run_server(
     ready_line: str | None = None,
     options: ServeOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Serve until stopped.
+    """Serve until the server is stopped.
 
-    `ready_line` is printed when requests are answered, for programs that wait for it.
+    `ready_line` is printed when the server answers requests, for programs that wait for it.
     """
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(
             f"the model store '{settings.model_store}' is not a directory; create it, or name"
             " another with --model-store"
         )
-    install_lossy_output()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
+    # A full disk, or a terminal that is gone or blocked, must not stop the server.
+    install_lossy_output()
     set_up_logging(settings)
     console = Console()
     if console.is_terminal and (starts or workflows):
-        named = one_line(
+        source_text = one_line(
             redacted(
                 ", ".join(
                     [
@@ -267,9 +273,10 @@ def run_server(
                 )
             )
         )
-        overwrite(f"loading {named} ...", console)
+        overwrite(f"loading {source_text} ...", console)
         options = replace(
-            options, on_loading=lambda status: overwrite(progress_line(named, status), console)
+            options,
+            on_loading=lambda status: overwrite(progress_line(source_text, status), console),
         )
 
     def on_ready(started: RunningServer) -> None:

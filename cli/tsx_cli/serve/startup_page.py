@@ -1,4 +1,4 @@
-"""The start-up page of `tsx serve`: the models, the addresses, a request to try, how to stop."""
+"""The output of `tsx serve` after its start: models, addresses, a request to try, how to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tsx_archiver import describe_model_file
-from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
+from tsx_cli.archive.model_file import kind_of_directory, kind_text
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.management.samples import SampleInput, has_example, sample_of
@@ -21,7 +21,7 @@ from tsx_runtime.targets.server.startup import LoadStatus
 from tsx_runtime.targets.server.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
-WHAT = {
+ROLE_NAMES = {
     "inference": "predictions",
     "management": "models",
     "metrics": "metrics",
@@ -31,7 +31,7 @@ WHAT = {
 
 
 def show(started: RunningServer, settings: Settings, console: Console) -> None:
-    """Print a page on a terminal, or plain lines in which a program finds the addresses."""
+    """Print a page on a terminal, or else plain lines in which a program finds the addresses."""
     versions = started.versions
     if not console.is_terminal:
         for version in versions:
@@ -42,24 +42,26 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
         for workflow in started.workflows:
             print(f"serving workflow {workflow.name}: {one_line(', '.join(workflow.nodes))}")
         for role, address in started.addresses.items():
-            print(f"{WHAT[role]} at {address}")
+            print(f"{ROLE_NAMES[role]} at {address}")
         if page := web_page(started):
             print(f"page at {page}")
         print(
             "\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True
         )
         return
-    served = [
+    count_texts = [
         _count(len(versions), "model"),
         *([_count(len(started.workflows), "workflow")] if started.workflows else []),
     ]
     console.print(
-        Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}\n")
+        Text.assemble(
+            "\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(count_texts)}\n"
+        )
     )
     if page := web_page(started):
         console.print(Text.assemble(f"  {'page':<16} ", (page, "bold")), soft_wrap=True)
     for role, address in started.addresses.items():
-        console.print(Text(f"  {WHAT[role]:<16} {address}"), soft_wrap=True)
+        console.print(Text(f"  {ROLE_NAMES[role]:<16} {address}"), soft_wrap=True)
     console.print("\n  in another terminal:")
     lines = examples(started, settings)
     for line in lines[:1] if "--sample" in lines[0] else lines:
@@ -80,13 +82,13 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
 
 
 def overwrite(text: str, console: Console) -> None:
-    """Print a line on a terminal that the next output overwrites."""
+    """Print a line that the next output overwrites; it is printed on a terminal only."""
     if console.is_terminal:
         print(f"\x1b[K{text[: console.width - 1]}\r", end="", flush=True)
 
 
-def progress_line(named: str, status: LoadStatus) -> str:
-    """Describe what the start waits for, in bytes and seconds."""
+def progress_line(source_text: str, status: LoadStatus) -> str:
+    """Describe the progress of loading, in bytes and seconds."""
     steps = [
         f"{one_line(name)}: {step} {human(done)} of {human(total)}"
         for name, step, done, total in status.opening
@@ -95,19 +97,19 @@ def progress_line(named: str, status: LoadStatus) -> str:
         f"{name}: worker {worker} {f'has {human(memory)} in memory' if memory else 'is starting'}"
         for name, worker, memory in status.loading
     ]
-    return f"loading {'; '.join(steps) or named}, {status.seconds:.0f} s"
+    return f"loading {'; '.join(steps) or source_text}, {status.seconds:.0f} s"
 
 
 def web_page(started: RunningServer) -> str | None:
-    """Return the URL of the web page, or None for a unix socket."""
+    """Return the URL of the web page, or None if the address is a Unix socket."""
     address = started.addresses["management"]
     return None if parse_address(address).scheme == "unix" else f"{address}/ui/"
 
 
 def examples(started: RunningServer, settings: Settings) -> list[str]:
-    """Return shell commands that work as printed, the last one for curl.
+    """Return shell commands that work as printed; the last one uses curl.
 
-    A FILE stands for unknown input.
+    If the input is unknown, FILE is a placeholder.
     """
     inference = started.addresses["inference"]
     address, url = (
@@ -123,21 +125,28 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
         if address.scheme == "https"
         else ""
     )
-    tried = ((version, sample_of(version)) for version in started.versions)
-    sampled = next(
+    candidates = ((version, sample_of(version)) for version in started.versions)
+    version_and_sample = next(
         (
             (version, sample)
-            for version, sample in tried
+            for version, sample in candidates
             if sample is not None or has_example(version)
         ),
         None,
     )
     lines = []
-    if sampled is not None:
+    if version_and_sample is not None:
         if not trust or is_trusted_as(address.host, settings):
-            lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
-        if sampled[1] is not None:
-            return [*lines, request_line(inference, sampled[0].name, sampled[1], settings)]
+            lines.append(
+                trust + shlex.join(["tsx", "predict", version_and_sample[0].name, "--sample", *url])
+            )
+        if version_and_sample[1] is not None:
+            return [
+                *lines,
+                request_line(
+                    inference, version_and_sample[0].name, version_and_sample[1], settings
+                ),
+            ]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
     lines += [
@@ -148,19 +157,19 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
 
 
 def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
-    """Return a shell command that sends a model its sample.
+    """Return a shell command that sends a sample to its model.
 
-    A short text is quoted; the server provides any other sample.
+    A short text is part of the command; any other sample is downloaded from the server.
     """
     text = sample.body.decode(errors="surrogateescape").strip()
-    # For curl, a text that begins with @ is the name of a file.
+    # curl treats an argument that begins with @ as the name of a file.
     is_short = len(text) <= MAX_QUOTED_CHARS and text.isprintable() and text[:1] != "@"
-    more = (
+    curl_arguments = (
         "-H",
         f"Content-Type: {sample.content_type}",
         *(("-d", text) if is_short else ("--data-binary", "@-")),
     )
-    line = curl(address, f"/predictions/{name}", settings, *more, with_token=True)
+    line = curl(address, f"/predictions/{name}", settings, *curl_arguments, with_token=True)
     return (
         line
         if is_short
@@ -175,7 +184,7 @@ def kind(version: ModelVersion) -> str:
     weights = version.archive.manifest.serialized_file
     if weights is None:
         return kind_of_directory(version.archive.manifest)
-    text = kind_in_words(describe_model_file(version.archive.directory / weights))
+    text = kind_text(describe_model_file(version.archive.directory / weights))
     return ", as ".join([text, *list(version.forms)[:1]])
 
 

@@ -1,4 +1,4 @@
-"""The `torchserve` command: TorchServe's options and messages on tsx's server."""
+"""The `torchserve` command: TorchServe's options and messages for tsx's server."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tsx_cli.serve.background import MARK
 
     tokens = list(sys.argv[1:] if argv is None else argv)
-    inside = tokens[:1] == [MARK]
-    arguments = parser().parse_args(tokens[1:] if inside else tokens)
+    is_server = tokens[:1] == [MARK]
+    arguments = argument_parser().parse_args(tokens[1:] if is_server else tokens)
     try:
-        return serve(arguments) if inside else act(arguments, tokens)
+        return serve(arguments) if is_server else run_action(arguments, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the process's boundary
         return report(error, debug=False, file=sys.stderr)
 
 
-def parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(
         prog="torchserve",
         description="TorchServe's command, on tsx. `tsx serve` does the same and more.",
@@ -111,24 +111,22 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="accepted and ignored: Java plugins cannot be loaded",
     )
-    command.add_argument(
-        "--tell", type=int, help=argparse.SUPPRESS
-    )  # between this command and the server that it starts
+    # A file descriptor by which the server notifies the process that started it.
+    command.add_argument("--tell", type=int, help=argparse.SUPPRESS)
     return command
 
 
-def act(arguments: argparse.Namespace, tokens: Sequence[str]) -> int:
-    """Do what the options ask for, apart from serving.
+def run_action(arguments: argparse.Namespace, tokens: Sequence[str]) -> int:
+    """Perform the action of the options; the server itself runs in another process.
 
-    The server is another process, or replaces this one.
+    That process is a child, or replaces this one.
     """
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION} (tsx {__version__})")
         return 0
     temporary = os.environ.get("TEMP")
-    if (
-        temporary and not Path(temporary).is_dir()
-    ):  # tempfile would take another directory, and with it another server's file
+    # tempfile would fall back to another directory, where the pid file may be another server's.
+    if temporary and not Path(temporary).is_dir():
         print(
             NOT_RUNNING
             if arguments.stop
@@ -137,7 +135,7 @@ def act(arguments: argparse.Namespace, tokens: Sequence[str]) -> int:
         return 0 if arguments.stop else FAILED
     if arguments.stop:
         return stop()
-    from tsx_cli.serve.background import become_server, leave_running
+    from tsx_cli.serve.background import become_server, start_in_background
 
     if find_server_or_clean() is not None:
         print(RUNNING)
@@ -158,7 +156,7 @@ def act(arguments: argparse.Namespace, tokens: Sequence[str]) -> int:
     if missing := missing_archive(setup.settings):
         print(missing, file=sys.stderr)
         return FAILED
-    return become_server(tokens) if arguments.foreground else leave_running(tokens)
+    return become_server(tokens) if arguments.foreground else start_in_background(tokens)
 
 
 def stop() -> int:
@@ -178,7 +176,7 @@ def stop() -> int:
 
 
 def find_server_or_clean() -> psutil.Process | None:
-    """Return the running server, and remove the pid file of a server that has ended."""
+    """Return the running server, or remove the pid file of a server that has ended."""
     from tsx_cli.serve.background import find_server, pid_file, remove_orphan
 
     server = find_server(pid_file())
@@ -188,7 +186,7 @@ def find_server_or_clean() -> psutil.Process | None:
 
 
 def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """Return TorchServe's message for a missing file or directory of the command line."""
+    """Return TorchServe's message about a missing file or directory of the command line."""
     config = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if arguments.log_config and not arguments.log_config.exists():
         return f"--log-config file not found: {os.path.realpath(arguments.log_config)}"
@@ -200,7 +198,7 @@ def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
 
 
 def missing_archive(settings: Settings) -> str:
-    """Return TorchServe's message for a missing archive of a snapshot."""
+    """Return TorchServe's message about a missing archive of a snapshot."""
     for start in starts(settings) if settings.model_snapshot is not None else ():
         if start.path is not None and not start.path.exists():
             name, version = start.order.model_name, start.order.version
@@ -214,25 +212,27 @@ def missing_archive(settings: Settings) -> str:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run the server in this process."""
-    from tsx_cli.serve.background import AlreadyRunning, claimed, pid_file, teller
+    from tsx_cli.serve.background import AlreadyRunning, claim_pid_file, pid_file, start_notifier
     from tsx_cli.serve.server import run_server
     from tsx_runtime.targets.server.server import ServeOptions
     from tsx_runtime.targets.server.snapshots import Snapshots
     from tsx_runtime.targets.server.startup import workflows_from_settings
 
-    text: list[str] = []
-    setup = configure(arguments, os.environ, warn=text.append)
-    for notice in [*text, *notices(arguments, setup)]:
+    warnings: list[str] = []
+    setup = configure(arguments, os.environ, warn=warnings.append)
+    for notice in [*warnings, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
     snapshots = (
         None
         if arguments.ncs
         else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
     )
-    tell = teller(arguments.tell)
-    options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=tell, on_answering=tell)
+    notify = start_notifier(arguments.tell)
+    options = ServeOptions(
+        answer_first=True, snapshots=snapshots, on_bound=notify, on_answering=notify
+    )
     try:
-        with claimed(pid_file()):
+        with claim_pid_file(pid_file()):
             run_server(
                 setup.settings,
                 starts(setup.settings),
@@ -258,7 +258,7 @@ class Setup(NamedTuple):
 
     Attributes:
         settings: The settings.
-        base: The settings as a config.properties, with which a snapshot begins.
+        base: The settings in the form of a config.properties; snapshots begin with them.
         file: The configuration file, or None.
         restored: Whether the file is the last snapshot.
     """
@@ -282,14 +282,14 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     from tsx_runtime.settings.torchserve import load_properties, read_torchserve_config
 
     file, restored = config_file(arguments, env)
-    saved = {
+    snapshot_options = {
         "model_store": arguments.model_store,
         "workflow_store": arguments.workflow_store,
         "load_models": split_list(arguments.models),
     }
     options = {
-        **saved,
-        # A snapshot does not hold the next ones: a restart must ask for open access again.
+        **snapshot_options,
+        # Snapshots do not contain these options: open access must be requested at each start.
         "disable_token_authorization": arguments.disable_token_auth,
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
@@ -300,9 +300,11 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         if properties is None
         else read_torchserve_config(properties, env, Settings.model_fields)[0]
     )
-    # As in TorchServe, environment variables precede the command line.
-    first = {key.name for key in keys if key.origin.startswith("environment variable")}
-    given_settings = {name: value for name, value in options.items() if value and name not in first}
+    # As in TorchServe, environment variables override the command line.
+    overridden_names = {key.name for key in keys if key.origin.startswith("environment variable")}
+    given_settings = {
+        name: value for name, value in options.items() if value and name not in overridden_names
+    }
     try:
         settings, origins = load_settings(given_settings, env, file, warn)
     except SettingError as error:
@@ -319,10 +321,10 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     base = {} if properties is None else load_properties(properties)
     base |= {
         name: ",".join(value) if isinstance(value, list) else str(value)
-        for name, value in saved.items()
+        for name, value in snapshot_options.items()
         if value
     }
-    # A server may start from the snapshot in another directory.
+    # Paths become absolute, since a server may start from the snapshot in another directory.
     for name in ("model_store", "workflow_store"):
         if name in base and "$$" not in base[name]:
             base[name] = str(Path(base[name]).absolute())
@@ -330,16 +332,16 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
 
 
 def defaults(env: Mapping[str, str]) -> dict[str, object]:
-    """Return the defaults of this command that its users' scripts expect."""
+    """Return the defaults that scripts for TorchServe rely on."""
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
-    strict = {
+    security_defaults = {
         "generate_tokens": True,
         "enable_model_api": False,
         "pass_headers": ["authorization", "proxy-authorization", "cookie"],
     }
     return {
-        **strict,
+        **security_defaults,
         "handler_error_status": 503,
         "metrics_mode": "log",
         "access_log": True,
@@ -352,14 +354,14 @@ def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[
     """Return the configuration file, and whether it is the last server's snapshot."""
     from tsx_runtime.targets.server.snapshots import snapshot_to_start_from
 
-    named = env.get("TS_CONFIG_FILE") or arguments.ts_config
-    if named:
-        return Path(named), False
-    last = None if arguments.ncs else snapshot_to_start_from(snapshot_directory(env))
-    if last is not None:
-        return last, True
-    usual = Path("config.properties")
-    return (usual if usual.is_file() else None), False
+    given_file = env.get("TS_CONFIG_FILE") or arguments.ts_config
+    if given_file:
+        return Path(given_file), False
+    snapshot = None if arguments.ncs else snapshot_to_start_from(snapshot_directory(env))
+    if snapshot is not None:
+        return snapshot, True
+    default_file = Path("config.properties")
+    return (default_file if default_file.is_file() else None), False
 
 
 def snapshot_directory(env: Mapping[str, str]) -> Path:
@@ -381,17 +383,17 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
             " pass_headers keeps them from handlers"
         )
     if setup.restored:
-        ignored = (
+        ignored_text = (
             "; --models is ignored (--ncs starts without the snapshot)" if arguments.models else ""
         )
-        lines.append(f"starting from the last snapshot, {setup.file}{ignored}")
+        lines.append(f"starting from the last snapshot, {setup.file}{ignored_text}")
     return lines
 
 
 def starts(settings: Settings) -> list[StartModel]:
     """Return the models to start.
 
-    Without a GPU, a model without a number of workers gets one for each core, as in TorchServe.
+    Without a GPU, a model without a given number of workers gets one per core, as in TorchServe.
     """
     from tsx_runtime.shared.cores import cpu_count
     from tsx_runtime.targets.server.startup import models_from_settings

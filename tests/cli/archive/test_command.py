@@ -19,7 +19,7 @@ from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, write_archive
 from tsx_archiver.errors import ArchiveTooLarge
 from tsx_cli.archive import importing
-from tsx_cli.archive.model_file import NOT_SERVED
+from tsx_cli.archive.model_file import UNSUPPORTED_HANDLERS
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import read_archive
@@ -432,8 +432,8 @@ def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) 
     assert "TorchServe has vllm_handler" in ended.out
     ended = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
     assert "note: " not in ended.out
-    assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
-    assert tuple(ALTERNATIVES) == NOT_SERVED
+    assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *UNSUPPORTED_HANDLERS}
+    assert tuple(ALTERNATIVES) == UNSUPPORTED_HANDLERS
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:

@@ -36,9 +36,9 @@ def check_positions(reader: InputReader) -> list[Row]:
     """Check that a reader resumes behind each row, and that its progress grows to the total."""
     rows = all_rows(reader)
     for row in rows:
-        assert list(reader.rows(row.next, row.index + 1)) == rows[row.index + 1 :]
+        assert list(reader.rows(row.next_position, row.index + 1)) == rows[row.index + 1 :]
     assert [row.index for row in rows] == list(range(len(rows)))
-    done = [row.next.done for row in rows]
+    done = [row.next_position.done for row in rows]
     assert done == sorted(done)
     assert reader.total is None or max(done, default=0) <= reader.total
     return rows
@@ -197,10 +197,10 @@ def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
 
     rows = read(head + b"1\n2\n3\n", Position(), 0)
     assert [row.id for row in rows] == ids
-    assert read(head + b"1\n2\n3\n", rows[0].next, 1) == rows[1:]
+    assert read(head + b"1\n2\n3\n", rows[0].next_position, 1) == rows[1:]
     for changed in (head + b"9\n2\n3\n", *([other_head + b"1\n2\n3\n"] if other_head else [])):
         with pytest.raises(CliError, match="does not begin with the rows that the output has"):
-            read(changed, rows[0].next, 1)
+            read(changed, rows[0].next_position, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.cli.conftest import DIGITS, Answering, Run
 from tests.runtime.conftest import make_settings, running_server
 from tsx_cli.common.client import RequestFailed, Response, Server, _failure, error_text, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import _served
+from tsx_cli.common.options import _complete_models_of
 from tsx_cli.main import app
 
 
@@ -200,7 +200,7 @@ def test_an_error_whose_text_is_nested_too_deeply_is_reported_all_the_same() -> 
 
 
 def test_completion_offers_nothing_after_an_invalid_response(answering: Answering) -> None:
-    complete = _served("management")
+    complete = _complete_models_of("management")
     for body in (*BODIES, b"{}", b'{"models": 1}', b'{"models": [1]}'):
         context = typer.Context(typer.main.get_command(app))
         context.params = {"url": answering(200, body), "config": None}

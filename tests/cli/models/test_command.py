@@ -13,7 +13,13 @@ import pytest
 from tsx_cli.common.client import RequestFailed, Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.models import command
-from tsx_cli.models.command import _devices, _print_progress, _print_version, _row, in_commands
+from tsx_cli.models.command import (
+    _devices,
+    _print_progress,
+    _print_version,
+    _row,
+    with_next_command,
+)
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
@@ -88,8 +94,10 @@ def test_the_command_that_adds_a_worker_names_the_version(result: str) -> None:
     message = f'Model "m" Version: 2.0 {result}.'
     command = "`tsx models scale m 1 --version 2.0` adds one."
     hint = "Use scale workers API to add workers for the model."
-    assert in_commands(f"{message} {hint}") == f"{message} {command}"
-    assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
+    assert with_next_command(f"{message} {hint}") == f"{message} {command}"
+    assert (
+        with_next_command("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
+    )
 
 
 class FailingServer:

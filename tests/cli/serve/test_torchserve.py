@@ -23,13 +23,13 @@ from tsx_cli.serve import background
 from tsx_cli.serve.background import (
     MARK,
     AlreadyRunning,
-    claimed,
+    claim_pid_file,
     end_server,
     find_server,
-    leave_running,
-    teller,
+    start_in_background,
+    start_notifier,
 )
-from tsx_cli.serve.torchserve import READY, RUNNING, configure, main, parser
+from tsx_cli.serve.torchserve import READY, RUNNING, argument_parser, configure, main
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
@@ -278,14 +278,14 @@ def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
     monkeypatch.setattr(
         background, "command", lambda arguments: [sys.executable, "-c", STARTING, *arguments]
     )
-    assert leave_running([outcome]) == code
+    assert start_in_background([outcome]) == code
     assert (tmp_path / "answers").exists() is answers
 
 
 def test_a_server_starts_after_its_starter_has_gone() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    tell = teller(theirs)
+    tell = start_notifier(theirs)
     tell()
     tell()
     os.close(theirs)
@@ -313,7 +313,7 @@ def test_a_failed_start_has_an_exit_code(torchserve: TorchServe) -> None:
 def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     file.write_text("enable_envvars_config=true\n")
-    arguments = parser().parse_args(
+    arguments = argument_parser().parse_args(
         shlex.split(
             f"--ts-config {file} --disable-token-auth --enable-model-api --model-store a --models "
             "x.mar"
@@ -337,10 +337,14 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
 
 def test_handler_errors_have_torchserves_status_unless_the_file_has_another(tmp_path: Path) -> None:
     (tmp_path / "config.properties").write_text("handler_error_status=500\n")
-    arguments = parser().parse_args(["--ncs", "--ts-config", str(tmp_path / "config.properties")])
+    arguments = argument_parser().parse_args(
+        ["--ncs", "--ts-config", str(tmp_path / "config.properties")]
+    )
     assert configure(arguments, {}, warn=print).settings.handler_error_status == 500
     assert (
-        configure(parser().parse_args(["--ncs"]), {}, warn=print).settings.handler_error_status
+        configure(
+            argument_parser().parse_args(["--ncs"]), {}, warn=print
+        ).settings.handler_error_status
         == 503
     )
 
@@ -350,12 +354,12 @@ def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(
 ) -> None:
     file = tmp_path / "config.properties"
     file.write_text("workflow_store=flows\nmodel_store=$$STORE$$\n")
-    arguments = parser().parse_args(["--ts-config", str(file)])
+    arguments = argument_parser().parse_args(["--ts-config", str(file)])
     assert configure(arguments, {"STORE": "s"}, warn=print).base == {
         "workflow_store": str(Path.cwd() / "flows"),
         "model_store": "$$STORE$$",
     }
-    arguments = parser().parse_args(["--ts-config", str(file), "--model-store", "given"])
+    arguments = argument_parser().parse_args(["--ts-config", str(file), "--model-store", "given"])
     assert configure(arguments, {"STORE": "s"}, warn=print).base["model_store"] == str(
         Path.cwd() / "given"
     )
@@ -370,7 +374,7 @@ def test_a_planted_pid_file_is_neither_followed_nor_waited_for(tmp_path: Path) -
     assert find_server(file) is None
     before = os.umask(0)
     try:
-        with claimed(file):
+        with claim_pid_file(file):
             assert not file.is_symlink()
             assert file.stat().st_mode & 0o777 == 0o644
     finally:
@@ -389,7 +393,7 @@ def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Pat
     (tmp_path / "link").symlink_to(file)
     file.write_text(str(bystander.pid))
     assert find_server(tmp_path / "link") is None
-    with claimed(file):
+    with claim_pid_file(file):
         assert file.read_text() == str(os.getpid())
     assert not file.exists()
     bystander.communicate()
@@ -407,7 +411,7 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
     # The process has its command line once it prints.
     process.stdout.readline()
     file.write_text(str(process.pid))
-    with pytest.raises(AlreadyRunning), claimed(file):
+    with pytest.raises(AlreadyRunning), claim_pid_file(file):
         pytest.fail("two have it")
     assert file.read_text() == str(process.pid)
     process.communicate()

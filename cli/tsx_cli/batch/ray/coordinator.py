@@ -1,10 +1,12 @@
 """An actor in the cluster that runs the dataset.
 
-It passes chunks of rows from the driver through the replicas, and returns them in order. A driver
-that is a client (`ray://`) cannot run a dataset itself. A chunk stays here until its answers are on
-their way to the driver, so that the task that reads chunks can begin again. Ray would wait for ever
-to restart a lost replica in a full cluster. The dataset fails instead, and the driver begins
-another on the nodes that are left.
+It passes chunks of rows from the driver to the replicas, and returns the responses in order. The
+driver may be a client (`ray://`), which cannot run a dataset itself.
+
+A chunk is kept until its responses are on their way to the driver. The task that reads chunks can
+therefore start again. In a full cluster, Ray would wait forever to restart a lost replica. Replicas
+are therefore not restarted: the dataset fails, and the driver starts another on the nodes that
+remain.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ray.data.datasource import Datasource, ReadTask
 
 from tsx_cli.batch.ray.replica import CHUNK, Answers, BatchReplica, ReplicaSpec, answers_of
 
-MAX_REPLICA_CHUNKS = 2  # chunks that a replica works on at a time
+MAX_REPLICA_CHUNKS = 2  # chunks that a replica computes concurrently
 
 
 class Coordinator:
@@ -31,21 +33,21 @@ class Coordinator:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._chunks: dict[int, bytes] = {}
-        self._answered = 0  # chunks
+        self._answered_chunks = 0
         self._end: int | None = None
 
     def start(self, spec: ReplicaSpec, replicas: int, cpus: int, gpus: int) -> None:
         context = DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        context.target_max_block_size = 1  # byte, so that each chunk is a block and a task
+        context.target_max_block_size = 1  # A limit of 1 byte makes each chunk a block and a task.
         source = ChunkSource(ray.get_runtime_context().current_actor)
         dataset = ray.data.read_datasource(
             source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}
         ).map_batches(
             BatchReplica,
             fn_constructor_args=(spec,),
-            batch_size=1,  # a row is a chunk; Ray demands a number with GPUs
+            batch_size=1,  # A row of the dataset is a chunk; with GPUs, Ray requires a batch size.
             batch_format="pyarrow",
             compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),
             num_cpus=cpus,
@@ -59,7 +61,7 @@ class Coordinator:
         )
 
     def feed(self, number: int, chunk: bytes | None) -> None:
-        """Add a chunk; None says that `number` is the end."""
+        """Add the chunk of a number; None says that there are only `number` chunks."""
         with self._changed:
             if chunk is None:
                 self._end = number
@@ -68,26 +70,28 @@ class Coordinator:
             self._changed.notify_all()
 
     def take(self, number: int) -> bytes | None:
-        """Wait for a chunk.
+        """Wait for a chunk, and return it; return None at the end.
 
-        It is empty if the driver has its answers already, and None at the end.
+        The chunk is empty if the driver already has its responses.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: number < self._answered or number in self._chunks or number == self._end
+                lambda: (
+                    number < self._answered_chunks or number in self._chunks or number == self._end
+                )
             )
-            return b"" if number < self._answered else self._chunks.get(number)
+            return b"" if number < self._answered_chunks else self._chunks.get(number)
 
     def answers(self) -> Answers:
-        """Return the answers of the next chunk, in order."""
+        """Return the responses of the next chunk, in order."""
         answers = answers_of(next(self._blocks))
         with self._changed:
-            self._chunks.pop(self._answered)
-            self._answered += 1
+            self._chunks.pop(self._answered_chunks)
+            self._answered_chunks += 1
         return answers
 
 
-class ChunkSource(Datasource):  # type: ignore[misc]  # Ray is typed in part, and not read
+class ChunkSource(Datasource):  # type: ignore[misc]  # mypy does not read Ray's incomplete types
     """The chunks as a stream of one block each."""
 
     def __init__(self, coordinator: Any) -> None:

@@ -1,6 +1,6 @@
-"""The engine on a Ray cluster, on the driver's side.
+"""The driver's side of the batch engine on a Ray cluster.
 
-It cuts the rows into chunks, and keeps enough of them in flight for the replicas.
+It divides the rows into chunks, and keeps enough chunks in flight for the replicas.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from tsx_runtime.targets.ray.archives import HEAD_RESOURCES, upload
 from tsx_runtime.targets.ray.config import OBJECT, RayModel
 from tsx_runtime.version import __version__
 
-CHUNK_S = 1.0  # target time of a chunk on a replica
-MAX_TRIES = 3  # tries to get an answer after the loss of nodes
+CHUNK_S = 1.0  # target time for computing a chunk on a replica
+MAX_ATTEMPTS = 3  # attempts to get the same chunk's responses
 MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 16, 4096
 MAX_CHUNK_BYTES = 8 << 20
 
 
 class ClusterLayout(NamedTuple):
     replicas: int
-    cpus: int  # per replica, as are the GPUs
-    gpus: int
+    cpus: int  # per replica
+    gpus: int  # per replica
 
 
 def layout(
     nodes: list[dict[str, float]], threads: int | None, replicas: int | None, gpus: bool
 ) -> ClusterLayout:
-    """Return as many replicas as the nodes have capacity for.
+    """Return as many replicas as the nodes have capacity for, unless `replicas` is given.
 
-    A replica has as many CPUs as its worker has threads, and a GPU if there are any.
+    A replica has as many CPUs as its worker has threads, and a GPU if the cluster has any.
     """
     cpus = threads or 1
     gpu_count = 1 if gpus and any(node.get("GPU") for node in nodes) else 0
@@ -73,7 +73,7 @@ def open_ray(
             f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx"
             " archive`"
         )
-    with _connected(address):
+    with _connect_to(address):
         inspection, record = inspect_archive(model, limits=archive_limits()), read_record(model)
         digest = upload(model)
         threads = inspection.config.threads or (
@@ -83,12 +83,12 @@ def open_ray(
         cluster = layout(
             [node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0
         )
-        workforce = f"{counted(cluster.replicas, 'replica')} on {counted(len(nodes), 'node')}"
+        replica_text = f"{counted(cluster.replicas, 'replica')} on {counted(len(nodes), 'node')}"
         print(
-            f"{workforce}, {counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')} each",
+            f"{replica_text}, {counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')} each",
             file=sys.stderr,
         )
-        # The cache directory is this machine's.
+        # The setting names a directory of this machine, so nodes use their default.
         node_settings = settings.model_copy(update={"cpus": cluster.cpus, "cache_dir": None})
         ray_model = RayModel(
             name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest
@@ -97,7 +97,7 @@ def open_ray(
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connect_to(address: str) -> Iterator[None]:
     """Connect to a cluster whose nodes have this version of tsx.
 
     Raises:
@@ -131,10 +131,10 @@ class RayEngine:
 
     def __init__(self, spec: ReplicaSpec, cluster: ClusterLayout) -> None:
         self.batch_size = spec.batch_size
-        self._spec, self._layout, self._size = spec, cluster, MIN_CHUNK_ROWS
+        self._spec, self._layout, self._chunk_rows = spec, cluster, MIN_CHUNK_ROWS
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        pending, fed_chunks, has_more, tries = deque[bytes](), 0, True, 0
+        pending, fed_chunks, has_more, attempts = deque[bytes](), 0, True, 0
         coordinator = self._start(pending, has_more)
         try:
             while True:
@@ -143,7 +143,7 @@ class RayEngine:
                         has_more
                         and len(pending) < 2 + 2 * MAX_REPLICA_CHUNKS * self._layout.replicas
                     ):
-                        chunk = self._chunk(rows)
+                        chunk = self._next_chunk(rows)
                         has_more = bool(chunk)
                         pending += [pickle.dumps(chunk)] if chunk else []
                         ray.get(coordinator.feed.remote(fed_chunks, pending[-1] if chunk else None))
@@ -152,8 +152,8 @@ class RayEngine:
                         return
                     answers = Answers(*ray.get(coordinator.answers.remote()))
                 except RayError:
-                    tries += 1
-                    if tries == MAX_TRIES:
+                    attempts += 1
+                    if attempts == MAX_ATTEMPTS:
                         raise
                     ray.kill(coordinator)
                     coordinator, fed_chunks = self._start(pending, has_more), len(pending)
@@ -161,8 +161,8 @@ class RayEngine:
                 if answers.error:
                     raise CliError(answers.error)
                 pending.popleft()
-                tries, self.batch_size = 0, answers.batch_size
-                self._size = max(
+                attempts, self.batch_size = 0, answers.batch_size
+                self._chunk_rows = max(
                     MIN_CHUNK_ROWS,
                     2 * answers.batch_size,
                     min(
@@ -172,7 +172,7 @@ class RayEngine:
                 )
                 yield from answers.results
         finally:
-            ray.kill(coordinator)  # This ends the replicas too.
+            ray.kill(coordinator)  # The replicas end with it.
 
     def _start(self, pending: Iterable[bytes], has_more: bool) -> Any:
         kind: Any = ray.remote(Coordinator)
@@ -184,10 +184,10 @@ class RayEngine:
             ray.get(coordinator.feed.remote(number, chunk))
         return coordinator
 
-    def _chunk(self, rows: Iterator[Row]) -> list[Row]:
+    def _next_chunk(self, rows: Iterator[Row]) -> list[Row]:
         chunk, size = list[Row](), 0
         while (
-            len(chunk) < self._size
+            len(chunk) < self._chunk_rows
             and size < MAX_CHUNK_BYTES
             and (row := next(rows, None)) is not None
         ):

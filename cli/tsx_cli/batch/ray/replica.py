@@ -1,6 +1,6 @@
 """A Ray Data actor that runs one copy of the model on a node.
 
-It uses the engine of local batch runs.
+It uses the engine of batch runs on one machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReplicaSpec(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The answers of a chunk of rows, or the `error` that prevents any answer."""
+    """The responses to a chunk of rows, or the `error` because of which there are none."""
 
     results: list[RowResult] = []
     seconds: float = 0.0
@@ -44,7 +44,7 @@ class Answers(NamedTuple):
 
 
 class BatchReplica:
-    """A model that two threads call, so that its worker always has rows."""
+    """A copy of the model; two threads call it, so that its worker always has rows."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec, self._stack, self._calibration_lock = spec, ExitStack(), threading.Lock()
@@ -64,7 +64,7 @@ class BatchReplica:
         )
 
     def _answer(self, chunk: bytes) -> Answers:
-        # An empty chunk stands for rows whose responses the driver already has.
+        # If the driver already has the responses to a chunk, the coordinator sends an empty chunk.
         if not chunk or self._engine is None:
             return Answers(error=self._error)
         engine, start = self._engine, time.monotonic()

@@ -1,7 +1,7 @@
-"""The engine in SageMaker: a batch transform job.
+"""The batch engine in SageMaker, which uses a batch transform job.
 
-The rows are uploaded, the job answers them, and its output is read. A job's name comes from the
-archive and the inputs, so that the same command finds it again.
+It uploads the rows, waits for the job, and reads the job's output. The job's name is derived from
+the archive and the inputs, so that the same command finds the job again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from tsx_cli.deploy.sagemaker.resources import upload_prefix
 from tsx_runtime.targets.sagemaker import rows as lines
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB
 
-MAX_OBJECT_BYTES = 64 << 20  # The instances of a job share the objects of rows.
-MAX_IN_FLIGHT_MB = 100  # SageMaker's limit for a container's requests
+MAX_OBJECT_BYTES = 64 << 20  # Rows are in several objects, which are spread over the instances.
+MAX_IN_FLIGHT_MB = 100  # SageMaker's limit for the requests of a container
 
 
 class SageMakerEngine:
     """A `BatchEngine` in SageMaker.
 
-    A job answers all rows of the inputs. A continued run skips the answers that the output has.
+    A job computes all rows of the inputs. A continued run skips the responses that the output
+    already has.
     """
 
-    poll = 15.0  # seconds between two requests for a job's state
+    poll = 15.0  # seconds between two requests for the state of a job
 
     def __init__(
         self,
@@ -50,9 +51,9 @@ class SageMakerEngine:
         *,
         restart: bool,
     ) -> None:
-        """Find the account and the model's facts.
+        """Find the account, and read the facts of the model.
 
-        `restart` ignores a complete job.
+        With `restart`, an earlier complete job is ignored.
 
         Raises:
             UsageError: The rows come from standard input, or an option is wrong.
@@ -64,7 +65,7 @@ class SageMakerEngine:
                 "--on sagemaker: standard input cannot be read again to find its job; write it to a"
                 " file first"
             )
-        self.batch_size: int | None = None  # The container chooses it.
+        self.batch_size: int | None = None  # The container chooses the batch size.
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
         self._location = locate(self._spec)
         self._cloud = self._location.cloud
@@ -78,10 +79,10 @@ class SageMakerEngine:
         self._bucket = self._spec.sagemaker.bucket or own_bucket(
             self._cloud.account, self._cloud.region
         )
-        run = digest([self._facts.sha256, reader.fingerprint], 16)
+        run_digest = digest([self._facts.sha256, reader.fingerprint], 16)
         self._name, self._prefix = (
-            f"tsx-batch-{run}-",
-            f"{upload_prefix(self._spec.name)}batch/{run}/",
+            f"tsx-batch-{run_digest}-",
+            f"{upload_prefix(self._spec.name)}batch/{run_digest}/",
         )
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
@@ -98,7 +99,7 @@ class SageMakerEngine:
             yield result
 
     def end_job(self) -> str:
-        """Stop the job of the same command, and return its name."""
+        """Stop the job that the same command started, and return its name."""
         job = self._latest_job()
         if job is None or self._describe(job)["TransformJobStatus"] != "InProgress":
             raise CliError("no job of this command is under way")
@@ -122,7 +123,7 @@ class SageMakerEngine:
         return int(job.removeprefix(self._name))
 
     def _usable_job(self) -> str | None:
-        """Return a running or complete job with the rows' answers; None if it failed."""
+        """Return the latest job if it is running or complete, or None."""
         job = self._latest_job()
         states = ["InProgress", "Stopping", *([] if self._restart else ["Completed"])]
         return (
@@ -188,15 +189,15 @@ class SageMakerEngine:
 
     def _upload(self) -> int:
         """Upload all readable rows, and return the size of the largest in bytes."""
-        part, number, largest = bytearray(), 0, 0
+        content, number, max_bytes = bytearray(), 0, 0
 
-        def put() -> None:
+        def put_object() -> None:
             target = {"Bucket": self._bucket, "Key": f"{self._prefix}in/{number:06}.jsonl"}
             self._cloud.call(
                 "s3",
                 "put_object",
                 f"uploading rows to s3://{self._bucket}/{self._prefix}",
-                Body=bytes(part),
+                Body=bytes(content),
                 **target,
             )
 
@@ -217,30 +218,30 @@ class SageMakerEngine:
                         f"{row.id} has {len(line)} bytes as a line, and a batch transform job takes"
                         f" {MAX_IN_FLIGHT_MB} MB; leave it out"
                     )
-                if part and len(part) + len(line) > MAX_OBJECT_BYTES:
-                    put()
-                    part, number = bytearray(), number + 1
-                part += line
-                largest = max(largest, len(line))
-        put()
-        return largest
+                if content and len(content) + len(line) > MAX_OBJECT_BYTES:
+                    put_object()
+                    content, number = bytearray(), number + 1
+                content += line
+                max_bytes = max(max_bytes, len(line))
+        put_object()
+        return max_bytes
 
     def _wait(self, job: str) -> None:
-        shown = ""
+        printed_text = ""
         while (state := self._describe(job))["TransformJobStatus"] in (
             "InProgress",
             "Stopping",
         ):
-            answered, uploaded = (
-                len(self._keys(self._answer_prefix(job))),
-                len(self._keys(f"{self._prefix}in/")),
+            answered_objects, uploaded_objects = (
+                len(self._object_keys(self._answer_prefix(job))),
+                len(self._object_keys(f"{self._prefix}in/")),
             )
             text = (
-                f"{job} is {state['TransformJobStatus']}; {answered} of {uploaded} objects are"
+                f"{job} is {state['TransformJobStatus']}; {answered_objects} of {uploaded_objects} objects are"
                 " answered"
             )
-            if text != shown:
-                shown = text
+            if text != printed_text:
+                printed_text = text
                 print(text, file=sys.stderr, flush=True)
             if self._stop.wait(self.poll):
                 print(
@@ -253,16 +254,21 @@ class SageMakerEngine:
             log = "Its log is in /aws/sagemaker/TransformJobs; the same command tries again"
             raise CliError(f"{job} is {state['TransformJobStatus']}: {reason}. {log}")
 
-    def _keys(self, keys: str) -> list[str]:
+    def _object_keys(self, prefix: str) -> list[str]:
         objects = self._cloud.list_items(
-            "s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys
+            "s3",
+            "list_objects_v2",
+            "Contents",
+            f"listing {prefix}",
+            Bucket=self._bucket,
+            Prefix=prefix,
         )
         return sorted(item["Key"] for item in objects)
 
     def _results(self, job: str) -> Iterator[RowResult]:
         """Wait for the job, and yield the results in the order of the rows."""
         self._wait(job)
-        for key in self._keys(self._answer_prefix(job)):
+        for key in self._object_keys(self._answer_prefix(job)):
             action = f"reading s3://{self._bucket}/{key}"
             body = self._cloud.call("s3", "get_object", action, Bucket=self._bucket, Key=key)[
                 "Body"

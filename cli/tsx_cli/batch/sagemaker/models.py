@@ -1,6 +1,7 @@
 """The model of a batch transform job.
 
-It belongs to a deployment with the same archive, or is created as `tsx deploy` would.
+A model of a deployment with the same archive is used. If there is none, it is created as `tsx
+deploy` would create it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
     """Find or create the model, and return its name.
 
     Raises:
-        UsageError: There is no such model, and the image is unknown.
+        UsageError: There is no such model, and no image is configured to create one.
         CliError: AWS refuses a request.
     """
     models = models_of(location.cloud, spec.name)
@@ -54,7 +55,9 @@ def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
     facts = replace(
         facts, account=location.cloud.account, image=by_digest(image, location.cloud)[0]
     )
-    needed = [resource for resource in resources(spec, facts) if resource.kind in NEEDED_KINDS]
+    needed_resources = [
+        resource for resource in resources(spec, facts) if resource.kind in NEEDED_KINDS
+    ]
     engine = location.engine()
-    engine.apply(engine.plan(needed))
-    return next(resource.name for resource in needed if resource.kind == MODEL)
+    engine.apply(engine.plan(needed_resources))
+    return next(resource.name for resource in needed_resources if resource.kind == MODEL)

@@ -1,1 +1,1 @@
-"""The commands of `tsx bench` and the course of a run."""
+"""The commands of `tsx bench`, and the steps of a run."""

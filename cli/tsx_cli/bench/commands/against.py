@@ -1,4 +1,4 @@
-"""`tsx bench --against`: a load on a running server."""
+"""`tsx bench --against` measures a load on a running server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loop
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
 
-OPEN_LOOP_CONNECTIONS = 256  # bound of concurrent requests in an open loop
+OPEN_LOOP_CONNECTIONS = 256  # maximum number of concurrent requests in an open loop
 
 
 def run_against(
@@ -37,10 +37,10 @@ def run_against(
     command: str = "",
     on_progress: Callable[[int, LoadProgress], None] | None = None,
 ) -> Results:
-    """Measure so many rounds of the load, or its knee.
+    """Measure `rounds` rounds of the load, or search for its knee.
 
-    With `ramp`, one round is followed by open loops with such arrivals, up to the knee. The number
-    that `on_progress` receives is that of the round, from 0 on.
+    With `ramp`, one round is followed by open loops with such arrivals and rising rates, up to the
+    knee. `on_progress` receives the index of the round and the progress.
 
     Raises:
         CliError: There is no server, or it accepted no request.
@@ -48,15 +48,15 @@ def run_against(
     """
     if rounds < 1:
         raise UsageError(f"--rounds: {rounds} is too few; give 1 or more")
-    started = now()
+    start_time = now()
     points: list[Point] = []
-    numbers = count()
+    round_numbers = count()
 
-    def load(round_plan: LoadPlan) -> Point:
-        number = next(numbers)
-        report = None if on_progress is None else partial(on_progress, number)
+    def measure_load(round_plan: LoadPlan) -> Point:
+        round_number = next(round_numbers)
+        report = None if on_progress is None else partial(on_progress, round_number)
         result = measure(
-            replace(round_plan, seed=plan.seed + number, cores=cores), on_progress=report
+            replace(round_plan, seed=plan.seed + round_number, cores=cores), on_progress=report
         )
         if not points and not result.ok:
             raise CliError(_no_success_text(plan, result))
@@ -73,8 +73,8 @@ def run_against(
 
     cores = () if pinning is None else tuple(pinning.generator)
     for _ in range(1 if ramp else rounds):
-        load(plan)
-    ended: list[str] = []
+        measure_load(plan)
+    ramp_notes: list[str] = []
     if ramp:
         connections = min(OPEN_LOOP_CONNECTIONS, max_connections())
         throughput = points[0].throughput.value
@@ -86,19 +86,19 @@ def run_against(
 
         def at_rate(rate: float) -> Point | None:
             try:
-                return load(
+                return measure_load(
                     replace(plan, mode="open", arrivals=ramp, connections=connections, rate=rate)
                 )
             except CliError as error:
-                # A server that fails under too high a rate is a result.
-                ended.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
+                # A server that fails at a high rate is a result, not an error.
+                ramp_notes.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
                 return None
 
         measure_knee(at_rate, throughput, max(rounds, MIN_ROUNDS))
-    held = knee_of(points).held if ramp else None
-    best = best_point(points) if held is None else points.index(held)
+    knee_point = knee_of(points).held if ramp else None
+    best = best_point(points) if knee_point is None else points.index(knee_point)
     return Results(
-        started=started,
+        started=start_time,
         ended=now(),
         command=command,
         model=ModelInfo(name=plan.model, version=plan.version),
@@ -110,12 +110,12 @@ def run_against(
         price_per_hour=price_per_hour,
         pinning=pinning,
         trials=[Trial(configuration={}, points=points, best=best)],
-        notes=[*_notes(points[best or 0]), *(_note_of_knee(points) if ramp else ()), *ended],
+        notes=[*_notes(points[best or 0]), *(_knee_notes(points) if ramp else ()), *ramp_notes],
     )
 
 
 def show_against(results: Results) -> None:
-    """Print the figures of the load, one per line, and the course of a ramp."""
+    """Print the figures of the load, one per line, and the rates of a ramp."""
     trial = results.trials[0]
     point = trial.chosen or trial.points[0]
     table = loads([trial.model_copy(update={"points": [point]})], results)
@@ -123,13 +123,13 @@ def show_against(results: Results) -> None:
     if results.slo is not None:
         rows["bounds"] = f"{results.slo}: {'hold' if point.holds else 'do not hold'}"
     seconds, inputs = sum(round_.seconds for round_ in point.rounds), results.inputs
-    sent = (
+    sent_text = (
         f"{sum(round_.sent for round_ in point.rounds):,} in {seconds:.1f} s; {inputs.count}"
         f" different, {facts.size_range(inputs)}"
     )
     total = sum(round_.sent + round_.unsent for round_ in point.rounds) or 1
     rows |= {
-        "sent": sent,
+        "sent": sent_text,
         **{
             kind: f"{count:,} ({count / total:.2%})"
             for kind, count in failures(point.rounds).items()
@@ -137,16 +137,16 @@ def show_against(results: Results) -> None:
     }
     if stalls := shown.stalls(point):
         rows["stalls"] = stalls
-    worst = max(
+    busiest = max(
         point.rounds, key=lambda round_: round_.generator.cpu + round_.generator.starved
     ).generator
-    late = (
+    lateness_text = (
         f"; {milliseconds(max(round_.generator.late_p99_ms for round_ in point.rounds))} late (p99)"
         if point.offered.mode == "open"
         else ""
     )
     rows["generator"] = (
-        f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"
+        f"{busiest.cpu:.0%} of a core, {busiest.starved:.0%} of the time without one{lateness_text}"
     )
     if results.pinning is not None:
         rows["pinned to cores"] = facts.pinned(results)
@@ -162,14 +162,14 @@ def show_against(results: Results) -> None:
         rows.items(),
     )
     show_details(results)
-    for line in _ramp(results):
+    for line in _ramp_lines(results):
         print(line)
     for note in results.notes:
         print(f"note: {one_line(note)}")
 
 
-def _ramp(results: Results) -> Iterator[str]:
-    """Yield the latency at each rate, and the knee."""
+def _ramp_lines(results: Results) -> Iterator[str]:
+    """Yield a line for each rate, and one for the knee."""
     points = open_loops(results.trials[0].points)
     if len(points) < 2:
         return
@@ -184,22 +184,22 @@ def _ramp(results: Results) -> Iterator[str]:
     if held is None:
         yield f"no rate holds: {bounds}"
     else:
-        ends = (
+        limit_text = (
             "the load ended before one that does not"
             if broken is None
             else f"{shown.rate(broken)} does not"
         )
-        yield f"knee: {shown.rate(held)} holds, {ends} ({bounds})"
+        yield f"knee: {shown.rate(held)} holds, {limit_text} ({bounds})"
 
 
 def _notes(point: Point) -> list[str]:
-    """Return what a reader of the figures must know."""
+    """Return warnings about the figures."""
     notes = []
-    limited = next(
+    limit = next(
         (round_.generator.limited for round_ in point.rounds if round_.generator.limited), None
     )
-    if limited:
-        notes.append(f"these figures describe the load generator and not the server: {limited}")
+    if limit:
+        notes.append(f"these figures describe the load generator and not the server: {limit}")
     late_requests = sum(round_.generator.waited for round_ in point.rounds)
     sent = sum(round_.sent for round_ in point.rounds)
     if late_requests > 0.01 * sent:
@@ -215,7 +215,7 @@ def _notes(point: Point) -> list[str]:
     return notes
 
 
-def _note_of_knee(points: Sequence[Point]) -> list[str]:
+def _knee_notes(points: Sequence[Point]) -> list[str]:
     broken = knee_of(points).broken
     limits = (
         [round_.generator.limited for round_ in broken.rounds if round_.generator.limited]

@@ -1,4 +1,4 @@
-"""The options of `tsx bench --against`, and the load that they define."""
+"""The options of `tsx bench --against`, from which it makes a plan of the load."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def bench_against(
         mode="open" if is_open else "closed",
         connections=connections if connections is not None else 256 if is_open else 16,
         rate=rate,
-        arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
+        arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # LoadPlan checks the value
         speed=1.0 if speed is None else speed,
         seconds=seconds(duration, "--duration"),
         warm_up=(
@@ -212,7 +212,7 @@ def bench_against(
             source,
             rounds=rounds,
             slo=bounds,
-            ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
+            ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # LoadPlan checks the value
             pinning=pinning,
             price_per_hour=price_per_hour,
             command=command_line(secret),
@@ -241,9 +241,9 @@ def bench_against(
 
 
 def trusted_certificate(path: Path | None, url: str) -> str | None:
-    """Return the certificate file to trust in addition to those of this machine.
+    """Return the certificate file to trust in addition to the certificates of this machine.
 
-    Without a given path, it is the setting `certificate_file`, as in other commands.
+    If no path is given, the setting `certificate_file` applies, as in other commands.
 
     Raises:
         UsageError: A file is given, but the address is not https.

@@ -33,7 +33,7 @@ def compare_command(
     first: Annotated[Path, FIRST],
     second: Annotated[Path, SECOND],
     fail_if: Annotated[list[str] | None, FAIL_IF] = None,
-    every: Annotated[
+    all_pairs: Annotated[
         bool,
         typer.Option(
             "--all", help="Apply --fail-if to every configuration and load, not only to the best."
@@ -49,7 +49,7 @@ def compare_command(
     """
     from tsx_cli.bench.load.results import read_results
 
-    # Imported here, so that help stays quick.
+    # These modules are slow to import, and --help needs none of them.
     from tsx_cli.bench.report.compare import (
         compare,
         parse_condition,
@@ -66,9 +66,9 @@ def compare_command(
             read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)
         ]
     except CliError as error:
-        # Exit code 1 is reserved for a change.
+        # UsageError gives exit code 2, since exit code 1 means that --fail-if found a change.
         raise UsageError(error.message) from error
-    compared = compare(results[0], results[1], conditions, every=every)
+    compared = compare(results[0], results[1], conditions, all_pairs=all_pairs)
     (print_compared if as_json else show_compared)(compared)
     if junit is not None:
         write_junit(junit, condition_cases(compared, results[1]), results[1])

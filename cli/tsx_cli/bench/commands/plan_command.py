@@ -1,4 +1,4 @@
-"""`tsx plan`: the options of the command."""
+"""`tsx plan`: its options, and the call of its calculation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_command(
 
     The highest load that a benchmark measured within the bounds decides.
     """
-    # Imported here, since it imports pydantic, and help must be quick.
+    # This module imports pydantic, which would slow --help down.
     from tsx_cli.bench.report import planning
     from tsx_cli.bench.search.options import finite
 

@@ -17,11 +17,11 @@ from tsx_runtime.shared.log_format import escaped
 class Progress:
     """The progress of a run on stderr: a changing line on a terminal, and a line for each result.
 
-    `ends` is the end of the run by time.monotonic.
+    `end_time` is the end of the run, a value of time.monotonic.
     """
 
-    def __init__(self, ends: float, *, quiet: bool = False) -> None:
-        self._end = ends
+    def __init__(self, end_time: float, *, quiet: bool = False) -> None:
+        self._end_time = end_time
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._status: Status | None = None
         self._activity = ""
@@ -39,7 +39,7 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         if self._status is not None:
-            with suppress(OSError):  # The terminal is gone.
+            with suppress(OSError):  # The terminal may be gone.
                 self._status.stop()
             self._status = None
 
@@ -47,28 +47,32 @@ class Progress:
         with suppress(OSError):
             self._console.print(escaped(text), markup=False, soft_wrap=True)
 
-    def doing(self, text: str, more: str = "") -> None:
-        """Show a current activity, on a terminal only."""
+    def show_activity(self, text: str, suffix: str = "") -> None:
+        """Show the current activity and its progress, `suffix`; nothing is shown without a terminal."""
         self._activity = text
         if self._status is not None:
-            remaining_s = self._end - time.monotonic()
+            remaining_s = self._end_time - time.monotonic()
             prefix = "" if math.isinf(remaining_s) else f"{_clock(remaining_s)} left · "
-            self._status.update(f"{prefix}{text}{more}".replace("[", r"\["))
+            self._status.update(f"{prefix}{text}{suffix}".replace("[", r"\["))
 
-    def load(self, progress: LoadProgress) -> None:
-        self.doing(self._activity, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
+    def show_load(self, progress: LoadProgress) -> None:
+        self.show_activity(
+            self._activity, f" · {progress.answers:,} answers in {progress.seconds:.0f} s"
+        )
 
     def show_round(self, number: int, rounds: int | None, progress: LoadProgress) -> None:
-        """Show the load of a round on a running server.
+        """Show the progress of a round on a running server.
 
-        The number of rounds is None if it is unknown.
+        `rounds` is None if their number is unknown.
         """
         remaining_s = (rounds - number if rounds else 1) * progress.of - progress.seconds
         name = f"round {number + 1} of {rounds}" if rounds else f"load {number + 1}"
-        self.doing(name, f" · {progress.answers:,} answers, {max(0.0, remaining_s):.0f} s left")
+        self.show_activity(
+            name, f" · {progress.answers:,} answers, {max(0.0, remaining_s):.0f} s left"
+        )
 
-    def rows(self, count: int) -> None:
-        self.doing(self._activity, f" · {count:,} rows")
+    def show_rows(self, count: int) -> None:
+        self.show_activity(self._activity, f" · {count:,} rows")
 
 
 def _clock(remaining_s: float) -> str:

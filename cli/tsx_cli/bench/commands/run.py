@@ -1,4 +1,4 @@
-"""A run of the benchmark: the search, then the best configurations in turn, all saved."""
+"""A run of the benchmark: a search, then a comparison of the best configurations in turn."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with
 from tsx_cli.bench.search.search import (
     GROUP_SIZE,
     MAX_CONNECTIONS,
+    Proposal,
     State,
     baseline,
     faster_unmeasured,
     next_trial,
-    passed_over,
     ranking,
+    unmeasured_configurations,
     variants_by_use,
 )
-from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
 from tsx_cli.bench.search.variants import takes_batches
 from tsx_cli.common.failure import CliError
@@ -41,37 +41,39 @@ from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.shared.cores import cpu_count
 
-MAX_BATCH_BOUNDS = 1.5  # longest timed batch, in multiples of the tightest latency bound
-START_GUESS_S = 4.0  # time in which a server starts, until one has started
+MAX_BATCH_BOUNDS = 1.5  # time of the longest timed batch, in multiples of the tightest bound
+START_GUESS_S = 4.0  # assumed time of a server's start, before one has started
 
 
 @dataclass
 class Bench:
-    """A run; its `results` grow, and are consistent at each interruption."""
+    """A run. Its `results` grow, and are consistent whenever the run is interrupted."""
 
     options: BenchOptions
     target: TrialTarget
     results: Results
     journal: Journal
     progress: Progress
-    ends: float  # seconds of time.monotonic
+    end_time: float  # a value of time.monotonic
     clock: Callable[[], float] = time.monotonic
-    forms: Sequence[FormRecord] = ()  # the kept forms to measure
+    forms: Sequence[FormRecord] = ()  # the archive's forms to measure
     excluded: dict[Variant, str] = field(default_factory=dict)
     time_curve: Callable[..., Curve] = measure_curve
     watch: Callable[[list[float]], Watch] = Watch
-    _starts: list[float] = field(default_factory=list)
-    _disturbed: list[bool] = field(default_factory=list)  # a flag for each round of this process
-    _probes: list[float] = field(default_factory=list)
-    _running: Configuration | None = None
-    _comparing: bool = False
+    _start_times: list[float] = field(default_factory=list)
+    # Whether each round of this process was disturbed.
+    _disturbed_rounds: list[bool] = field(default_factory=list)
+    _noise_probes: list[float] = field(default_factory=list)
+    _running_configuration: Configuration | None = None
+    _is_comparing: bool = False
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
-        self._seconds = self.target.seconds  # the length of a round
+        self._start_time = self.clock()
+        self._round_s = self.target.seconds  # the length of a round
         self.slo = self.options.bounds
         self.servers = Servers(
-            self.target, lambda configuration: self.progress.doing(f"starting {configuration}")
+            self.target,
+            lambda configuration: self.progress.show_activity(f"starting {configuration}"),
         )
         by_numbers = self.options.tolerance is not None or self.options.same_top is not None
         verdicts = {} if by_numbers else verdicts_of(self.forms)
@@ -86,30 +88,30 @@ class Bench:
         for curve in self.results.curves:
             self._exclude_form(curve)
 
-    def go(self) -> None:
-        """Search, compare and conclude; all servers end, whatever ends the run.
+    def run(self) -> None:
+        """Search, compare and conclude. All servers end, whatever ends the run.
 
         Raises:
-            CliError: The archive does not run unchanged.
+            CliError: The unchanged archive does not run.
         """
         ramp_s = (
             RAMP_SHARE * self.seconds_left()
-            if self.options.ramp and math.isfinite(self.ends)
+            if self.options.ramp and math.isfinite(self.end_time)
             else 0.0
         )
-        self.ends -= ramp_s
+        self.end_time -= ramp_s
         try:
-            self._learn_reference()
+            self._record_reference()
             self._measure_curves()
             self._search()
             self._confirm()
-            # Time that the comparison left over serves the search again.
+            # If the comparison leaves time over, the search continues.
             while self._search():
                 self._confirm()
-            self.ends += ramp_s
-            winner, _ = choose(self.order(), self.trial, self.results.paired)
+            self.end_time += ramp_s
+            winner, _ = choose(self.ranked_trials(), self.trial, self.results.paired)
             if self.options.ramp and winner is not None and not measure_ramp(self, winner):
-                short = (
+                too_short = (
                     "the time was too short for --ramp to find the knee; --resume with a longer"
                     " --time-limit goes on"
                 )
@@ -118,31 +120,32 @@ class Bench:
                     f"--ramp ended as {self.trial(winner).as_configuration()} failed:"
                     f" {_first_line(reason)}"
                     if reason
-                    else short
+                    else too_short
                 )
         finally:
-            self.finish()  # Ctrl-C may end the wait for the servers, so this comes first.
+            # Ctrl-C may interrupt the closing of the servers, so the results come first.
+            self.finish()
             self.servers.close()
 
     def _search(self) -> bool:
-        """Measure until the search proposes nothing more; return whether the best has changed."""
-        before = self.order()[:1]
+        """Measure until the search has no further proposal; return whether the best trial is new."""
+        previous_best = self.ranked_trials()[:1]
         while (proposal := next_trial(self._state())) is not None:
             self._measure(proposal)
-        return self.order()[:1] != before
+        return self.ranked_trials()[:1] != previous_best
 
     def finish(self) -> None:
-        """Conclude from the measurements: the winner and the notes."""
+        """Determine the winner and the notes from the measurements."""
         results = self.results
         results.ended = now()
         for trial in results.trials:
             trial.best = confirmed_best(trial.points)
         results.faster_unmeasured = faster_unmeasured(self._state())
-        self.pass_over()
-        winner, tied = choose(self.order(), self.trial, results.paired)
+        self.add_unmeasured()
+        winner, tied = choose(self.ranked_trials(), self.trial, results.paired)
         results.winner, results.tied = (None, []) if results.faster_unmeasured else (winner, tied)
         results.disturbed = summary(results.trials)
-        results.baseline = self.first()
+        results.baseline = self.baseline_trial()
         if self.guard.note:
             self.note(self.guard.note)
         if (results.environment.noise or 0.0) > NOISY_VARIATION:
@@ -162,9 +165,9 @@ class Bench:
         if text not in self.results.notes:
             self.results.notes.append(text)
 
-    def pass_over(self) -> None:
-        """Add the configurations that were not measured to the results, with the reason."""
-        for configuration, predicted, reason in passed_over(self._state()):
+    def add_unmeasured(self) -> None:
+        """Add the configurations that were not measured to the results, with the reasons."""
+        for configuration, predicted, reason in unmeasured_configurations(self._state()):
             self.results.trials.append(
                 Trial(
                     configuration=configuration.as_json(),
@@ -176,24 +179,26 @@ class Bench:
 
     @property
     def round_seconds(self) -> float:
-        return budget.round_cost(self._seconds)
+        return budget.round_cost(self._round_s)
 
     @property
     def _start_s(self) -> float:
-        """The seconds in which a server starts."""
-        return sum(self._starts) / len(self._starts) if self._starts else START_GUESS_S
+        """The mean time in which a server starts, in seconds."""
+        return (
+            sum(self._start_times) / len(self._start_times) if self._start_times else START_GUESS_S
+        )
 
     def _state(self) -> State:
         remaining_s, rounds = self.seconds_left(), self.options.rounds
-        reserved = 0.0  # A single configuration needs no comparison.
+        reserved = 0.0  # One configuration needs no comparison.
         if self.results.paired:
             reserved = budget.reserved_for_another(rounds, self._start_s)
-        elif len(self.order()) > 1:
+        elif len(self.ranked_trials()) > 1:
             reserved = budget.reserved_for_end(
-                self.options.duration, rounds, self.ends - self._began, self._start_s
+                self.options.duration, rounds, self.end_time - self._start_time, self._start_s
             )
         point_s = budget.round_cost(self.options.duration or budget.SHORT_ROUND_S)
-        if self.first() is None:  # Without the baseline, the results say nothing.
+        if self.baseline_trial() is None:  # The results need the baseline.
             remaining_s = max(remaining_s, self._start_s + point_s)
         return State(
             configurations=self.space,
@@ -211,14 +216,14 @@ class Bench:
             seconds_reserved=reserved,
             seconds_per_point=point_s,
             seconds_to_start=self._start_s,
-            running=self._running,
+            running=self._running_configuration,
             max_connections=min(MAX_CONNECTIONS, max_connections()),
         )
 
     def _measure_curves(self) -> None:
-        """Measure t(n) of each variant, from which the search predicts.
+        """Measure the curve t(n) of each variant, which the search uses for predictions.
 
-        Without curves, the search uses only measurements.
+        Without curves, the search relies on measurements only.
         """
         if not self.batches:
             self.note(
@@ -226,19 +231,20 @@ class Bench:
                 " sizes of batches were not compared"
             )
             return
-        known = {curve.variant for curve in self.results.curves}
+        timed_variants = {curve.variant for curve in self.results.curves}
         variants = [
             variant
             for variant in variants_by_use(self.space, self._state())
-            if variant not in known
+            if variant not in timed_variants
         ]
-        # With so few configurations there is nothing to predict, but forms may not fit.
+        # With one configuration per variant there is nothing to predict. Only forms are timed then,
+        # since a form may not run here.
         if len(self.space) == len(variants) and not self.options.exhaustive:
             variants = [variant for variant in variants if variant.form not in (None, REFERENCE)]
         if not variants:
             return
         if any(variant.device != "cpu" for variant in variants):
-            self.servers.close()  # An idle server occupies memory of the GPU.
+            self.servers.close()  # An idle server would occupy memory of the GPU.
         curve_s, max_s = (
             budget.curve_seconds(self.seconds_left(), len(variants)),
             budget.MAX_CURVES_SHARE * self.seconds_left(),
@@ -253,7 +259,7 @@ class Bench:
                     " --time-limit predicts more"
                 )
                 break
-            example = next(
+            example_configuration = next(
                 configuration for configuration in self.space if configuration.variant == variant
             )
             sizes = sorted(
@@ -263,14 +269,14 @@ class Bench:
                     if configuration.variant == variant
                 }
             )
-            single = replace(example, workers=1, batch_size=1)
-            self.progress.doing(f"timing batches without a server: {single.worker}")
+            single = replace(example_configuration, workers=1, batch_size=1)
+            self.progress.show_activity(f"timing batches without a server: {single.worker}")
             max_batch_ms = (
                 math.inf
                 if self.slo is None or self.options.exhaustive
                 else MAX_BATCH_BOUNDS * self.slo.tightest_ms
             )
-            with self.watch(self._probes) as watch:
+            with self.watch(self._noise_probes) as watch:
                 curve = self.time_curve(
                     self.target.archive,
                     single,
@@ -289,14 +295,14 @@ class Bench:
             times = ", ".join(
                 f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points
             )
-            failed = f"; no more, since {curve.failed}" if curve.failed else ""
+            failure_text = f"; no more, since {curve.failed}" if curve.failed else ""
             self.progress.print_line(
                 f"{single.worker}, a batch takes"
-                f" {times or 'no measurable time'}{_first_line(failed)}"
+                f" {times or 'no measurable time'}{_first_line(failure_text)}"
             )
 
     def _exclude_form(self, curve: Curve) -> None:
-        """Exclude a form that does not run here, with any number of threads."""
+        """Exclude a form that does not run on this machine, for every number of threads."""
         if curve.failed and not curve.points and curve.form not in (None, REFERENCE):
             variants = {configuration.variant for configuration in self.space}
             self.excluded |= {
@@ -305,36 +311,40 @@ class Bench:
             self.note(f"the form {curve.form} is not measured: {curve.failed}")
 
     def _searchable_trials(self) -> list[Trial]:
-        """Return the trials, without their verdicts on answers if different answers are allowed."""
+        """Return the trials; if different answers are allowed, without their accuracy."""
         if not self.options.allow_different:
             return self.results.trials
         return [trial.model_copy(update={"accuracy": None}) for trial in self.results.trials]
 
-    def _learn_reference(self) -> None:
-        """Learn the answers of the archive as it is.
+    def _record_reference(self) -> None:
+        """Record the answers of the unchanged archive.
 
         Raises:
-            CliError: The archive does not run unchanged.
+            CliError: The unchanged archive does not run.
         """
         try:
-            first = baseline(self.space)
-            self.guard.learn(self._server(Configuration(device=first.device, form=first.form)))
+            reference = baseline(self.space)
+            self.guard.learn(
+                self._server(Configuration(device=reference.device, form=reference.form))
+            )
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
-    def _server(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
-        began = self.clock()
-        known = configuration in self.servers
-        candidate = self.servers.get(configuration, beside=beside)
-        self._running = configuration
-        if not known:
-            self._starts.append(self.clock() - began)
+    def _server(
+        self, configuration: Configuration, *, keep_others: bool = False
+    ) -> RunningCandidate:
+        start_time = self.clock()
+        is_running = configuration in self.servers
+        candidate = self.servers.get(configuration, keep_others=keep_others)
+        self._running_configuration = configuration
+        if not is_running:
+            self._start_times.append(self.clock() - start_time)
         return candidate
 
     def _measure(self, proposal: Proposal) -> None:
-        at = self._trial(proposal)
-        trial = self.results.trials[at]
-        with self._failures(at):
+        position = self._trial(proposal)
+        trial = self.results.trials[position]
+        with self._failures(position):
             candidate = self._server(proposal.configuration)
             if trial.accuracy is None and not trial.points:
                 trial.accuracy = self.guard.compare(candidate)
@@ -346,63 +356,68 @@ class Bench:
                     self.progress.print_line(
                         f"{trial.as_configuration()} cannot win: {trial.reason}"
                     )
-                    self.journal.trial(at, trial)
+                    self.journal.trial(position, trial)
                     return
-                self.journal.trial(at, trial)
-            self._seconds = self._search_round_s(proposal, trial)
-            self.load(at, candidate, proposal.offered)
+                self.journal.trial(position, trial)
+            self._round_s = self._search_round_s(proposal, trial)
+            self.measure_load(position, candidate, proposal.offered)
 
     def _search_round_s(self, proposal: Proposal, trial: Trial) -> float:
-        """Return the seconds of a round of the search."""
-        if math.isinf(self.ends):
+        """Return the length of a round of the search, in seconds."""
+        if math.isinf(self.end_time):
             return self.target.seconds
         predicted = None if proposal.predicted is None else proposal.predicted.throughput
         expected = max((point.throughput.value for point in trial.points), default=predicted)
         return budget.seconds_in_search(self.options.duration, expected, self.seconds_left())
 
-    def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
+    def measure_load(
+        self, position: int, candidate: RunningCandidate, offered: OfferedLoad
+    ) -> None:
         """Measure a round of the load, and repeat it once if it was disturbed.
 
         Raises:
             TrialFailed: The server failed.
         """
-        self._round(at, candidate, offered)
-        state = self._state()  # It knows the reserved time.
-        first = max(0, min(GROUP_SIZE, len(self.space) - 1) - len(self.results.trials) + 1) * (
-            state.seconds_to_start + state.seconds_per_point
-        )
+        self._round(position, candidate, offered)
+        state = self._state()
+        first_group_s = max(
+            0, min(GROUP_SIZE, len(self.space) - 1) - len(self.results.trials) + 1
+        ) * (state.seconds_to_start + state.seconds_per_point)
         if should_repeat(
-            self._disturbed,
-            self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved),
+            self._disturbed_rounds,
+            self.seconds_left()
+            - (0.0 if self._is_comparing else first_group_s + state.seconds_reserved),
             self.round_seconds,
         ):
-            self._round(at, candidate, offered)
+            self._round(position, candidate, offered)
 
-    def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
-        trial = self.results.trials[at]
-        self.progress.doing(f"{trial.as_configuration()}, {offered}")
+    def _round(self, position: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
+        trial = self.results.trials[position]
+        self.progress.show_activity(f"{trial.as_configuration()}, {offered}")
         if candidate.start is not None and candidate.start not in trial.starts:
             trial.starts.append(candidate.start)
-        with self.watch(self._probes) as watch:
-            measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
+        with self.watch(self._noise_probes) as watch:
+            measurement = candidate.load(offered, self.progress.show_load, seconds=self._round_s)
         disturbed = judge(watch.noise, self.results.environment.cores)
-        self._disturbed.append(bool(disturbed))
-        fresh = measurement.round.model_copy(update={"noise": watch.noise, "disturbed": disturbed})
-        number = with_round(trial.points, offered, fresh, self.slo)
-        point = trial.points[number]
+        self._disturbed_rounds.append(bool(disturbed))
+        new_round = measurement.round.model_copy(
+            update={"noise": watch.noise, "disturbed": disturbed}
+        )
+        point_index = with_round(trial.points, offered, new_round, self.slo)
+        point = trial.points[point_index]
         best = best_point(trial.points)
-        if best == number or (best is None and number == 0):
+        if best == point_index or (best is None and point_index == 0):
             trial.stages, trial.batch_sizes, trial.usage = (
                 measurement.stages,
                 measurement.batch_sizes,
                 measurement.usage,
             )
         trial.best = best
-        self.journal.point(at, number, point)
-        self.journal.trial(at, trial)
-        if fresh.generator.limited:
-            self.note(f"{trial.as_configuration()}, {offered}: {fresh.generator.limited}")
-        holds = (
+        self.journal.point(position, point_index, point)
+        self.journal.trial(position, trial)
+        if new_round.generator.limited:
+            self.note(f"{trial.as_configuration()}, {offered}: {new_round.generator.limited}")
+        bounds_text = (
             ""
             if point.holds
             else (
@@ -411,7 +426,7 @@ class Bench:
                 else ", and not all were answered"
             )
         )
-        reached = (
+        figures_text = (
             f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
         )
         if (stream := point.stream) is not None:
@@ -419,36 +434,38 @@ class Bench:
                 f"TTFT p99 {milliseconds(stream.ttft.p99_ms)}, TPOT p99"
                 f" {milliseconds(stream.tpot.p99_ms)}"
             )
-            reached += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
-        marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
-        self.progress.print_line(f"{trial.as_configuration()}, {offered}: {reached}{holds}{marked}")
+            figures_text += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
+        disturbance_text = f"; disturbed: {disturbed[0]}" if disturbed else ""
+        self.progress.print_line(
+            f"{trial.as_configuration()}, {offered}: {figures_text}{bounds_text}{disturbance_text}"
+        )
 
     def _trial(self, proposal: Proposal) -> int:
-        for at, trial in enumerate(self.results.trials):
+        for position, trial in enumerate(self.results.trials):
             if trial.as_configuration() == proposal.configuration:
-                return at
+                return position
         trial = Trial(configuration=proposal.configuration.as_json(), predicted=proposal.predicted)
         self.results.trials.append(trial)
         self.journal.trial(len(self.results.trials) - 1, trial)
         return len(self.results.trials) - 1
 
     @contextmanager
-    def _failures(self, at: int) -> Iterator[None]:
+    def _failures(self, position: int) -> Iterator[None]:
         try:
             yield
         except TrialFailed as error:
-            trial = self.results.trials[at]
+            trial = self.results.trials[position]
             trial.state, trial.reason = "failed", str(error)
             self.servers.end(trial.as_configuration())
-            self.journal.trial(at, trial)
+            self.journal.trial(position, trial)
             self.progress.print_line(
                 f"{trial.as_configuration()} failed: {_first_line(str(error))}"
             )
 
     def _judge(self, trial: Trial) -> bool:
-        """Tell whether a trial answers differently and may not.
+        """Tell whether a trial's answers differ from the archive's although they must not.
 
-        The search then excludes its variant, unless that is the archive's own.
+        The search then excludes the trial's variant, unless it is the variant of the archive.
         """
         if trial.accuracy is None or trial.accuracy.allowed or self.options.allow_different:
             return False
@@ -461,53 +478,55 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
-        has_several, rounds = len(self.order()) > 1, self.options.rounds
-        # One of the compared servers usually runs already.
-        starting = (budget.COMPARED - 1) * self._start_s
-        self._seconds = budget.seconds_at_end(
-            self.options.duration, rounds, self.seconds_left(), starting
+        has_several, rounds = len(self.ranked_trials()) > 1, self.options.rounds
+        # Usually one of the compared servers already runs.
+        start_s = (budget.COMPARED - 1) * self._start_s
+        self._round_s = budget.seconds_at_end(
+            self.options.duration, rounds, self.seconds_left(), start_s
         )
         if not has_several and faster_unmeasured(self._state()):
-            return  # Nothing can be compared or chosen.
+            return  # There is nothing to compare or to choose.
         if (
             has_several
             and self.seconds_left()
             < self._start_s + budget.MIN_COMPARISON_ROUNDS * self.round_seconds
         ):
-            return  # So short a comparison would show nothing.
-        self._comparing = True
+            return  # The time is too short for a conclusive comparison.
+        self._is_comparing = True
         self.results.paired = confirm(self)
-        self._comparing = False
+        self._is_comparing = False
 
-    def order(self) -> list[int]:
-        """Return the positions of the trials that may win, the best first."""
+    def ranked_trials(self) -> list[int]:
+        """Return the positions of the trials that can win, the best one first."""
         return ranking(self.results.trials, None if self.options.allow_different else self.excluded)
 
-    def trial(self, at: int) -> Trial:
-        return self.results.trials[at]
+    def trial(self, position: int) -> Trial:
+        return self.results.trials[position]
 
-    def first(self) -> int | None:
-        """Return the position of the baseline, if it was measured."""
-        first = baseline(self.space)
+    def baseline_trial(self) -> int | None:
+        """Return the position of the baseline's trial, if it was measured."""
+        reference = baseline(self.space)
         return next(
             (
-                at
-                for at, trial in enumerate(self.results.trials)
-                if trial.as_configuration() == first and trial.points
+                position
+                for position, trial in enumerate(self.results.trials)
+                if trial.as_configuration() == reference and trial.points
             ),
             None,
         )
 
-    def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        """Measure one more round beside running servers; return whether it succeeded."""
-        with self._failures(at):
-            self.load(
-                at, self._server(self.results.trials[at].as_configuration(), beside=True), offered
+    def measure_round(self, position: int, offered: OfferedLoad) -> bool:
+        """Measure one more round while other servers run too; return whether it succeeded."""
+        with self._failures(position):
+            self.measure_load(
+                position,
+                self._server(self.results.trials[position].as_configuration(), keep_others=True),
+                offered,
             )
-        return self.results.trials[at].state == "measured"
+        return self.results.trials[position].state == "measured"
 
     def seconds_left(self) -> float:
-        return self.ends - self.clock()
+        return self.end_time - self.clock()
 
 
 def _first_disturbance(curves: Sequence[Curve]) -> str:

@@ -1,4 +1,4 @@
-"""The session of a run: its archive, inputs and directory, and an earlier run to resume."""
+"""The setup of a run: its archive, inputs and directory, and an earlier run to resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tsx_runtime.settings.schema import Settings
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run, new or resumed."""
+    """The parameters of one run, new or resumed."""
 
     model: Path
     options: BenchOptions
@@ -43,7 +43,7 @@ class RunRequest:
     time_limit: float | None  # seconds
     past: PastRun | None = None
     quiet: bool = False
-    profile: bool = False  # whether a worker of the best configuration is profiled
+    profile: bool = False  # whether to profile a worker of the best configuration
 
 
 def new_run(
@@ -57,7 +57,7 @@ def new_run(
     """Prepare a new run.
 
     Raises:
-        UsageError: The directory holds a run already, or the model is not packed.
+        UsageError: The directory already contains a run, or the model is not packed.
         CliError: There is no such model.
     """
     return RunRequest(
@@ -72,7 +72,7 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
 
     Raises:
         CliError: There is no such model.
-        UsageError: The directory holds a run already.
+        UsageError: The directory already contains a run.
     """
     require_packed(model)
     if not model.exists():
@@ -97,22 +97,22 @@ def resumed_run(
     """Prepare the continuation of a run.
 
     Raises:
-        CliError: The directory holds no run.
+        CliError: The directory contains no run.
     """
-    past = read_journal(directory)
-    measured, options = past.arguments(directory, BenchOptions)
-    return RunRequest(model or measured, options, directory, time_limit, past, quiet)
+    past_run = read_journal(directory)
+    measured_model, options = past_run.arguments(directory, BenchOptions)
+    return RunRequest(model or measured_model, options, directory, time_limit, past_run, quiet)
 
 
 def run_bench(request: RunRequest, settings: Settings) -> Results:
-    """Measure until the run is done, out of time or interrupted.
+    """Measure until the run is finished, out of time or interrupted.
 
-    `complete` of the results tells whether it was interrupted. The directory receives the journal
-    and results.json.
+    The directory receives the journal and results.json. `complete` of the results is False after an
+    interruption.
     """
     sweep()
     pinning = choose_cores(request.options.server_cores, request.options.generator_cores)
-    # The cores of this process too, which waits while the generator runs.
+    # This process runs on the cores of the server, since it only waits while the generator runs.
     cores = () if pinning is None else tuple(pinning.server)
     with (
         pinned(cores),
@@ -122,12 +122,12 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
     ):
         payloads, source = payloads_of_options(request.options, archive)
         started_at = time.monotonic()
-        end = started_at + (float("inf") if request.time_limit is None else request.time_limit)
+        end_time = started_at + (float("inf") if request.time_limit is None else request.time_limit)
         with (
-            Progress(end, quiet=request.quiet) as progress,
+            Progress(end_time, quiet=request.quiet) as progress,
             Journal(request.directory, new=request.past is None) as journal,
         ):
-            progress.doing("examining this machine")
+            progress.show_activity("examining this machine")
             results = _results(request, archive, payloads, source)
             results.pinning = pinning
             if request.past is None:
@@ -149,18 +149,25 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
                 generator_cores=generator,
                 slo=request.options.bounds,
             )
-            watch = partial(Watch, more=generator)
+            watch = partial(Watch, extra_cores=generator)
             forms, outdated = _forms(archive, request.options)
             bench = Bench(
-                request.options, target, results, journal, progress, end, watch=watch, forms=forms
+                request.options,
+                target,
+                results,
+                journal,
+                progress,
+                end_time,
+                watch=watch,
+                forms=forms,
             )
             if outdated is not None:
                 bench.note(outdated)
             with interruptible(bench.servers.abandon):
                 try:
-                    bench.go()
+                    bench.run()
                     if request.profile:
-                        progress.doing("profiling a worker")
+                        progress.show_activity("profiling a worker")
                         profile_best(archive, results, payloads, request.directory)
                 except KeyboardInterrupt:
                     results.complete = False
@@ -170,7 +177,7 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
                     )
                 except BaseException:
                     results.complete = False
-                    with suppress(CliError):  # The reason that ended the run is reported.
+                    with suppress(CliError):  # The original error must be reported.
                         write_results(results, request.directory)
                     raise
                 write_results(results, request.directory)
@@ -178,22 +185,22 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
 
 
 def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRecord], str | None]:
-    """Return the kept forms to measure, or the reason why none are.
+    """Return the archive's forms to measure, and the reason if they are out of date.
 
     Raises:
-        CliError: The options name forms that are out of date.
+        CliError: The options request forms that are out of date.
     """
     stored = kept_forms(archive)
-    changed = stored.stale_since(archive.manifest.checksums)
-    if changed is None:
+    changed_file = stored.stale_since(archive.manifest.checksums)
+    if changed_file is None:
         return stored.forms, None
-    outdated = (
-        f"its forms are not measured, as {changed} has changed since they were built: run tsx"
+    outdated_text = (
+        f"its forms are not measured, as {changed_file} has changed since they were built: run tsx"
         " optimize again"
     )
     if options.forms not in (None, REFERENCE):
-        raise CliError(f"--forms {options.forms}: {outdated}")
-    return (), outdated
+        raise CliError(f"--forms {options.forms}: {outdated_text}")
+    return (), outdated_text
 
 
 def payloads_of_options(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
@@ -215,10 +222,10 @@ def payloads_of_options(options: BenchOptions, archive: OpenArchive) -> tuple[li
 
 
 def size_limits_of(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
-    """Return the size limits of a server: its settings, raised to fit what is sent."""
-    largest = max(len(payload.body) for payload in payloads)
+    """Return the size limits of a server: its settings, raised to the largest request."""
+    largest_request = max(len(payload.body) for payload in payloads)
     return {
-        "max_request_size": max(settings.max_request_size, largest),
+        "max_request_size": max(settings.max_request_size, largest_request),
         "max_response_size": settings.max_response_size,
     }
 

@@ -1,4 +1,4 @@
-"""`tsx bench CONFIG.yaml`: the options of TorchServe's auto-benchmark."""
+"""`tsx bench CONFIG.yaml` runs a configuration of TorchServe's auto-benchmark."""
 
 from __future__ import annotations
 

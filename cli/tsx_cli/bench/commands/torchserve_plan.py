@@ -1,4 +1,4 @@
-"""The YAML of TorchServe's auto-benchmark and of its models, as cases to measure."""
+"""The YAML files of TorchServe's auto-benchmark and of its models, parsed into cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USED_KEYS = {
 }
 USED_KEYS |= {"handler_profiling", "inference_model_url"}
 LIST_KEYS = ("workers", "batch_size")
-# Values that need no note.
+# TorchServe's defaults for keys without effect; other values give a note.
 DEFAULT_VALUES = {
     "exec_env": "local",
     "backend_profiling": False,
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
     model: str
     mode: str
-    url: str  # the archive
+    url: str  # URL or path of the archive
     workers: int
     batch_size: int
     batch_delay: int  # milliseconds
@@ -65,12 +65,12 @@ class Case(NamedTuple):
 
     @property
     def group(self) -> str:
-        """TorchServe's name of a table."""
+        """The name of a table, as in TorchServe."""
         return f"{self.mode}_{self.model}" + ("_gpu" if self.device == "cuda" else "")
 
     @property
     def name(self) -> str:
-        """TorchServe's name of the case's directory."""
+        """The name of the case's directory, as in TorchServe."""
         return f"{self.group}_w{self.workers}_b{self.batch_size}"
 
     @property
@@ -84,11 +84,11 @@ class AutoBenchmarkPlan(NamedTuple):
 
 
 def read_plan(file: Path) -> AutoBenchmarkPlan:
-    """Read a file of the auto-benchmark, or the file of one model.
+    """Read a configuration of the auto-benchmark, or the file of one model.
 
     Raises:
         CliError: A file cannot be read.
-        UsageError: A file is no such configuration.
+        UsageError: A file is not a valid configuration.
     """
     mapping = _mapping(file)
     if "models" not in mapping:
@@ -130,7 +130,7 @@ def _mapping(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # A ValueError comes, for example, from the thirteenth month of a date.
+        # A date with an impossible month, for example, raises ValueError.
         raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):
         raise UsageError(
@@ -154,7 +154,7 @@ def _find(name: str, referrer: Path) -> Path:
 def _model_cases(
     models: Mapping[str, Any], file: Path, hardware: str, notes: dict[str, str]
 ) -> Iterator[Case]:
-    if "url" in models:  # the flat form of benchmark-ab
+    if "url" in models:  # a file of benchmark-ab, without models and modes
         yield from _mode_cases(file.stem, "custom", models, file, hardware, notes)
         return
     for model, modes in models.items():
@@ -179,7 +179,7 @@ def _mode_cases(
     notes: dict[str, str],
 ) -> Iterator[Case]:
     label = f"{file}: {model}.{mode}"
-    if "/" in model + mode:  # Both name directories.
+    if "/" in model + mode:  # Both become names of directories.
         raise UsageError(f"{label}: the name of a model or a mode must not contain a /")
     if not isinstance(values.get("content_type"), str | None):
         raise UsageError(
@@ -201,8 +201,8 @@ def _mode_cases(
         for key, default in (("workers", DEFAULT_WORKERS), ("batch_size", DEFAULT_BATCH_SIZES))
     }
     (delay,), (requests,), (concurrency,) = (
-        _numbers(values, key, label, [default], least=least)
-        for key, default, least in (
+        _numbers(values, key, label, [default], minimum=minimum)
+        for key, default, minimum in (
             ("batch_delay", DEFAULT_DELAY_MS, 0),
             ("requests", DEFAULT_REQUESTS, 1),
             ("concurrency", DEFAULT_CONCURRENCY, 1),
@@ -239,23 +239,23 @@ def _served_as(values: Mapping[str, Any], label: str) -> str:
 
 
 def _numbers(
-    values: Mapping[str, Any], key: str, label: str, default: list[int], *, least: int = 1
+    values: Mapping[str, Any], key: str, label: str, default: list[int], *, minimum: int = 1
 ) -> list[int]:
     value = values.get(key, default)
     numbers = value if isinstance(value, list) else [value]
     if (
         not numbers
-        or not all(type(number) is int and number >= least for number in numbers)
+        or not all(type(number) is int and number >= minimum for number in numbers)
         or (len(default) == 1 and len(numbers) > 1 and key not in LIST_KEYS)
     ):
         raise UsageError(
-            f"{label}.{key} is {value!r}; it must be a whole number of {least} or more"
+            f"{label}.{key} is {value!r}; it must be a whole number of {minimum} or more"
         )
     return numbers
 
 
 def _devices(values: Mapping[str, Any], hardware: str, label: str) -> list[str]:
-    """Return the listed devices that `hardware` allows, as TorchServe chooses them.
+    """Return the listed devices that `hardware` allows, by TorchServe's rules.
 
     An example is `processors: [cpu, {gpus: all}]`.
     """
@@ -274,7 +274,8 @@ def _devices(values: Mapping[str, Any], hardware: str, label: str) -> list[str]:
 def _input(values: Mapping[str, Any], file: Path, label: str) -> Path:
     """Return the path of an input file.
 
-    TorchServe's own files name it relative to their repository, above the file.
+    TorchServe's own files give paths relative to the repository's root, so the parents of the file
+    are searched too.
     """
     name = values.get("input")
     if not isinstance(name, str):

@@ -1,6 +1,6 @@
-"""The figures of a load as TorchServe's scripts report them, in the columns of ab_report.csv.
+"""The figures of a load in the columns of TorchServe's ab_report.csv.
 
-They are read from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe.
+The times are read from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tsx_cli.bench.commands.torchserve_plan import Case
 from tsx_cli.bench.load.results import Point
 
 LOG_FILES = ("ts_metrics.log", "model_metrics.log")
-_LINE = re.compile(r"[ -] ([A-Za-z_0-9]+)\.[A-Za-z/]+:(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
+_METRIC_LINE = re.compile(
+    r"[ -] ([A-Za-z_0-9]+)\.[A-Za-z/]+:(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\|#([^|]*)"
+)
 METRICS = {
     *("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"),
     *("ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess"),
@@ -49,7 +51,7 @@ def log_position(directory: Path) -> LogPosition:
 
 
 def values_since(position: LogPosition) -> dict[str, list[float]]:
-    """Return the values of each metric, in order, that were logged since a position."""
+    """Return the values of each metric that were logged since a position, in order."""
     values: dict[str, list[float]] = defaultdict(list)
     for name in LOG_FILES:
         for metric, value in _read(position.directory / name, position.sizes.get(name, 0)):
@@ -68,15 +70,19 @@ def _read(file: Path, start: int) -> list[tuple[str, float]]:
         return []
     return [
         (match[1], float(match[2]))
-        for match in map(_LINE.search, text.splitlines())
+        for match in map(_METRIC_LINE.search, text.splitlines())
         if match and match[1] in METRICS
     ]
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return a percentile as TorchServe takes it: a value at a position of the order."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """Return a percentile by TorchServe's rule: a value of the sorted list, not interpolated."""
+    sorted_values = sorted(values)
+    return (
+        sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * fraction))]
+        if sorted_values
+        else 0.0
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -95,7 +101,7 @@ MEANS = {
     "gpu_memory_percentage_mean": "GPUMemoryUtilization",
     "gpu_memory_used_mean": "GPUMemoryUsed",
 }
-PROFILED = {
+STEP_MEANS = {
     f"handler_{step}_mean": f"ts_handler_{step}"
     for step in ("preprocess", "inference", "postprocess")
 }
@@ -104,39 +110,39 @@ PROFILED = {
 def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
     """Return a row of the report, in milliseconds, percent and requests per second.
 
-    A value that no log has is 0, as in TorchServe.
+    A value that is missing in the logs is 0, as in TorchServe.
     """
-    sent = sum(round_.sent for round_ in point.rounds)
-    failed = sent - sum(round_.ok for round_ in point.rounds)
+    sent_requests = sum(round_.sent for round_ in point.rounds)
+    failed_requests = sent_requests - sum(round_.ok for round_ in point.rounds)
     latency = point.latency
     cells: Row = {
         "Benchmark": "AB",
-        "TS failed requests": failed,
+        "TS failed requests": failed_requests,
         "TS throughput": round(point.throughput.value, 2),
         "TS latency P50": round(latency.p50_ms, 3),
         "TS latency P90": round(latency.p90_ms, 3),
         "TS latency P99": round(latency.p99_ms, 3),
         "TS latency mean": round(latency.mean_ms, 3),
-        "TS error rate": round(100 * failed / sent, 4) if sent else 0.0,
+        "TS error rate": round(100 * failed_requests / sent_requests, 4) if sent_requests else 0.0,
         "Batch size": case.batch_size,
         "Batch delay": case.batch_delay,
         "Workers": case.workers,
         "Model": f"[.mar]({case.url})",
         "Concurrency": case.concurrency,
         "Input": f"[input]({case.input})",
-        "Requests": sent,
+        "Requests": sent_requests,
     }
     for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
         cells |= {
             f"{name}{percent}": percentile(times.get(metric, ()), percent / 100)
             for percent in (50, 90, 99)
         }
-    means = MEANS | (PROFILED if case.profiled else {})
+    means = MEANS | (STEP_MEANS if case.profiled else {})
     return cells | {column: mean(times.get(metric, ())) for column, metric in means.items()}
 
 
 def csv_text(row: Row) -> str:
-    """Return two lines: the names of the columns, and their values."""
+    """Return two lines of CSV: the names of the columns, and the values."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\r\n").writerows([list(row), list(row.values())])
     return out.getvalue()

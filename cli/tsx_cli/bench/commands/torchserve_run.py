@@ -1,6 +1,6 @@
-"""The run of an auto-benchmark's cases, in the manner of TorchServe's script.
+"""A run of an auto-benchmark's cases, which works like TorchServe's script.
 
-Each case registers its model, receives the load, and is unregistered.
+For each case it registers the model, applies the load, and unregisters the model.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_files
 
-PILOT_S = 2.0  # a first load that warms the model up and shows its rate
+PILOT_S = 2.0  # length of a first load, which warms the model up and shows its rate
 MIN_ROUND_S = 1.0
-LOG_DELAY_S = 1.2  # The logs are written twice a second.
+LOG_DELAY_S = 1.2  # The server writes its logs twice a second, so this is long enough.
 START_TIMEOUT_S = 60.0
 
 
@@ -51,7 +51,7 @@ class MeasuredServer(NamedTuple):
     logs: Path | None = None
     token: str | None = None
     management_token: str | None = None
-    certificate: str | None = None  # a trusted file for https addresses
+    certificate: str | None = None  # file of a certificate to trust
 
     def at(self, *, management: bool = False) -> Server:
         certificate = None if self.certificate is None else Path(self.certificate)
@@ -66,12 +66,12 @@ class MeasuredServer(NamedTuple):
 
 
 def management_of(inference: str) -> str:
-    """Return the default management address of a server: the next port.
+    """Return the default management address of a server, which has the next port.
 
     TorchServe and tsx have the same default.
 
     Raises:
-        UsageError: The server listens at a socket file.
+        UsageError: The server listens at a Unix socket.
     """
     target = read_target(inference)
     if target.socket:
@@ -98,16 +98,16 @@ def run_plan(
     command: str = "",
     on_case: Callable[[int, Case], None] | None = None,
 ) -> dict[str, Results]:
-    """Write ab_report.csv for each case, and tsx bench's own report for each model and mode.
+    """Write ab_report.csv for each case, and a report of tsx bench for each model and mode.
 
-    A case that fails is a result: it has no ab_report.csv, and its reason is in the report. No load
-    lasts longer than `seconds`. An interrupt is raised after the reports are written.
+    A case that fails has no ab_report.csv; its reason is in the report. No load lasts longer than
+    `seconds`. An interrupt is raised again after the reports are written.
 
     Raises:
         CliError: The reports cannot be written.
         OSError: The reports cannot be written.
     """
-    started, machine = now(), environment()
+    start_time, machine_environment = now(), environment()
     case_results: list[CaseResult] = []
     interrupted = False
     try:
@@ -127,7 +127,7 @@ def run_plan(
     }
     results_by_group = {}
     for name, group in groups.items():
-        results_by_group[name] = _results(group, against, machine, started, command)
+        results_by_group[name] = _results(group, against, machine_environment, start_time, command)
         results_by_group[name].complete = not interrupted
         write_report(results_by_group[name], output / name)
     if interrupted:
@@ -138,7 +138,7 @@ def run_plan(
 def _measure_case(case: Case, against: MeasuredServer | None, seconds: float) -> CaseResult:
     try:
         if against is not None:
-            # A running server takes a URL, or the name of a file in its own model store.
+            # A running server takes a URL, or the name of a file in its model store.
             point, log_position = _load(
                 case, against, case.url if "://" in case.url else Path(case.url).name, seconds
             )
@@ -147,7 +147,7 @@ def _measure_case(case: Case, against: MeasuredServer | None, seconds: float) ->
             with scratch_directory("torchserve") as directory:
                 with _own_server(case, directory) as (server, url):
                     point, log_position = _load(case, server, url, seconds)
-                # A server that has ended has written all its logs.
+                # There is no need to wait for the logs: a server writes them before it ends.
                 return _case_result(case, point, log_position)
     except (CliError, NotStarted) as error:
         reason = getattr(error, "message", None) or str(error)
@@ -169,7 +169,7 @@ def _case_result(case: Case, point: Point, log_position: report.LogPosition | No
 
 @contextmanager
 def _own_server(case: Case, directory: Path) -> Iterator[tuple[MeasuredServer, str]]:
-    """Start a tsx that may load the archive; yield it and the address of the archive."""
+    """Start a server that can load the archive; yield it and the URL of the archive."""
     local = Path(case.url.removeprefix("file://"))
     settings: dict[str, object] = {
         "metrics_mode": "log",
@@ -192,35 +192,35 @@ def _own_server(case: Case, directory: Path) -> Iterator[tuple[MeasuredServer, s
 
 
 def _load(
-    case: Case, measured: MeasuredServer, url: str, seconds: float
+    case: Case, server: MeasuredServer, url: str, seconds: float
 ) -> tuple[Point, report.LogPosition | None]:
-    """Measure the load; return its point, and the position of the logs at its begin.
+    """Measure the load; return its point, and the position of the logs at the load's start.
 
     Raises:
         CliError: The server refused the model or all requests.
     """
-    server = measured.at(management=True)
+    management = server.at(management=True)
     registration = {
         "model_name": case.served_as,
         "initial_workers": case.workers,
         "batch_size": case.batch_size,
         "max_batch_delay": case.batch_delay,
     }
-    server.call("POST", path("models", url=url, synchronous=True, **registration)).body()
+    management.call("POST", path("models", url=url, synchronous=True, **registration)).body()
     try:
         payloads = read_payloads([case.input], content_type=case.content_type)
         offered = OfferedLoad(connections=case.concurrency)
         plan = LoadPlan(
-            *(measured.inference, case.served_as, payloads, "torchserve"),
+            *(server.inference, case.served_as, payloads, "torchserve"),
             connections=case.concurrency,
-            token=measured.token,
-            certificate=measured.certificate,
+            token=server.token,
+            certificate=server.certificate,
         )
         pilot = measure(replace(plan, seconds=PILOT_S))
         if not pilot.ok:
             raise CliError(f"no request was accepted: {pilot.errors or 'no answer came'}")
         time.sleep(LOG_DELAY_S)
-        log_position = report.log_position(measured.logs) if measured.logs is not None else None
+        log_position = report.log_position(server.logs) if server.logs is not None else None
         result = measure(
             replace(
                 plan, seconds=round_seconds(case.requests, pilot.throughput, seconds), warm_up=0.0
@@ -228,13 +228,13 @@ def _load(
         )
         return point_of(offered, [result], None), log_position
     finally:
-        server.call("DELETE", path("models", case.served_as)).body()
+        management.call("DELETE", path("models", case.served_as)).body()
 
 
 def round_seconds(requests: int, rate: float, max_s: float) -> float:
-    """Return the seconds of a round with so many requests.
+    """Return the length of a round with this number of requests, in seconds.
 
-    The rate is 0 if a request takes longer than the pilot load did.
+    `rate` is 0 if no request ended during the pilot load.
     """
     return round(max(MIN_ROUND_S, min(max_s, requests / rate if rate else max_s)), 1)
 
@@ -242,14 +242,16 @@ def round_seconds(requests: int, rate: float, max_s: float) -> float:
 def _results(
     group: Sequence[CaseResult],
     against: MeasuredServer | None,
-    machine: Environment,
-    started: str,
+    machine_environment: Environment,
+    start_time: str,
     command: str,
 ) -> Results:
-    """Return the cases as results of tsx bench, for its report and `tsx bench compare`."""
+    """Return the cases as results of tsx bench, for its report and for `tsx bench compare`."""
     trials, case = [result.trial for result in group], group[0].case
-    measured = [index for index, trial in enumerate(trials) if trial.chosen is not None]
-    winner = max(measured, key=lambda index: trials[index].points[0].throughput.value, default=None)
+    measured_trials = [index for index, trial in enumerate(trials) if trial.chosen is not None]
+    winner = max(
+        measured_trials, key=lambda index: trials[index].points[0].throughput.value, default=None
+    )
     baseline = next(
         (
             index
@@ -259,13 +261,13 @@ def _results(
         None,
     )
     return Results(
-        started=started,
+        started=start_time,
         ended=now(),
         command=command,
         model=ModelInfo(name=f"{case.model} ({case.mode})", archive=case.url),
         against=None if against is None else against.inference,
         protocol="torchserve",
-        environment=machine,
+        environment=machine_environment,
         inputs=mix(read_payloads([case.input], content_type=case.content_type), str(case.input)),
         trials=trials,
         winner=winner,

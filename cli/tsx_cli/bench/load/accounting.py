@@ -1,4 +1,4 @@
-"""The figures of a round, computed from a load's records without a clock or a socket."""
+"""The figures of a round, calculated from a load's records without a clock or a socket."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tsx_cli.bench.load.statistics import warm_up_end
 from tsx_cli.bench.load.streams import stream_figures
 from tsx_cli.common.output import milliseconds
 
-MAX_BUSY_SHARE = 0.9  # share of the time from which the generator is the limit
+MAX_BUSY_SHARE = 0.9  # A generator that is busy for a larger fraction of the time is the limit.
 MAX_LATE_MS = 1.0
-MIN_STALL_S = 0.05  # the shortest time without an answer that is a stall
-MAX_INTERVALS, MIN_INTERVALS = 40, 6  # intervals of a round's course
-ANSWERS_PER_INTERVAL = 20  # the fewest, if there are enough
-MAX_SIZE_CLASSES = 4  # classes of input sizes
-# A stall is this many times longer than an answer takes, and than the time between answers.
+MIN_STALL_S = 0.05  # shortest stall, a time without answers
+MAX_INTERVALS, MIN_INTERVALS = 40, 6  # number of intervals in `Round.over_time`
+ANSWERS_PER_INTERVAL = 20  # minimum, unless a round has too few answers
+MAX_SIZE_CLASSES = 4
+# A stall is this many times longer than the median latency, and than the mean time between answers.
 STALL_MEDIANS, STALL_SPACINGS = 3.0, 10.0
 
 
 def account(plan: LoadPlan, load: Load, cpu: float, starved: float) -> Round:
-    """Return the figures of a load that is over; its last mark ends the wait for answers."""
+    """Return the figures of a finished load; its last mark is the end of the wait for answers."""
     marks = [SlotCounts(load.start, 0, 0, 0, Counter()), *load.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
@@ -36,14 +36,14 @@ def account(plan: LoadPlan, load: Load, cpu: float, starved: float) -> Round:
     accepted.add(load.accepted[begin.accepted :])
     refused.add(load.refused[begin.refused :])
     errors = sum((mark.errors for mark in marks[skipped + 1 :]), Counter[str]())
-    seconds = end.at - begin.at
+    seconds = end.time - begin.time
     accepted_in_time = end.accepted - begin.accepted
-    stalls = find_stalls(load.gaps, begin.at, seconds, accepted_in_time, accepted.quantile(0.5))
+    stalls = find_stalls(load.gaps, begin.time, seconds, accepted_in_time, accepted.quantile(0.5))
     latency = accepted.latency()
-    late = Histogram()
-    late.add(load.late)
-    late_p99 = 1000 * late.quantile(0.99)
-    side = GeneratorSide(
+    send_delays = Histogram()
+    send_delays.add(load.send_delays)
+    late_p99 = 1000 * send_delays.quantile(0.99)
+    generator = GeneratorSide(
         cpu=cpu,
         starved=starved,
         late_p99_ms=late_p99,
@@ -62,7 +62,7 @@ def account(plan: LoadPlan, load: Load, cpu: float, starved: float) -> Round:
         throughput=accepted_in_time / seconds,
         latency=latency,
         histogram=accepted.coarse(),
-        warm_up_seconds=begin.at - load.start,
+        warm_up_seconds=begin.time - load.start,
         stalls=stalls,
         corrected_p99_ms=(
             corrected_p99(accepted, stalls, accepted_in_time / seconds)
@@ -72,13 +72,13 @@ def account(plan: LoadPlan, load: Load, cpu: float, starved: float) -> Round:
         over_time=over_time(marks[:-1], skipped, load.accepted),
         by_size=by_size(
             [len(payload.body) for payload in plan.payloads],
-            load.numbers[begin.accepted :],
+            load.payload_indexes[begin.accepted :],
             load.accepted[begin.accepted :],
         ),
         stream=stream_figures(
             load.streams, load.accepted, begin.accepted, end.accepted, seconds, plan.slo
         ),
-        generator=side,
+        generator=generator,
     )
 
 
@@ -87,10 +87,11 @@ def over_time(
 ) -> list[tuple[float, int, float, float]]:
     """Return the intervals of `Round.over_time`.
 
-    The marks reach from the start to the end of sending; `skipped` slots are warm-up.
+    The marks cover the time from the start to the end of sending; the first `skipped` slots are
+    warm-up.
     """
     slots, answers = len(marks) - 1, max(1, marks[-1].accepted)
-    # Percentiles of a few answers say little.
+    # Percentiles of a few answers are not meaningful, so an interval has enough answers.
     min_length = min(-(-ANSWERS_PER_INTERVAL * slots // answers), slots // MIN_INTERVALS)
     length = max(1, -(-slots // MAX_INTERVALS), min_length)
     ends = range(skipped % length + length, len(marks), length)
@@ -98,7 +99,7 @@ def over_time(
     for before, after in ((marks[end - length], marks[end]) for end in ends):
         p50, p99 = _percentiles(accepted[before.accepted : after.accepted])
         intervals.append(
-            (round(after.at - marks[skipped].at, 3), after.accepted - before.accepted, p50, p99)
+            (round(after.time - marks[skipped].time, 3), after.accepted - before.accepted, p50, p99)
         )
     return intervals
 
@@ -106,22 +107,25 @@ def over_time(
 def by_size(
     sizes: Sequence[int], numbers: Sequence[int], accepted: Sequence[float]
 ) -> list[SizeClass]:
-    """Return a class for each size if there are few, or else for each quarter of the inputs.
+    """Return a class for each input size; if there are many sizes, for each quarter of the inputs.
 
-    `numbers` are the positions of the answers' inputs.
+    `numbers` are the positions of the inputs that the answers belong to.
     """
-    ordered = sorted(sizes)
-    if ordered[0] == ordered[-1]:
+    sorted_sizes = sorted(sizes)
+    if sorted_sizes[0] == sorted_sizes[-1]:
         return []
-    distinct = sorted(set(sizes))
+    distinct_sizes = sorted(set(sizes))
     ends = (
-        distinct
-        if len(distinct) <= MAX_SIZE_CLASSES
+        distinct_sizes
+        if len(distinct_sizes) <= MAX_SIZE_CLASSES
         else sorted(
-            {ordered[-(-len(ordered) * part // MAX_SIZE_CLASSES) - 1] for part in (1, 2, 3, 4)}
+            {
+                sorted_sizes[-(-len(sorted_sizes) * part // MAX_SIZE_CLASSES) - 1]
+                for part in (1, 2, 3, 4)
+            }
         )
     )
-    import numpy as np  # Only a run needs it.
+    import numpy as np  # a slow import
 
     classes = np.asarray([bisect_left(ends, size) for size in sizes])
     answer_classes = classes[np.asarray(numbers, dtype=np.int64)]
@@ -138,10 +142,10 @@ def by_size(
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99 in milliseconds, or zeros without a value."""
+    """Return the p50 and the p99 in milliseconds, or zeros if there are no values."""
     if not len(seconds):
         return 0.0, 0.0
-    import numpy as np  # Only a run needs it.
+    import numpy as np  # a slow import
 
     p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf")
     return round(1000 * float(p50), 4), round(1000 * float(p99), 4)
@@ -152,8 +156,9 @@ def find_stalls(
 ) -> list[tuple[float, float]]:
     """Return the start and the length of each stall, in seconds from `begin`.
 
-    A stall is a gap in which a request waited, and which is too long to be the server's usual time.
-    Gaps after the end of sending do not count, because only the slowest requests remain then.
+    A stall is a gap between answers during which a request waited. It is too long to be the
+    server's usual time. Gaps after the end of sending are ignored, because only the slowest
+    requests are left then.
     """
     min_stall_s = max(
         MIN_STALL_S, STALL_MEDIANS * median, STALL_SPACINGS * seconds / max(1, answers)
@@ -166,10 +171,11 @@ def find_stalls(
 
 
 def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], rate: float) -> float:
-    """Return the p99 in milliseconds that clients arriving at the mean rate would have seen.
+    """Return the p99 in milliseconds that independent clients would have seen at the mean rate.
 
-    In a closed loop no more than its connections wait for the end of a stall. Those clients arrive
-    throughout it, and each waits for its remainder and then for the usual time.
+    In a closed loop, only as many requests as there are connections wait for the end of a stall.
+    Independent clients keep arriving during a stall. Each of them waits for the rest of the stall,
+    and then for the usual time.
     """
     median_s = accepted.quantile(0.5)
     corrected = deepcopy(accepted)
@@ -191,7 +197,7 @@ def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None
 
 
 def _warm_up(plan: LoadPlan, slots: Sequence[int]) -> int:
-    """Return the number of slots that do not count."""
+    """Return the number of slots at the beginning that are not counted."""
     max_slots = round(plan.lead / SLOT_S)
     if plan.warm_up != "auto":
         return max_slots

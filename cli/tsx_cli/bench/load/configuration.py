@@ -1,4 +1,4 @@
-"""A configuration: one way to run a model, as `tsx bench` varies it and `--write` saves it."""
+"""A configuration is one way to run a model; `tsx bench` varies it, and `--write` saves it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.common.failure import UsageError
 
 PRECISIONS = ("fp32", "fp16", "bf16")
-MAX_NUMBER = 4096  # the largest number of a range
-AS_IS = "as is"  # the archive's own precision
+MAX_NUMBER = 4096
+AS_IS = "as is"  # the precision of the archive
 _RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 class Variant(NamedTuple):
-    """The kind of a worker, without the number of workers and their batch size."""
+    """The properties of a worker that affect its times.
+
+    The number of workers and the batch size are not part of it.
+    """
 
     device: str
     precision: str
@@ -26,7 +29,7 @@ class Variant(NamedTuple):
 
     @property
     def kind(self) -> Variant:
-        """The variant without its threads."""
+        """The variant without its number of threads."""
         return self._replace(threads=None)
 
 
@@ -34,8 +37,7 @@ class Variant(NamedTuple):
 class Configuration:
     """A way to run a model.
 
-    `device` is `cpu` or `cuda`; `threads` are those of each worker, or None for the runtime's
-    choice.
+    `device` is `cpu` or `cuda`. `threads` is the number per worker; None leaves it to the runtime.
     """
 
     device: str = "cpu"
@@ -44,17 +46,18 @@ class Configuration:
     threads: int | None = None
     workers: int = 1
     batch_size: int = 1
-    form: str | None = None  # a kept form or REFERENCE; None: the archive's setting
+    form: str | None = None  # a form in the archive or REFERENCE; None: the archive's setting
 
     @property
     def variant(self) -> Variant:
-        """The variant, whose configurations share a curve t(n)."""
+        """The variant; configurations of one variant share a curve t(n)."""
         return Variant(self.device, self.precision, self.compiled, self.threads, self.form)
 
     def threads_per_worker(self, cores: int, archive_threads: int | None = None) -> int:
-        """Return the threads of each worker.
+        """Return the number of threads of each worker.
 
-        Without a setting of the configuration or the archive, the runtime divides the cores.
+        If neither the configuration nor the archive sets it, the runtime divides the cores among
+        the workers.
         """
         return self.threads or archive_threads or max(1, cores // self.workers)
 
@@ -86,7 +89,7 @@ class Configuration:
 
     @property
     def worker(self) -> str:
-        """The description of a worker, without the number of workers and their batch size."""
+        """The description of a worker, without the number of workers and the batch size."""
         return self._description("", "")
 
     def _description(self, workers: str, batches: str) -> str:
@@ -113,7 +116,7 @@ class Configuration:
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Parse `1,2,4` or `1..32`, which is both ends and the powers of two between them.
+    """Parse `1,2,4` or `1..32`; a range means both ends and the powers of two between them.
 
     Raises:
         UsageError: The text has another form, or a number is too large.

@@ -1,6 +1,6 @@
 """The generator's connections over TCP, TLS and Unix sockets.
 
-Each sends a request and reads its answer, with a fast path for plain, complete answers.
+Each sends a request and reads the answer. Plain, complete answers take a fast path.
 """
 
 from __future__ import annotations
@@ -27,20 +27,28 @@ _LENGTH_HEAD_BYTES = len(_LENGTHS[0])
 class LoadConnection(asyncio.Protocol):
     """A connection that carries one request at a time.
 
-    `since` is the time from which the latency of its request counts, and `sent` the time of its
-    sending. Both are 0 without a request.
+    The latency of a request counts from `latency_start`, which in an open loop is its due time.
+    `send_time` is the time when it was sent. Both are 0 if there is no request.
     """
 
-    __slots__ = ("_answer", "gone", "load", "number", "sent", "since", "transport")
+    __slots__ = (
+        "_answer",
+        "is_closed",
+        "latency_start",
+        "load",
+        "payload_index",
+        "send_time",
+        "transport",
+    )
 
     transport: asyncio.Transport
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.since = self.sent = 0.0
-        self.number = 0
-        self.gone = False  # whether the connection is useless
-        self._answer: _Answer | None = None  # an incomplete answer, or one that is not plain
+        self.latency_start = self.send_time = 0.0
+        self.payload_index = 0
+        self.is_closed = False  # set as soon as the connection cannot be used any more
+        self._answer: _Answer | None = None  # an answer that the parser is reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # It is a TCP transport.
@@ -50,11 +58,11 @@ class LoadConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         load = self.load
-        now = load.now or load.stamp()
-        if self._answer is None and self.since and _plain_ok(data):
+        now = load.iteration_time or load.stamp()
+        if self._answer is None and self.latency_start and _plain_ok(data):
             load.accept(self, now)
             return
-        if not self.since:  # No request is open.
+        if not self.latency_start:  # No request is open.
             self.drop()
             return
         if self._answer is None:
@@ -62,7 +70,7 @@ class LoadConnection(asyncio.Protocol):
         self._feed(self._answer, data, now)
 
     def _feed(self, answer: _Answer, data: bytes, now: float) -> None:
-        answer.now = now
+        answer.piece_time = now
         try:
             answer.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -86,30 +94,32 @@ class LoadConnection(asyncio.Protocol):
     def _outcome(self, answer: _Answer) -> str:
         """Return the status of an answer.
 
-        An event stream that failed after its head has a status of its own. The load records the
-        tokens of any other stream.
+        An event stream that failed after its head has a status of its own. For any other event
+        stream, the tokens are recorded.
         """
         if answer.events is None or not answer.status.startswith("2"):
             return answer.status
         record = read_stream(answer.events)
         if record.failed:
             return FAILED
-        self.load.streams.append(streamed_answer(len(self.load.accepted), self.since, record))
+        self.load.streams.append(
+            streamed_answer(len(self.load.accepted), self.latency_start, record)
+        )
         return answer.status
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.gone:
+        if self.is_closed:
             return
-        self.gone = True
+        self.is_closed = True
         answer, now = self._answer, self.load.stamp()
-        # Without a length or chunks, the end of the connection ends the answer.
-        if answer is not None and answer.until_end:
+        # An answer with neither a length nor chunks ends with the connection.
+        if answer is not None and answer.ends_with_connection:
             self.load.on_answer(self, self._outcome(answer), now)
         else:
             self.load.on_broken(self, CLOSED, now)
 
     def drop(self) -> None:
-        """End the connection, with an error of its request."""
+        """Close the connection, and record an error for its request."""
         self.end(CLOSED, self.load.stamp())
 
     def end(self, reason: str, now: float) -> None:
@@ -117,7 +127,7 @@ class LoadConnection(asyncio.Protocol):
         self.load.on_broken(self, reason, now)
 
     def close(self) -> None:
-        self.gone = True
+        self.is_closed = True
         self.transport.abort()
 
     def _end_malformed(self, now: float) -> None:
@@ -125,7 +135,7 @@ class LoadConnection(asyncio.Protocol):
 
 
 class _Answer:
-    """An answer, filled in by the parser."""
+    """An answer that the parser fills in."""
 
     __slots__ = (
         "_has_length",
@@ -134,8 +144,8 @@ class _Answer:
         "has_head",
         "is_kept_open",
         "message_count",
-        "now",
         "parser",
+        "piece_time",
     )
 
     def __init__(self) -> None:
@@ -143,16 +153,16 @@ class _Answer:
         self.message_count = 0
         self.complete = self.is_kept_open = self.has_head = False
         self._has_length = False
-        # The pieces of an event stream with their times.
+        # The times and pieces of an event stream; None for other answers.
         self.events: list[tuple[float, bytes]] | None = None
-        self.now = 0.0  # the time of the parsed bytes
+        self.piece_time = 0.0  # arrival time of the bytes that are parsed
 
     @property
     def status(self) -> str:
         return str(self.parser.get_status_code())
 
     @property
-    def until_end(self) -> bool:
+    def ends_with_connection(self) -> bool:
         return self.has_head and not self._has_length
 
     def on_message_begin(self) -> None:
@@ -168,10 +178,12 @@ class _Answer:
 
     def on_body(self, body: bytes) -> None:
         if self.events is not None:
-            self.events.append((self.now, body))
+            self.events.append((self.piece_time, body))
 
     def on_message_complete(self) -> None:
-        if self.status.startswith("1"):  # The final answer follows, for example after 100 Continue.
+        if self.status.startswith(
+            "1"
+        ):  # The final answer follows an interim one such as 100 Continue.
             self.message_count, self.has_head, self._has_length = 0, False, False
             return
         self.complete = True
@@ -179,9 +191,9 @@ class _Answer:
 
 
 def _plain_ok(data: bytes) -> bool:
-    """Tell whether the data is one complete 2xx with a length, on a connection that goes on.
+    """Tell whether the data is one complete 2xx answer with a length.
 
-    The parser handles all other data.
+    Its connection must stay open. The parser handles all other data.
     """
     end = data.find(b"\r\n\r\n", 12)
     if end < 0 or not data.startswith(b"HTTP/1.1 2"):
@@ -228,19 +240,19 @@ def connector(plan: LoadPlan) -> Connect:
     async def connect(load: Load) -> LoadClient:
         connection: tuple[asyncio.BaseTransport, LoadConnection]
         if target.socket:
-            opening = loop.create_unix_connection(lambda: LoadConnection(load), target.socket)
+            connecting = loop.create_unix_connection(lambda: LoadConnection(load), target.socket)
         else:
-            opening = loop.create_connection(
+            connecting = loop.create_connection(
                 lambda: LoadConnection(load), target.host, target.port, ssl=context
             )
         try:
-            connection = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+            connection = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
         except asyncio.TimeoutError as error:
             raise OSError(f"no connection within {CONNECT_TIMEOUT_S:g} seconds") from error
-        raw = connection[0].get_extra_info("socket")
-        if not target.socket and raw is not None:
-            with suppress(OSError):  # The server has closed it already.
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp_socket = connection[0].get_extra_info("socket")
+        if not target.socket and tcp_socket is not None:
+            with suppress(OSError):  # The server may already have closed the connection.
+                tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection[1]
 
     return connect

@@ -1,4 +1,4 @@
-"""The run of a load from its plan to its figures, in this process or in one of its own."""
+"""The load generator: it runs a plan and returns the figures, in this process or in a child."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tsx_cli.common.server_address import distrust
 from tsx_runtime.core.placement.hardware import raise_file_limit
 
 SLOTS_PER_REPORT = 5
-RESERVED_FILES = 64  # descriptors that the process needs for other files
+RESERVED_FILES = 64  # file descriptors for other purposes than connections
 TRUST_ADVICE = "give --certificate FILE with it, or with that of the authority that signed it"
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.load.generator import main; main()"
 
 
 class LoadProgress(NamedTuple):
-    """The progress of a load; `answers` counts all answers so far."""
+    """The progress of a load: `seconds` of `of`, and the number of answers so far."""
 
     seconds: float
     of: float
@@ -59,14 +59,21 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
             await load.open()
         except OSError as error:
             raise CliError(_no_connection(plan, error)) from error
-        used, starved, began = time.process_time(), starvation(), time.perf_counter()
-        shares = (0.0, 0.0)
+        cpu_start_s, starved_start_s, start_time = (
+            time.process_time(),
+            starvation(),
+            time.perf_counter(),
+        )
+        cpu_and_starved = (0.0, 0.0)
 
         def tick(number: int) -> None:
-            nonlocal shares
+            nonlocal cpu_and_starved
             if number == slots:
-                elapsed = time.perf_counter() - began
-                shares = (time.process_time() - used) / elapsed, (starvation() - starved) / elapsed
+                elapsed = time.perf_counter() - start_time
+                cpu_and_starved = (
+                    (time.process_time() - cpu_start_s) / elapsed,
+                    (starvation() - starved_start_s) / elapsed,
+                )
             elif on_progress is not None and number % SLOTS_PER_REPORT == 0:
                 on_progress(LoadProgress(number * SLOT_S, slots * SLOT_S, load.answers))
 
@@ -74,7 +81,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
     finally:
         await load.close()
         gc.enable()
-    return account(plan, load, *shares)
+    return account(plan, load, *cpu_and_starved)
 
 
 def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
@@ -82,12 +89,12 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
 
     Raises:
         CliError: The load failed, or its process died.
-        UsageError: The plan is not possible.
+        UsageError: The plan is invalid.
     """
-    # The child has the same paths, without the working directory.
-    boot = _BOOT.format(path=[directory for directory in sys.path if directory])
-    # In a session of its own, the child ignores Ctrl-C; this process ends it.
-    command = [sys.executable, "-c", boot]
+    # The child has the same sys.path, except the working directory.
+    boot_code = _BOOT.format(path=[directory for directory in sys.path if directory])
+    # The child is in a new session and does not receive Ctrl-C; this process ends it.
+    command = [sys.executable, "-c", boot_code]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as child:
@@ -95,7 +102,8 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
         assert child.stdout is not None
         try:
             pickle.dump(plan, child.stdin)
-            child.stdin.flush()  # Its end, on the parent's death, ends the child.
+            # The pipe stays open. If this process dies, the pipe closes, which ends the child.
+            child.stdin.flush()
             for line in child.stdout:
                 message = json.loads(line)
                 if "result" in message:
@@ -115,10 +123,10 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
 
 
 def max_connections() -> int:
-    """Return the number of connections that this process may have beside its other files."""
+    """Return how many connections this process may have in addition to its other files."""
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no such limit.
         return MAX_CONNECTIONS
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (
@@ -143,16 +151,16 @@ def _no_connection(plan: LoadPlan, error: OSError) -> str:
 
 
 def starvation() -> float:
-    """Return the seconds in which this process was ready to run and waited for a core.
+    """Return the seconds in which this process was ready to run but waited for a core.
 
-    It is 0 if the kernel does not count them.
+    It is 0 if the kernel does not count this time.
     """
     counts = Path("/proc/self/schedstat")
     return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 
 
 async def _make_load(plan: LoadPlan) -> Load:
-    # Imported here, because gRPC may be absent.
+    # rpc.py needs gRPC, which may not be installed.
     if plan.protocol in GRPC:
         from tsx_cli.bench.load.rpc import connector, render_requests
     else:
@@ -169,9 +177,9 @@ async def _make_load(plan: LoadPlan) -> Load:
 
 
 def main() -> None:
-    """Run a plan from stdin in this process; print progress and the result as lines of JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The waiting parent decides.
-    raise_file_limit()  # The shell's limit may be below the number of connections.
+    """Run a plan from stdin in this process; print the progress and the result as lines of JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent process handles Ctrl-C.
+    raise_file_limit()  # Each connection is an open file.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # Printed text goes to stderr.
 
@@ -183,7 +191,7 @@ def main() -> None:
         if plan.cores:
             os.sched_setaffinity(0, plan.cores)
         result = _run(_main(plan, lambda progress: print_message(progress=list(progress))))
-    except (EOFError, pickle.UnpicklingError):  # The parent was interrupted.
+    except (EOFError, pickle.UnpicklingError):  # The parent ended before it sent the plan.
         return
     except CliError as error:
         print_message(error=error.message, usage=isinstance(error, UsageError))
@@ -201,9 +209,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(work: Any) -> Any:
+def _run(coroutine: Any) -> Any:
     try:
         import uvloop
-    except ImportError:  # Windows
-        return asyncio.run(work)
-    return uvloop.run(work)
+    except ImportError:  # uvloop does not support Windows.
+        return asyncio.run(coroutine)
+    return uvloop.run(coroutine)

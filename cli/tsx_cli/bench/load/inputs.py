@@ -1,8 +1,8 @@
-"""The inputs of a benchmark: given files, an archive's samples, generated data or prompts.
+"""The inputs of a benchmark: given files, an archive's samples, generated data, or prompts.
 
-Prompts are plain words in the number that a distribution gives. They are requests of Hugging Face's
-inference API, `{"inputs", "parameters": {"max_new_tokens"}, "stream": true}`; OpenAI's protocols
-make their own requests of them (`protocols`).
+Prompts consist of common words; a distribution gives their number. They are requests of Hugging
+Face's inference API, `{"inputs", "parameters": {"max_new_tokens"}, "stream": true}`. The module
+`protocols` converts them for OpenAI's protocols.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tsx_cli.common.options import archive_limits
 from tsx_runtime.recordings import SUFFIX
 from tsx_runtime.shared.content_types import guess_content_type
 
-# A repeated prompt may be in a server's prefix cache, so many are different.
+# A server may have a repeated prompt in its prefix cache, so there are many different prompts.
 PROMPT_COUNT = 256
 MAX_TOKENS = 1 << 17
 _LENGTHS = re.compile(r"(?:(constant|uniform|lognormal):)?(\d+)(?:,(\d+(?:\.\d+)?))?")
@@ -37,8 +37,8 @@ _LENGTHS = re.compile(r"(?:(constant|uniform|lognormal):)?(\d+)(?:,(\d+(?:\.\d+)
 class Lengths(NamedTuple):
     """A distribution of lengths in tokens.
 
-    It is `constant:64`, `uniform:16,256` (both ends) or `lognormal:64,0.6` (the median, and sigma
-    of the logarithm).
+    It is `constant:64`, `uniform:16,256` (both ends included) or `lognormal:64,0.6` (the median,
+    and the sigma of the logarithm).
     """
 
     kind: str
@@ -48,26 +48,26 @@ class Lengths(NamedTuple):
     def draw(self, chance: random.Random) -> int:
         if self.kind == "uniform":
             return chance.randint(self.first, int(self.second))
-        drawn = (
+        length = (
             self.first * math.exp(chance.gauss(0.0, self.second))
             if self.kind == "lognormal"
             else self.first
         )
-        return min(max(1, round(drawn)), MAX_TOKENS)
+        return min(max(1, round(length)), MAX_TOKENS)
 
 
 def parse_lengths(text: str, option: str) -> Lengths:
     """Parse a distribution of lengths.
 
     Raises:
-        UsageError: The text is no such distribution.
+        UsageError: The text is not a distribution.
     """
     match = _LENGTHS.fullmatch(text.strip())
     kind, first, second = (
         (match[1] or "constant", int(match[2]), match[3]) if match else ("", 0, None)
     )
-    is_wrong = not 1 <= first <= MAX_TOKENS or (second is None) != (kind == "constant")
-    if is_wrong or (
+    is_invalid = not 1 <= first <= MAX_TOKENS or (second is None) != (kind == "constant")
+    if is_invalid or (
         kind == "uniform"
         and not (str(second).isdigit() and first <= int(second or 0) <= MAX_TOKENS)
     ):
@@ -85,9 +85,10 @@ def prompts(
     count: int = PROMPT_COUNT,
     seed: int = 0,
 ) -> list[Payload]:
-    """Return prompts, which are the same for the same seed.
+    """Return prompts; the same seed gives the same prompts.
 
-    A common word is one token for most tokenizers, so words stand for tokens.
+    Most tokenizers make one token of a common word, so a number of words stands for a number of
+    tokens.
     """
     chance = random.Random(seed)
     payloads = []
@@ -105,12 +106,12 @@ def prompts(
 
 
 KINDS = ("image", "png", "text", "json", "file", "chat")
-# Distributions of prompts that have no given ones.
+# The default distributions of lengths.
 DEFAULT_PROMPT_TOKENS, DEFAULT_ANSWER_TOKENS = "lognormal:64,0.6", "64"
-INPUT_COUNT = 32  # different generated inputs
+INPUT_COUNT = 32  # number of different generated inputs
 IMAGE_SHAPE = (3, 480, 640)
 FILE_SHAPE = (64 * 1024,)  # bytes
-MAX_SHAPE_SIZE = 1 << 26  # numbers
+MAX_SHAPE_SIZE = 1 << 26  # maximum number of elements
 KINDS_BY_HANDLER = {
     "image_classifier": "image",
     "image_segmenter": "image",
@@ -125,7 +126,7 @@ KINDS_BY_CLASS = {
     "VisionHandler": "image",
 }
 KINDS_BY_CLASS |= {"TextClassifier": "text", "TextHandler": "text"}
-# Common words, which any vocabulary has.
+# Common words, which are in every vocabulary.
 WORDS = (
     "the of and to in a is that for it was on are as with they be at one have this from by had not"
     " but what all were when we there can an your which their said if do will each about how up out"
@@ -150,9 +151,9 @@ def choose_payloads(
 ) -> tuple[list[Payload], str]:
     """Return the payloads and a description of their source.
 
-    The first of these sources that exists is used: the given files, data of `kind`, the archive's
-    samples, its warm-up files, data for its handler. `prompt_tokens` asks for prompts of such
-    lengths, and `max_tokens` for answers of such lengths.
+    The first source that exists is used: the given files, data of `kind`, the archive's samples,
+    its warm-up files, or data for its handler. `prompt_tokens` requests prompts of these lengths,
+    and `max_tokens` limits the answers to these lengths.
 
     Raises:
         CliError: A file cannot be read.
@@ -198,7 +199,7 @@ def choose_payloads(
         has_example_only = inspection.manifest.handler == GENERATION_HANDLER and samples_of(
             inspection
         ) == [f"{SAMPLES}/{EXAMPLE}"]
-        # A single repeated prompt says little about text generation.
+        # A single example is not used, because one repeated prompt says little about generation.
         if not has_example_only and (archive_payloads := payloads_of_archive(inspection)):
             return archive_payloads
     if kind == "chat":
@@ -258,8 +259,8 @@ def payloads_of_archive(inspection: Inspection) -> tuple[list[Payload], str] | N
 def kind_of(inspection: Inspection) -> str | None:
     """Return the kind of input that the handler of an archive takes, if it is known.
 
-    It follows from the handler's name, or from its source: `input_kind`
-    (docs/guides/handlers.md), or a class that it extends.
+    It is derived from the handler's name, or from its source: either from `input_kind`
+    (docs/guides/handlers.md) or from a base class.
     """
     handler = inspection.manifest.handler
     if handler in KINDS_BY_HANDLER:
@@ -273,9 +274,9 @@ def kind_of(inspection: Inspection) -> str | None:
     )
     try:
         tree = ast.parse(code or b"")
-    except (SyntaxError, ValueError):  # The server will report it.
+    except (SyntaxError, ValueError):  # The server reports invalid code.
         return None
-    extended: str | None = None
+    kind_of_base: str | None = None
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Assign)
@@ -292,10 +293,10 @@ def kind_of(inspection: Inspection) -> str | None:
                 base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
                 for base in node.bases
             ]
-            extended = next(
-                (KINDS_BY_CLASS[base] for base in bases if base in KINDS_BY_CLASS), extended
+            kind_of_base = next(
+                (KINDS_BY_CLASS[base] for base in bases if base in KINDS_BY_CLASS), kind_of_base
             )
-    return extended
+    return kind_of_base
 
 
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
@@ -314,13 +315,13 @@ def _member(inspection: Inspection, name: str, content_type: str | None) -> Payl
 def generate_payloads(
     input_kind: str, count: int = INPUT_COUNT, seed: int = 0, shape: Sequence[int] | None = None
 ) -> list[Payload]:
-    """Return generated payloads, which are the same for the same seed.
+    """Return generated payloads; the same seed gives the same payloads.
 
     `shape` is the channels, height and width of an image (JPEG; PNG for `png`), the shape of the
-    numbers in a JSON body, the words of a text, or the bytes of a file.
+    numbers in a JSON body, the number of words of a text, or the number of bytes of a file.
 
     Raises:
-        UsageError: The kind is unknown, or does not have such a shape.
+        UsageError: The kind is unknown, or cannot have such a shape.
     """
     if input_kind not in KINDS:
         raise UsageError(
@@ -331,7 +332,7 @@ def generate_payloads(
     size = 1
     for length in shape or ():
         size *= length
-    # A number or a word takes many bytes during the generation.
+    # During generation a number or a word takes many bytes, so their maximum is smaller.
     max_size = MAX_SHAPE_SIZE >> (4 if input_kind in ("text", "json") else 0)
     if size < 1 or size > max_size:
         shape_text = ",".join(map(str, shape or ()))
@@ -402,10 +403,10 @@ def _image_shape(shape: Sequence[int] | None) -> tuple[int, int, int]:
     return image_shape[0], image_shape[1], image_shape[2]
 
 
-def _image(seed: int, channels: int, height: int, width: int, form: str) -> Payload:
-    """Return an image of noise whose amplitude falls with the frequency, like a photograph's.
+def _image(seed: int, channels: int, height: int, width: int, image_format: str) -> Payload:
+    """Return an image of noise whose amplitude falls with the frequency, as in photographs.
 
-    It takes as many bytes as a photograph, and as long to decode.
+    It is as large as a photograph, and takes as long to decode.
     """
     import numpy as np
     from PIL import Image
@@ -415,18 +416,19 @@ def _image(seed: int, channels: int, height: int, width: int, form: str) -> Payl
         np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None, :] * width
     )
     frequency[0, 0] = 1.0
-    shared = chance.standard_normal((height, width))
+    shared_noise = chance.standard_normal((height, width))
     planes = []
     for _ in range(channels):
         plane = np.fft.irfft2(
-            np.fft.rfft2(shared + 0.3 * chance.standard_normal((height, width))) / frequency**1.1,
+            np.fft.rfft2(shared_noise + 0.3 * chance.standard_normal((height, width)))
+            / frequency**1.1,
             s=(height, width),
         )
         planes.append(np.clip(128 + 50 * plane / (plane.std() or 1.0), 0, 255).astype(np.uint8))
     image = Image.fromarray(planes[0] if channels == 1 else np.stack(planes, axis=-1))
     file = io.BytesIO()
-    image.save(file, form)
-    return Payload(file.getvalue(), f"image/{form.lower()}")
+    image.save(file, image_format)
+    return Payload(file.getvalue(), f"image/{image_format.lower()}")
 
 
 def _text(chance: random.Random, word_count: int | None) -> Payload:

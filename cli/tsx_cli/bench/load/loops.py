@@ -1,4 +1,4 @@
-"""Closed and open loops over connections, with the precise timer of an open loop."""
+"""Closed and open loops over connections, and the precise timer of an open loop."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import NamedTuple, Protocol
 
 from tsx_cli.bench.load.streams import StreamedAnswer
 
-# struct itimerspec: interval and value, each of seconds and nanoseconds.
-_TIMES = struct.Struct("@qqqq")
-_MONOTONIC, _NONBLOCK_CLOEXEC, _ABSOLUTE = 1, 0o2004000, 1
+# struct itimerspec: the interval and the value, each in seconds and nanoseconds.
+_ITIMERSPEC = struct.Struct("@qqqq")
+_MONOTONIC, _NONBLOCK_CLOEXEC, _TIMER_ABSOLUTE = 1, 0o2004000, 1
 _PR_SET_TIMERSLACK = 29
 
 clock = time.perf_counter  # CLOCK_MONOTONIC on Linux
 
 
 class PreciseTimer:
-    """A timer that calls `callback` at the last set time, in seconds of `clock`."""
+    """A timer that calls `callback` at the time that was set last, in seconds of `clock`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop, self._callback = loop, callback
         self._timer: asyncio.TimerHandle | None = None
-        self._descriptor = _open() if sys.platform == "linux" else -1
+        self._descriptor = _open_timer() if sys.platform == "linux" else -1
         if self._descriptor >= 0:
             loop.add_reader(self._descriptor, self._on_ready)
 
@@ -43,9 +43,9 @@ class PreciseTimer:
             self._timer = self._loop.call_later(max(0.0, moment - clock()), self._callback)
             return
         seconds = int(moment)
-        value = _TIMES.pack(0, 0, seconds, max(1, int((moment - seconds) * 1e9)))
+        value = _ITIMERSPEC.pack(0, 0, seconds, max(1, int((moment - seconds) * 1e9)))
         assert _libc is not None
-        _libc.timerfd_settime(self._descriptor, _ABSOLUTE, value, None)
+        _libc.timerfd_settime(self._descriptor, _TIMER_ABSOLUTE, value, None)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -58,52 +58,52 @@ class PreciseTimer:
     def _on_ready(self) -> None:
         try:
             os.read(self._descriptor, 8)
-        except BlockingIOError:  # The timer was set again in between.
+        except BlockingIOError:  # The timer was set again after it expired.
             return
         self._callback()
 
 
-def _open() -> int:
-    """Open a Linux timer; return its descriptor, or -1 if there is none."""
+def _open_timer() -> int:
+    """Open a Linux timer; return its file descriptor, or -1 if the system has no such timer."""
     if _libc is None or not hasattr(_libc, "timerfd_create"):
         return -1
-    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # Wake at once, not up to 50 us later.
+    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # By default, Linux wakes up to 50 us late.
     return int(_libc.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 SLOT_S = 0.1
-MIN_GAP_S = 0.01  # the shortest recorded time without an answer; accounting finds the stalls
+MIN_GAP_S = 0.01  # shortest recorded time without answers; accounting.py selects the stalls
 REFUSALS = ("429", "503")
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.01, 1.0  # pauses between attempts to connect
-MAX_CONCURRENT_CONNECTS = 64  # The queue of a listener may be short.
+MAX_CONCURRENT_CONNECTS = 64  # The accept queue of the server may be short.
 TIMEOUT = "timeout"
 
 
 class LoadClient(Protocol):
     """A connection that carries one request at a time."""
 
-    since: float
-    sent: float
-    number: int  # the position of its payload
-    gone: bool
+    latency_start: float
+    send_time: float
+    payload_index: int
+    is_closed: bool
 
     def send(self, request: bytes) -> None: ...
 
     def end(self, reason: str, now: float) -> None:
-        """Give up the request, and report it to the load."""
+        """Give up the request, and report this to the load."""
 
     def close(self) -> None: ...
 
 
-Connect = Callable[["Load"], Awaitable[LoadClient]]  # raises OSError
+Connect = Callable[["Load"], Awaitable[LoadClient]]  # The call may raise OSError.
 
 
 class SlotCounts(NamedTuple):
-    """The counts so far at the end of a slot, and the errors of the slot alone."""
+    """The counts from the start to the end of a slot, and the errors during the slot."""
 
-    at: float
+    time: float
     accepted: int
     refused: int
     answers: int
@@ -111,81 +111,82 @@ class SlotCounts(NamedTuple):
 
 
 class Load(ABC):
-    """The base of both loops; they decide when a free connection sends.
+    """The base class of both loops, which decide when a free connection sends.
 
-    Times are those of `clock`; latencies are seconds, in the order of the answers.
+    Times are values of `clock`. Latencies are in seconds, in the order of the answers.
     """
 
     def __init__(self, connect: Connect, connections: int, timeout: float) -> None:
         self.connect, self.connections, self.timeout = connect, connections, timeout
-        self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
-        self.numbers = array("I")  # positions of the accepted answers' payloads
-        self.streams: list[StreamedAnswer] = []  # the accepted answers that were event streams
+        self.accepted, self.refused, self.send_delays = array("f"), array("f"), array("f")
+        self.payload_indexes = array("I")  # the payloads of the accepted answers
+        self.streams: list[StreamedAnswer] = []  # accepted answers that were event streams
         self.errors: Counter[str] = Counter()
         self.marks: list[SlotCounts] = []
-        self.gaps: list[tuple[float, float]] = []  # start and end of times without an answer
-        self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
-        self.now = 0.0  # the time of this turn of the event loop; 0 if it is unknown
-        self.start = self.last = 0.0
+        self.gaps: list[tuple[float, float]] = []  # start and end of times without answers
+        self.answers = self.open_requests = self.unanswered = self.unsent = self.waited = 0
+        self.iteration_time = 0.0  # start of this iteration of the event loop; 0 if it is unknown
+        self.start = self.last_answer_time = 0.0
         self.has_begun = self.is_stopped = False
         self.clients: set[LoadClient] = set()
         self._reconnects: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
 
-    # Reports of the connections
+    # Called by connections:
 
     def stamp(self) -> float:
-        """Return the time at which this turn of the event loop began.
+        """Return the time at which this iteration of the event loop began.
 
-        What came in a turn was there by then, and is not late because it waits behind others.
+        All data of an iteration had arrived by then. The time that it waits for other data to be
+        processed is not part of its latency.
         """
-        if not self.now:
-            self.now = clock()
-            self.loop.call_soon(self._reset_now)
-        return self.now
+        if not self.iteration_time:
+            self.iteration_time = clock()
+            self.loop.call_soon(self._reset_iteration_time)
+        return self.iteration_time
 
     def accept(self, client: LoadClient, now: float) -> None:
-        self.accepted.append(now - client.since)
-        self.numbers.append(client.number)
-        if now - self.last > MIN_GAP_S:
-            self.gaps.append((self.last, now))
-        self.last = now
+        self.accepted.append(now - client.latency_start)
+        self.payload_indexes.append(client.payload_index)
+        if now - self.last_answer_time > MIN_GAP_S:
+            self.gaps.append((self.last_answer_time, now))
+        self.last_answer_time = now
         self.answers += 1
-        self.busy -= 1
+        self.open_requests -= 1
         self.on_free(client)
 
     def on_answer(self, client: LoadClient, status: str, now: float) -> None:
         """Record an answer of any status, or a similar end of a request.
 
-        `client.gone` tells that its connection ended with the answer.
+        If the connection ended with the answer, `client.is_closed` is set.
         """
-        latency = now - client.since
+        latency = now - client.latency_start
         if status.startswith("2"):
             self.accepted.append(latency)
-            self.numbers.append(client.number)
+            self.payload_indexes.append(client.payload_index)
         elif status in REFUSALS:
             self.refused.append(latency)
         else:
             self.errors[status] += 1
-        if now - self.last > MIN_GAP_S:
-            self.gaps.append((self.last, now))
-        self.last = now
+        if now - self.last_answer_time > MIN_GAP_S:
+            self.gaps.append((self.last_answer_time, now))
+        self.last_answer_time = now
         self.answers += 1
-        self.busy -= 1
-        if client.gone:
+        self.open_requests -= 1
+        if client.is_closed:
             self._replace(client)
         else:
             self.on_free(client)
 
     def on_broken(self, client: LoadClient, reason: str, now: float) -> None:
-        """Record the end of a connection; the request that it carried is an error."""
-        if client.since:
+        """Record the end of a connection; if it carried a request, the request is an error."""
+        if client.latency_start:
             self.errors[reason] += 1
-            self.busy -= 1
+            self.open_requests -= 1
         self._replace(client)
 
-    # Decisions of the loops
+    # Defined by subclasses:
 
     @abstractmethod
     def begin(self) -> None: ...
@@ -196,15 +197,15 @@ class Load(ABC):
 
     @abstractmethod
     def on_connect_failure(self) -> None:
-        """Note that an attempt to connect has failed."""
+        """Handle a failed attempt to connect."""
 
-    # The run
+    # Called by the generator:
 
     async def open(self) -> None:
         """Open the connections.
 
         Raises:
-            OSError: The first connections fail.
+            OSError: One of the first attempts fails.
         """
         for begin in range(0, self.connections, MAX_CONCURRENT_CONNECTS):
             count = min(MAX_CONCURRENT_CONNECTS, self.connections - begin)
@@ -215,12 +216,12 @@ class Load(ABC):
                 if isinstance(client, BaseException):
                     raise client
                 self.clients.add(client)
-                if client.gone:  # The server has closed it at once.
+                if client.is_closed:  # The server closed the connection immediately.
                     self._replace(client)
 
     async def run(self, slots: int, grace: float, tick: Callable[[int], None]) -> None:
-        """Run the load; `tick` receives the number of each slot at its end."""
-        self.start = self.last = clock()
+        """Run the load; `tick` is called with the number of each slot at its end."""
+        self.start = self.last_answer_time = clock()
         self.has_begun = True
         self.begin()
         for number in range(1, slots + 1):
@@ -229,19 +230,19 @@ class Load(ABC):
                 self.finish()
             self._add_mark()
             tick(number)
-            self._end_timed_out()
+            self._end_timed_out_requests()
         end = clock() + grace
-        while self.busy and clock() < end:
+        while self.open_requests and clock() < end:
             self._idle.clear()
             try:
                 await asyncio.wait_for(
                     self._idle.wait(), min(max(0.0, end - clock()), self._next_timeout())
                 )
             except asyncio.TimeoutError:
-                self._end_timed_out()
-        self.unanswered = self.busy
-        if self.busy and clock() - self.last > MIN_GAP_S:
-            self.gaps.append((self.last, clock()))
+                self._end_timed_out_requests()
+        self.unanswered = self.open_requests
+        if self.open_requests and clock() - self.last_answer_time > MIN_GAP_S:
+            self.gaps.append((self.last_answer_time, clock()))
         self._add_mark()
 
     def finish(self) -> None:
@@ -257,13 +258,13 @@ class Load(ABC):
             client.close()
 
     def set_idle(self, client: LoadClient) -> None:
-        """Note that a connection has no request."""
-        client.since = 0.0
-        if not self.busy:
+        """Mark a connection as having no request."""
+        client.latency_start = 0.0
+        if not self.open_requests:
             self._idle.set()
 
     def _replace(self, client: LoadClient) -> None:
-        # The connecting task handles a client that is not listed yet.
+        # A client that is not listed yet is handled by the task that connects it.
         was_listed = client in self.clients
         self.clients.discard(client)
         self.set_idle(client)
@@ -277,7 +278,7 @@ class Load(ABC):
         while not self.is_stopped:
             try:
                 client = await self.connect(self)
-                if client.gone:
+                if client.is_closed:
                     raise ConnectionResetError
             except OSError:
                 self.on_connect_failure()
@@ -295,13 +296,15 @@ class Load(ABC):
             SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors)
         )
 
-    def _reset_now(self) -> None:
-        self.now = 0.0
+    def _reset_iteration_time(self) -> None:
+        self.iteration_time = 0.0
 
-    def _end_timed_out(self) -> None:
+    def _end_timed_out_requests(self) -> None:
         now = clock()
         for client in [
-            client for client in self.clients if client.since and now - client.sent > self.timeout
+            client
+            for client in self.clients
+            if client.latency_start and now - client.send_time > self.timeout
         ]:
             client.end(TIMEOUT, now)
 
@@ -310,7 +313,11 @@ class Load(ABC):
         return max(
             0.001,
             min(
-                (client.sent + self.timeout - now for client in self.clients if client.since),
+                (
+                    client.send_time + self.timeout - now
+                    for client in self.clients
+                    if client.latency_start
+                ),
                 default=self.timeout,
             )
             + 0.001,
@@ -321,7 +328,7 @@ NO_CONNECTION = "connect"
 
 
 class ClosedLoop(Load):
-    """A loop in which each connection sends its next request after its answer."""
+    """A loop in which each connection sends its next request after the previous answer."""
 
     def __init__(
         self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float
@@ -337,20 +344,20 @@ class ClosedLoop(Load):
         if self.is_stopped:
             self.set_idle(client)
             return
-        self.busy += 1
-        client.number, request = self._next()
-        client.since = client.sent = clock()
+        self.open_requests += 1
+        client.payload_index, request = self._next()
+        client.latency_start = client.send_time = clock()
         client.send(request)
 
     def on_connect_failure(self) -> None:
-        """Count a request that found no server."""
+        """Count a request that reached no server."""
         self.errors[NO_CONNECTION] += 1
 
 
 class OpenLoop(Load):
     """A loop that sends each request when it is due, on a free connection.
 
-    Latency counts from the due time, even if no connection is free.
+    The latency counts from the due time, even if no connection is free then.
     """
 
     def __init__(
@@ -362,22 +369,22 @@ class OpenLoop(Load):
         due: array[float],
     ) -> None:
         super().__init__(connect, connections, timeout)
-        self._requests, self._due, self._next = requests, due, 0
-        self._free: deque[LoadClient] = deque()
-        self._blocked = 0  # Requests before this position found no free connection when due.
-        self._alarm = PreciseTimer(self.loop, self._send_due)
+        self._requests, self._due_times, self._next = requests, due, 0
+        self._free_clients: deque[LoadClient] = deque()
+        self._blocked = 0  # Requests before this position had to wait for a connection.
+        self._due_timer = PreciseTimer(self.loop, self._send_due)
 
     def begin(self) -> None:
-        self._free.extend(self.clients)
+        self._free_clients.extend(self.clients)
         self._send_due()
 
     def on_free(self, client: LoadClient) -> None:
-        client.since = 0.0
+        client.latency_start = 0.0
         if self.is_stopped:
             self.set_idle(client)
             return
-        self._free.append(client)
-        if self._next < self._blocked:  # Otherwise an alarm is set.
+        self._free_clients.append(client)
+        if self._next < self._blocked:  # Otherwise the timer is set.
             self._send_due()
 
     def on_connect_failure(self) -> None:
@@ -386,44 +393,51 @@ class OpenLoop(Load):
     def finish(self) -> None:
         self._send_due()
         super().finish()
-        self.unsent = len(self._due) - self._next
+        self.unsent = len(self._due_times) - self._next
 
     async def close(self) -> None:
-        self._alarm.close()
+        self._due_timer.close()
         await super().close()
 
     def _send_due(self) -> None:
-        due, free, start, count = self._due, self._free, self.start, len(self._due)
+        due, free, start, count = (
+            self._due_times,
+            self._free_clients,
+            self.start,
+            len(self._due_times),
+        )
         now = clock()
         while free and self._next < count and start + due[self._next] <= now:
             client = free.popleft()
-            if client.gone:
+            if client.is_closed:
                 continue
             number, self._next = self._next, self._next + 1
-            client.since, client.sent = start + due[number], now
+            client.latency_start, client.send_time = start + due[number], now
             if number < self._blocked:
                 self.waited += 1
             else:
-                self.late.append(now - client.since)
-            if not self.busy:
-                self.last = now  # No answer was expected until then.
-            self.busy += 1
-            client.number = number % len(self._requests)
-            client.send(self._requests[client.number])
+                self.send_delays.append(now - client.latency_start)
+            if not self.open_requests:
+                self.last_answer_time = now  # No answer could come earlier.
+            self.open_requests += 1
+            client.payload_index = number % len(self._requests)
+            client.send(self._requests[client.payload_index])
             now = clock()
         if self._next == count:
             return
         if free:
-            self._alarm.set(start + due[self._next])
+            self._due_timer.set(start + due[self._next])
         else:
             self._block(now)
 
     def _block(self, now: float) -> None:
         """Let all due requests wait for a free connection.
 
-        The alarm rings for requests that become due meanwhile, which wait too.
+        The timer is set for the next request, so that it starts to wait when it is due.
         """
-        self._blocked = max(self._blocked, bisect_right(self._due, now - self.start, self._next))
+        self._blocked = max(
+            self._blocked, bisect_right(self._due_times, now - self.start, self._next)
+        )
         first_due = max(self._blocked, self._next)
-        if first_due < len(self._due):
-            self._alarm.set(self.start + self._due[first_due])
+        if first_due < len(self._due_times):
+            self._due_timer.set(self.start + self._due_times[first_due])

@@ -1,4 +1,4 @@
-"""The payloads of a benchmark, read from files, directories, request lists and recordings."""
+"""The payloads of a benchmark, read from files, directories, lists of requests and recordings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
 
-MAX_PAYLOAD_BYTES = 1 << 30  # limit of all payloads together, which are held in memory
+MAX_PAYLOAD_BYTES = 1 << 30  # limit of all payloads together, which stay in memory
 REQUEST_KEYS = ("body", "file", "base64", "content_type", "headers", "query")
 BODY_KEYS = REQUEST_KEYS[:3]
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -38,8 +38,8 @@ UNSENT_HEADERS = {
 class Payload(NamedTuple):
     """One request, independent of the protocol.
 
-    `at` is its time in seconds after the first request of its recording. `name` is the path of its
-    file below the given directory.
+    `at` is its time in the recording, in seconds after the first request. `name` is the path of its
+    file relative to the given directory.
     """
 
     body: bytes
@@ -51,9 +51,9 @@ class Payload(NamedTuple):
 
 
 def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -> list[Payload]:
-    """Return the payloads of files, directories, `.jsonl` lists and recordings, in their order.
+    """Return the payloads of files, directories, `.jsonl` lists and recordings, in this order.
 
-    `content_type` applies to inputs that do not state theirs.
+    `content_type` applies to inputs that do not have their own.
 
     Raises:
         CliError: An input cannot be read, or all together are too large.
@@ -81,7 +81,7 @@ def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -
 
 
 def mix(payloads: Sequence[Payload], source: str) -> Inputs:
-    """Return the summary of payloads for reports."""
+    """Summarize payloads for reports."""
     sizes = sorted(len(payload.body) for payload in payloads)
     kinds = Counter(payload.content_type or "none" for payload in payloads)
     return Inputs(
@@ -131,9 +131,9 @@ def _read_directory(source: Path, content_type: str | None) -> Iterator[Payload]
 
 
 def _read_recording(source: Path) -> Iterator[Payload]:
-    first: float | None = None
+    first_time: float | None = None
     for entry in read(source):
-        first = entry.at if first is None else first
+        first_time = entry.at if first_time is None else first_time
         kind = next(
             (value for name, value in entry.headers if name.lower() == "content-type"), None
         )
@@ -142,7 +142,7 @@ def _read_recording(source: Path) -> Iterator[Payload]:
             for name, value in entry.headers
             if name.lower() not in UNSENT_HEADERS | {"content-type"}
         )
-        yield Payload(entry.body, kind, headers, entry.query, entry.at - first)
+        yield Payload(entry.body, kind, headers, entry.query, entry.at - first_time)
 
 
 def _read_list(source: Path, content_type: str | None) -> Iterator[Payload]:
@@ -159,7 +159,7 @@ def _read_list(source: Path, content_type: str | None) -> Iterator[Payload]:
 
 
 def parse_request(request: Any, directory: Path, content_type: str | None = None) -> Payload:
-    """Return the payload of a line in a `.jsonl` list; files are relative to `directory`.
+    """Return the payload of a line in a `.jsonl` list; file names are relative to `directory`.
 
     Raises:
         ValueError: The line is not a request.
@@ -186,11 +186,11 @@ def parse_request(request: Any, directory: Path, content_type: str | None = None
     ):
         raise ValueError("content_type and query are text, and headers an object of them")
     header_pairs = tuple((str(name), str(value)) for name, value in headers.items())
-    if refused := next(
+    if forbidden_header := next(
         (name for name, _ in header_pairs if name.lower() in UNSENT_HEADERS - {"authorization"}),
         None,
     ):
-        raise ValueError(f"the header {refused} is set by the generator itself")
+        raise ValueError(f"the header {forbidden_header} is set by the generator itself")
     if any(name.lower() == "content-type" for name, _ in header_pairs):
         raise ValueError("give the Content-Type as 'content_type', not in the headers")
     invalid = [
@@ -213,7 +213,7 @@ def is_header(name: str, value: str) -> bool:
 
 
 def _read_limited(file: Path) -> bytes:
-    """Read a file, unless it is larger than all payloads may be.
+    """Read a file, unless it is larger than the limit of all payloads.
 
     Raises:
         OSError: The file cannot be read.

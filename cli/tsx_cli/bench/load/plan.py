@@ -17,22 +17,22 @@ from tsx_cli.common.failure import UsageError
 Mode = Literal["closed", "open"]
 Arrivals = Literal["constant", "poisson", "recorded"]
 MAX_CONNECTIONS = 10_000
-MAX_REQUESTS = 50_000_000  # requests of an open loop, whose due times are held in memory
-MAX_AUTO_WARM_UP_S = 5.0  # longest warm-up whose end is detected
+MAX_REQUESTS = 50_000_000  # limit for an open loop, whose due times stay in memory
+MAX_AUTO_WARM_UP_S = 5.0  # longest warm-up if its end is detected
 
 
 @dataclass(frozen=True)
 class LoadPlan:
     """The plan of a load.
 
-    `seconds` count, in steps of 0.1; a `warm_up` precedes them. With "auto" its end is detected
-    (`statistics.warm_up_end`), and it takes up to `MAX_AUTO_WARM_UP_S`, but no more than `seconds`.
-    In an open loop at most `connections` requests run at a time. Further due requests wait, and
-    their latency includes the wait. `timeout` limits a request, and `grace` the wait for answers
-    after the end.
+    `seconds` is the measured time, in steps of 0.1; a `warm_up` precedes it. With "auto" the end of
+    the warm-up is detected (`statistics.warm_up_end`). It then takes at most `MAX_AUTO_WARM_UP_S`,
+    and at most `seconds`. In an open loop at most `connections` requests run at a time. Further due
+    requests wait, and their latency includes the wait. `timeout` limits each request, and `grace`
+    limits the wait for answers after the end.
 
     Raises:
-        UsageError: A value is not possible.
+        UsageError: A value is invalid.
     """
 
     url: str
@@ -42,19 +42,21 @@ class LoadPlan:
     version: str | None = None
     mode: Mode = "closed"
     connections: int = 1
-    # Requests per second of open loops, except recorded ones.
+    # Requests per second of an open loop, unless the arrivals are recorded.
     rate: float | None = None
-    arrivals: Arrivals = "poisson"  # only open loops have them
+    arrivals: Arrivals = "poisson"  # used by open loops only
     speed: float = 1.0  # speed of recorded arrivals relative to the recording
     seconds: float = 10.0
     warm_up: float | Literal["auto"] = "auto"
     timeout: float = 30.0
     grace: float = 5.0
     token: str | None = None
-    certificate: str | None = None  # a trusted file, beside what this machine trusts
+    certificate: str | None = None  # file of a certificate to trust in addition to this machine's
     seed: int = 0
-    cores: tuple[int, ...] = ()  # cores of the generator's process; empty: those of this one
-    slo: Slo | None = None  # the bounds that an event stream keeps to count for the goodput
+    cores: tuple[
+        int, ...
+    ] = ()  # cores of the generator's process; empty: all cores of this process
+    slo: Slo | None = None  # Event streams within these bounds count for the goodput.
 
     def __post_init__(self) -> None:
         for is_wrong, message in _faults(self):
@@ -64,7 +66,7 @@ class LoadPlan:
 
     @property
     def lead(self) -> float:
-        """The seconds before those that count."""
+        """The seconds before the measured time."""
         return min(MAX_AUTO_WARM_UP_S, self.seconds) if self.warm_up == "auto" else self.warm_up
 
     @property
@@ -80,14 +82,14 @@ class LoadPlan:
 
 
 def recorded_rate(payloads: Sequence[Payload]) -> float:
-    """Return the mean rate of recorded requests, or 0 if they all came at once."""
+    """Return the mean rate of recorded requests, or 0 if all of them have the same time."""
     span = (payloads[-1].at or 0.0) - (payloads[0].at or 0.0)
     return (len(payloads) - 1) / span if span > 0 else 0.0
 
 
 def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
     """Return each possible fault as a condition and a message."""
-    open_loop, recorded = plan.mode == "open", plan.arrivals == "recorded"
+    is_open, is_recorded = plan.mode == "open", plan.arrivals == "recorded"
     has_rate = plan.rate is not None
     rate = plan.rate or 0.0
     return [
@@ -119,31 +121,31 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
         (not plan.timeout > 0, f"--timeout: {plan.timeout:g} seconds leave no time for an answer"),
         (not plan.grace >= 0, f"the time for late answers is negative: {plan.grace:g} seconds"),
         (
-            not open_loop and has_rate,
+            not is_open and has_rate,
             "--rate is for an open loop: leave it out, or give --mode open",
         ),
         (
-            open_loop and recorded and has_rate,
+            is_open and is_recorded and has_rate,
             (
                 "--rate and recorded arrivals cannot be combined: give --speed to change a"
                 " recording's rate"
             ),
         ),
         (
-            open_loop and not recorded and not rate > 0,
+            is_open and not is_recorded and not rate > 0,
             "an open loop needs a rate: give --rate, in requests per second, above 0",
         ),
         (
-            open_loop and not recorded and rate * plan.seconds > MAX_REQUESTS,
+            is_open and not is_recorded and rate * plan.seconds > MAX_REQUESTS,
             f"--rate {rate:g} for {plan.seconds:g} seconds is too much",
         ),
         (
-            open_loop and recorded and any(payload.at is None for payload in plan.payloads),
+            is_open and is_recorded and any(payload.at is None for payload in plan.payloads),
             "recorded arrivals need a recording as --input",
         ),
         (
-            open_loop
-            and recorded
+            is_open
+            and is_recorded
             and not recorded_rate(plan.payloads) * plan.speed * plan.seconds < MAX_REQUESTS,
             f"--speed {plan.speed:g} for {plan.seconds:g} seconds is too much",
         ),
@@ -157,7 +159,7 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
 def due_times(plan: LoadPlan, seconds: float) -> array[float]:
     """Return when the requests of an open loop are due, in seconds from the start.
 
-    The n-th is that of payload n modulo their number.
+    Request n sends payload n modulo the number of payloads.
     """
     if plan.arrivals == "recorded":
         return recorded([payload.at or 0.0 for payload in plan.payloads], plan.speed, seconds)
@@ -185,17 +187,19 @@ def poisson(rate: float, seconds: float, seed: int) -> array[float]:
 def recorded(arrival_times: Sequence[float], speed: float, seconds: float) -> array[float]:
     """Return the due times of a recording.
 
-    A recording that is too short begins again, after its mean pause. A recording without any length
-    is sent once.
+    A recording that is too short is repeated after its mean interval. If all requests have the same
+    time, it is sent once.
     """
     first, span = arrival_times[0], arrival_times[-1] - arrival_times[0]
-    repeat_after = (span + span / max(1, len(arrival_times) - 1)) / speed
-    due, start = array("d"), 0.0
-    while start < seconds:
+    cycle_s = (span + span / max(1, len(arrival_times) - 1)) / speed
+    due, cycle_start = array("d"), 0.0
+    while cycle_start < seconds:
         due.extend(
-            moment for at in arrival_times if (moment := start + (at - first) / speed) < seconds
+            due_time
+            for arrival in arrival_times
+            if (due_time := cycle_start + (arrival - first) / speed) < seconds
         )
-        if repeat_after <= 0:
+        if cycle_s <= 0:
             break
-        start += repeat_after
+        cycle_start += cycle_s
     return due

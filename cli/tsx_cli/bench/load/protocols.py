@@ -15,7 +15,9 @@ from tsx_cli.common.server_address import ServerAddress, read_url
 
 GRPC = ("grpc", "kserve-v2-grpc")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-BINARY_HEAD = "Inference-Header-Content-Length"  # header of the protocol's binary tensors
+BINARY_HEAD = (
+    "Inference-Header-Content-Length"  # header for binary tensors of the Open Inference Protocol
+)
 SAFE_QUERY = "%=&+;,/?:@!$'()*~[]"  # characters that stay unquoted
 
 
@@ -29,7 +31,7 @@ def read_target(url: str) -> ServerAddress:
 
 
 class EncodedRequest(NamedTuple):
-    """A payload in the form of a protocol."""
+    """A payload that is encoded for a protocol."""
 
     path: str
     body: bytes
@@ -90,7 +92,7 @@ def _invocations(model: str, version: str | None, payload: Payload) -> EncodedRe
 
 
 def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    """Encode a request to the address itself, whatever its model is."""
+    """Encode a request to the given address itself; the model does not matter."""
     _refuse_version("post", version)
     return EncodedRequest("", payload.body, payload.content_type)
 
@@ -99,7 +101,8 @@ def _openai(path: str, model: str, version: str | None, payload: Payload) -> Enc
     """Encode a request of an OpenAI API.
 
     The payload is a text, Hugging Face's `{"inputs", "parameters"}` or an OpenAI request, whose
-    model is replaced. It is streamed, with `usage` at the end, unless it says otherwise.
+    model is replaced. The answer is streamed, with `usage` at the end, unless the request says
+    otherwise.
     """
     request = _json_of(payload)
     body: dict[str, Any] = (
@@ -148,10 +151,10 @@ def render(
     *,
     version: str | None = None,
 ) -> bytes:
-    """Return a request as the bytes of HTTP/1.1.
+    """Return a request as bytes of HTTP/1.1.
 
     Raises:
-        UsageError: The protocol is not one over HTTP, or the address is none.
+        UsageError: The protocol is not an HTTP protocol, or the address is invalid.
     """
     if protocol not in ENCODERS:
         raise UsageError(
@@ -186,7 +189,7 @@ def render(
 def tensor_of(value: Any) -> dict[str, Any] | None:
     """Return nested lists of numbers as a tensor of the Open Inference Protocol.
 
-    Other values and ragged lists give None.
+    Return None for other values, and for ragged lists.
     """
     shape: list[int] = []
     flat = value

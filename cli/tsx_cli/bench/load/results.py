@@ -1,7 +1,8 @@
 """The schema of results.json, the results of a benchmark.
 
-Reports, comparisons and `tsx plan` read it. Times end in `_ms` (milliseconds) or `_seconds`, sizes
-in `_mib`; shares go from 0 to 1. A reader ignores unknown fields and refuses another `format`.
+Reports, comparisons and `tsx plan` read it. Names of times end in `_ms` (milliseconds) or
+`_seconds`, names of sizes in `_mib`. Fractions are from 0 to 1. A reader ignores unknown fields,
+and refuses another `format`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Part(BaseModel):
 class Latency(Part):
     """The latency of accepted answers in milliseconds.
 
-    In an open loop it counts from the intended sending time, in a closed one from the sending.
+    In an open loop it counts from the due time of a request, in a closed loop from its sending.
     """
 
     mean_ms: float = 0.0
@@ -52,17 +53,19 @@ class Latency(Part):
 class StreamFigures(Part):
     """The figures of accepted answers that were event streams; rates are per second.
 
-    TTFT, the time to the first token, counts from where the latency does. TPOT, the time per output
-    token, is the time from the first to the last token divided by the tokens after the first. Only
-    answers with several tokens have one.
+    TTFT, the time to the first token, counts from the same moment as the latency. TPOT is the time
+    per output token: the time from the first to the last token, divided by the tokens after the
+    first. Only answers with several tokens have a TPOT.
     """
 
     answers: int = 0
-    tokens: int = 0  # generated tokens: `usage` of the last event, or else the events with text
+    tokens: int = (
+        0  # generated tokens by `usage` in the last event, or else the number of events with text
+    )
     prompt_tokens: int = 0  # 0 if no server reported them
     tokens_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
-    goodput: float | None = None  # answers that kept each time bound; None without a time bound
+    goodput: float | None = None  # answers within all time bounds; None if there are none
     ttft: Latency = Latency()
     tpot: Latency = Latency()
     ttft_histogram: list[tuple[float, int]] = Field(default_factory=list)  # see Round.histogram
@@ -80,7 +83,7 @@ def times_of(latency: Latency, stream: StreamFigures | None) -> dict[str, float]
 
 
 class SizeClass(Part):
-    """The accepted answers to inputs of these sizes, both ends included."""
+    """The accepted answers to inputs of a range of sizes, both ends included."""
 
     smallest: int  # bytes
     largest: int
@@ -92,8 +95,8 @@ class SizeClass(Part):
 class ColdStart(Part):
     """A start of a server.
 
-    It reaches from its process to readiness, with the loading of the model, and its first answer
-    follows.
+    The time from the start of its process to readiness includes the loading of the model. The first
+    answer follows.
     """
 
     ready_seconds: float
@@ -101,24 +104,24 @@ class ColdStart(Part):
 
 
 class PinnedCores(Part):
-    """The cores of both sides; a running server has none."""
+    """The cores of the server and of the generator; none are recorded for a running server."""
 
     server: list[int]
     generator: list[int]
 
 
 class Disturbed(Part):
-    """The number of disturbed rounds of a run, and the disturbances."""
+    """The number of disturbed rounds of a run, and their causes."""
 
     rounds: int = 0  # all rounds
     disturbed: int = 0
-    # Disturbed rounds that do not count, as the same load was also measured undisturbed.
+    # Disturbed rounds that are ignored, because the same load was also measured undisturbed.
     repeated: int = 0
-    others: float = 0.0  # the median cores that other processes used in disturbed rounds
+    others: float = 0.0  # median of the cores that other processes used in disturbed rounds
     says: str = ""  # a summary sentence; empty for a quiet run
 
 
-# Reasons why a trial was not measured; the second follows its highest possible throughput.
+# Reasons why a trial was not measured. The highest possible throughput precedes the second one.
 OUT_OF_TIME = "the run ended before"
 OUTDONE = "less than another does"
 
@@ -126,7 +129,7 @@ FORMAT = 1
 CONFIGURATION_FIELDS = {field.name for field in fields(Configuration)}
 _CONFIGURATION = TypeAdapter(Configuration)
 
-# JSON has no infinity, so it is null there.
+# JSON has no infinity; null represents it.
 InfiniteAsNull = Annotated[
     float,
     BeforeValidator(lambda value: math.inf if value is None else value),
@@ -139,7 +142,7 @@ InfiniteAsNull = Annotated[
 
 
 class Figure(Part):
-    """A figure and its confidence interval, which is empty after a single repetition."""
+    """A figure and its confidence interval, whose ends are equal after a single repetition."""
 
     value: float
     low: float
@@ -150,7 +153,7 @@ class Figure(Part):
 class OfferedLoad(Part):
     """The offered load.
 
-    In a closed loop each connection sends its next request after an answer. An open loop has a
+    In a closed loop each connection sends its next request after an answer. An open loop sends at a
     fixed rate.
     """
 
@@ -175,13 +178,13 @@ class OfferedLoad(Part):
 
 
 class GeneratorSide(Part):
-    """The generator's own figures.
+    """The figures of the generator itself.
 
     If `limited` is set, the results describe the generator and not the server.
     """
 
-    cpu: float = 0.0  # share of one core
-    starved: float = 0.0  # share of the time in which it was ready and got no core
+    cpu: float = 0.0  # fraction of one core
+    starved: float = 0.0  # fraction of the time in which it was ready but got no core
     late_p99_ms: float = 0.0  # delay of requests that had a free connection
     waited: int = 0  # requests of an open loop that found no free connection when due
     limited: str | None = None
@@ -190,49 +193,52 @@ class GeneratorSide(Part):
 class Noise(Part):
     """Other activity on the machine during a measurement.
 
-    Shares are of its time; a figure is None if the system does not report it.
+    Fractions are of the time of the measurement. A figure is None if the system does not report it.
     """
 
     cores: float = 0.0  # cores that the benchmark's own processes used
     others: float = 0.0  # cores that all other processes used
-    busiest: str = ""  # the name of the other process that used most
-    steal: float = 0.0  # share that the hypervisor gave to other machines
-    throttled: float = 0.0  # share in which the container's CPU quota was used up
-    cpu_pressure: float | None = None  # share in which a task, own ones included, waited for a core
+    busiest: str = ""  # name of the process among the others that used the most
+    steal: float = 0.0  # fraction that the hypervisor gave to other machines
+    throttled: float = 0.0  # fraction in which the container's CPU quota was used up
+    # Fraction in which at least one task, of the benchmark or another, waited for a core.
+    cpu_pressure: float | None = None
     memory_pressure: float | None = None
     io_pressure: float | None = None
-    heat: int = 0  # how often a core was slowed down for its temperature
+    heat: int = 0  # number of times that a core was slowed down because of its temperature
     mhz: float | None = None  # mean frequency of the cores at the end
-    # Time of a fixed computation before and after, in multiples of the run's fastest.
+    # Time of a fixed computation before or after, as a multiple of the fastest in the run.
     probe: float | None = None
 
 
 class Round(Part):
-    """One repetition, without its warm-up."""
+    """One repetition of a load, without its warm-up."""
 
     seconds: float
     sent: int
     ok: int
     refused: int = 0  # statuses 429 and 503
     refused_p99_ms: float = 0.0  # latency of refusals
-    errors: dict[str, int] = Field(default_factory=dict)  # a count for each status, `closed`, ...
+    errors: dict[str, int] = Field(
+        default_factory=dict
+    )  # number by status or other outcome, such as `closed`
     unanswered: int = 0
     unsent: int = 0
     throughput: float  # accepted answers per second
     latency: Latency
-    # (upper end in ms, answers) of each bucket that is not empty.
+    # (upper end in ms, answers) of each non-empty bucket.
     histogram: list[tuple[float, int]] = Field(default_factory=list)
     warm_up_seconds: float = 0.0
-    # (start, length) in seconds of times without any answer.
+    # (start, length) in seconds of each time without answers.
     stalls: list[tuple[float, float]] = Field(default_factory=list)
-    # The p99 that clients arriving at the mean rate would have seen in a closed loop with stalls.
+    # In a closed loop with stalls: the p99 that clients arriving at the mean rate would have seen.
     corrected_p99_ms: float | None = None
-    # (end in seconds, answers, p50 ms, p99 ms) of intervals of one length; the warm-up ends at 0.
+    # (end in seconds, answers, p50 ms, p99 ms) of intervals of equal length; the warm-up ends at 0.
     over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)
     by_size: list[SizeClass] = Field(default_factory=list)  # empty for inputs of one size
-    stream: StreamFigures | None = None  # None without event streams
+    stream: StreamFigures | None = None  # None if there were no event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    # Time of a worker for each request, warm-up included, if the server reported it.
+    # A worker's mean time for a request, including the warm-up, if the server reported it.
     busy_ms: float | None = None
     noise: Noise | None = None
     # Each disturbance with its figure and its limit; empty for a quiet round.
@@ -240,7 +246,7 @@ class Round(Part):
 
 
 class Point(Part):
-    """A load on a configuration: a point of the frontier of throughput and latency."""
+    """A load on a configuration, with its figures."""
 
     offered: OfferedLoad
     throughput: Figure
@@ -253,7 +259,7 @@ class Point(Part):
 
     @property
     def counted(self) -> list[Round]:
-        """The rounds that count for the figures."""
+        """The rounds on which the figures are based."""
         return counted(self.rounds)
 
     @property
@@ -263,14 +269,14 @@ class Point(Part):
 
 
 def counted(rounds: Sequence[Round]) -> list[Round]:
-    """Return the undisturbed rounds, or all if there is none."""
+    """Return the undisturbed rounds, or all rounds if every one was disturbed."""
     return [round_ for round_ in rounds if not round_.disturbed] or list(rounds)
 
 
 class Stages(Part):
-    """The parts of a request's mean time in milliseconds.
+    """The stages of a request's mean time in milliseconds.
 
-    `transport` is the client's time beside the server's own stages.
+    `transport_ms` is the time that the client measures in addition to the server's stages.
     """
 
     queue_ms: float = 0.0
@@ -286,12 +292,12 @@ class Usage(Part):
     at_seconds: float
     cpu: float  # cores
     memory_mib: float  # shared memory counts once
-    gpu: float | None = None  # share of the time
+    gpu: float | None = None  # fraction of the time
     gpu_memory_mib: float | None = None
 
 
 class Accuracy(Part):
-    """The comparison of answers with those of the unchanged archive, one request at a time."""
+    """A comparison of answers with those of the unchanged archive, one request at a time."""
 
     same: bool
     compared: int = 0
@@ -305,7 +311,7 @@ class Accuracy(Part):
 
 
 class Prediction(Part):
-    """A prediction; `p99_ms` is infinite if requests arrive faster than they can be answered."""
+    """A prediction. `p99_ms` is infinite if requests arrive faster than they can be answered."""
 
     throughput: float
     p99_ms: InfiniteAsNull
@@ -346,9 +352,9 @@ class CurvePoint(Part):
     low_ms: float
     high_ms: float
     samples: int
-    # Time of all cores together, which limits the number of workers.
+    # CPU time on all cores, which limits the number of workers.
     cpu_ms: float | None = None
-    # Parts of the median time by the handler's steps; None for a step that it does not have.
+    # The median times of the handler's steps; None for a step that it does not have.
     preprocess_ms: float | None = None
     inference_ms: float | None = None
     postprocess_ms: float | None = None
@@ -376,7 +382,7 @@ class Curve(Part):
 class Environment(Part):
     """The machine and the versions.
 
-    Machines of the same `fingerprint` have the same curves.
+    Machines with the same `fingerprint` have the same curves.
     """
 
     fingerprint: str
@@ -405,7 +411,7 @@ class Inputs(Part):
 class PairedComparison(Part):
     """A comparison of two trials at their best points, measured in turn.
 
-    `ratio` is the first's throughput in multiples of the second's.
+    `ratio` is the first trial's throughput divided by the second's.
     """
 
     first: int
@@ -413,7 +419,7 @@ class PairedComparison(Part):
     ratio: float
     low: float
     high: float
-    real: bool  # whether 1 is outside of the interval
+    real: bool  # whether the interval excludes 1
 
 
 class ModelInfo(Part):
@@ -435,22 +441,22 @@ class Results(Part):
     against: str | None = None  # the address of a running server
     protocol: str = "tsx"
     slo: str | None = None
-    price_per_hour: float | None = None  # the price of one such server
+    price_per_hour: float | None = None  # price of the measured server
     pinning: PinnedCores | None = None
     environment: Environment
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
-    winner: int | None = None  # With `tied`, it is recommended and no faster than they are.
+    winner: int | None = None  # recommended trial; the `tied` ones are as fast
     # Trials whose difference from the winner is within the noise.
     tied: list[int] = Field(default_factory=list)
-    # Configurations that may be faster than all measured ones; with any there is no winner.
+    # Number of configurations that may be faster than all measured ones; there is no winner then.
     faster_unmeasured: int = 0
-    baseline: int | None = None  # the trial of one worker and batch size 1
-    paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
+    baseline: int | None = None  # the trial with one worker and batch size 1
+    paired: list[PairedComparison] = Field(default_factory=list)  # the winner with other trials
     disturbed: Disturbed = Field(default_factory=Disturbed)
     why: str = ""  # a sentence or two about the winner
-    notes: list[str] = Field(default_factory=list)  # facts that a reader of the figures must know
+    notes: list[str] = Field(default_factory=list)  # warnings and facts about the figures
 
     @property
     def winner_leads(self) -> bool:
@@ -469,7 +475,7 @@ class Results(Part):
 
 
 def now() -> str:
-    """Return the time in the format of results."""
+    """Return the current time in the format of results.json."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
@@ -477,7 +483,7 @@ def _finite(text: str) -> float:
     """Parse a finite number.
 
     Raises:
-        ValueError: The text is no such number.
+        ValueError: The text is not a finite number.
     """
     value = float(text)
     if not math.isfinite(value):
@@ -510,9 +516,9 @@ def read_results(path: Path) -> Results:
         for trial in results.trials:
             _CONFIGURATION.validate_python(asdict(trial.as_configuration()))
     except ValidationError as error:
-        first = error.errors()[0]
+        first_error = error.errors()[0]
         raise CliError(
-            f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            f"{path} is damaged: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}"
         ) from error
     trials = [
         results.winner,
@@ -521,10 +527,10 @@ def read_results(path: Path) -> Results:
         *(pair.first for pair in results.paired),
         *(pair.second for pair in results.paired),
     ]
-    references = [(at, len(results.trials)) for at in trials] + [
+    references = [(position, len(results.trials)) for position in trials] + [
         (trial.best, len(trial.points)) for trial in results.trials
     ]
-    if any(at is not None and not 0 <= at < count for at, count in references):
+    if any(position is not None and not 0 <= position < count for position, count in references):
         raise CliError(
             f"{path} is damaged: it refers to a trial or a point that it does not contain"
         )

@@ -1,4 +1,4 @@
-"""gRPC as a protocol of the generator: TorchServe's service and the Open Inference Protocol's."""
+"""gRPC protocols of the generator: TorchServe's service and the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS = {
 REFUSAL_STATUSES = {grpc.StatusCode.RESOURCE_EXHAUSTED: "429", grpc.StatusCode.UNAVAILABLE: "503"}
 MAX_MESSAGE_BYTES = 1 << 30
 CHANNEL_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # Otherwise all channels share a connection.
+    ("grpc.use_local_subchannel_pool", 1),  # By default, all channels share a connection.
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
@@ -54,10 +54,12 @@ class RpcConnection:
         self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]
     ) -> None:
         self.load, self.channel, self.metadata = load, channel, metadata
-        self.since = self.sent = 0.0
-        self.number = 0
-        self.gone = False
-        self._call = channel.unary_unary(method)  # It takes and returns bytes.
+        self.latency_start = self.send_time = 0.0
+        self.payload_index = 0
+        self.is_closed = False
+        self._call = channel.unary_unary(
+            method
+        )  # Without serializers, a call takes and returns bytes.
         self._task: asyncio.Task[None] | None = None
 
     def send(self, request: bytes) -> None:
@@ -68,7 +70,7 @@ class RpcConnection:
         self.load.on_broken(self, reason, now)
 
     def close(self) -> None:
-        self.gone = True
+        self.is_closed = True
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.get_running_loop().create_task(self.channel.close())
@@ -83,7 +85,7 @@ class RpcConnection:
 
     def _report_failure(self, error: grpc.aio.AioRpcError) -> None:
         code, load = error.code(), self.load
-        # The server did not send this status.
+        # The channel is not connected, so this status is not from the server.
         if (
             code is grpc.StatusCode.UNAVAILABLE
             and self.channel.get_state() is not grpc.ChannelConnectivity.READY
@@ -114,7 +116,7 @@ def connector(plan: LoadPlan) -> Connect:
     async def connect(load: Load) -> LoadClient:
         channel = None
         try:
-            # A channel hides why it does not connect, and tries again.
+            # A channel retries silently if it cannot connect. The probe raises the reason instead.
             await asyncio.wait_for(_probe(address, context), CONNECT_TIMEOUT_S)
             channel = (
                 grpc.aio.secure_channel(target, credentials, CHANNEL_OPTIONS)
@@ -135,10 +137,10 @@ def connector(plan: LoadPlan) -> Connect:
 
 
 async def _probe(address: ServerAddress, context: ssl.SSLContext | None) -> None:
-    """Connect once.
+    """Open a connection once, and close it.
 
     Raises:
-        OSError: The connection fails; a TLS error says what is wrong with a certificate.
+        OSError: The connection fails; a TLS error describes what is wrong with a certificate.
     """
     if address.socket:
         _, probe = await asyncio.open_unix_connection(address.socket)
@@ -165,8 +167,8 @@ def _prediction(plan: LoadPlan, payload: Payload) -> bytes:
 def _inference(plan: LoadPlan, payload: Payload) -> bytes:
     """Encode a payload for the Open Inference Protocol.
 
-    JSON of the protocol's form over HTTP becomes messages, lists of numbers become a tensor, and
-    all else becomes one value of bytes.
+    JSON in the protocol's HTTP form becomes messages, nested lists of numbers become a tensor, and
+    any other payload becomes one BYTES value.
     """
     from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 

@@ -1,7 +1,7 @@
-"""The tokens of answers that are server-sent events, and their times.
+"""The tokens of answers that are server-sent events, and the times of these tokens.
 
-Events of Hugging Face's inference API and of OpenAI's chat completions, completions and responses
-are understood. Any other event counts as a token.
+The supported events are those of Hugging Face's inference API, and of OpenAI's chat completions,
+completions and responses. Any other event counts as one token.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tsx_cli.bench.load.histogram import Histogram
 from tsx_cli.bench.load.results import StreamFigures
 
 CONTENT_TYPE = b"text/event-stream"
-FAILED = "error event"  # the kind of error of an answer that ended with one
-# Keys of OpenAI's `usage`, of its responses, and of Hugging Face's `details`.
+FAILED = "error event"  # the outcome of an answer that contains an error event
+# Keys of `usage` in OpenAI's completions and responses, and of `details` in Hugging Face's API.
 TOKEN_KEYS = ("completion_tokens", "output_tokens", "generated_tokens")
 PROMPT_TOKEN_KEYS = ("prompt_tokens", "input_tokens", "input_length")
 
 
 class StreamRecord(NamedTuple):
-    """The tokens of one answer.
+    """The tokens of one answer, and the times of the first and the last token.
 
-    Times are seconds by the clock of its pieces; without a token they are None.
+    Times are in seconds, by the clock of the pieces. They are None if there are no tokens.
     """
 
     first: float | None
@@ -35,9 +35,9 @@ class StreamRecord(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """An answer with tokens; `position` is that of its latency in `Load.accepted`.
+    """An answer with tokens; `position` is the position of its latency in `Load.accepted`.
 
-    Times are in seconds, or None for too few tokens.
+    Times are in seconds, or None if there are too few tokens.
     """
 
     position: int
@@ -48,19 +48,19 @@ class StreamedAnswer(NamedTuple):
 
 
 def read_stream(pieces: Sequence[tuple[float, bytes]]) -> StreamRecord:
-    """Return the tokens of a body that came in these pieces, each with its time.
+    """Return the tokens of a body, whose pieces have a time each.
 
-    The time of an event is that of the piece that ends it.
+    The time of an event is the time of the piece that completes it.
     """
     first = last = None
     events = 0
     counts: dict[str, Any] = {}
     failed = False
-    for at, name, value in _events(pieces):
+    for event_time, name, value in _events(pieces):
         failed |= name == "error" or (isinstance(value, Mapping) and bool(value.get("error")))
         counts |= _usage(value)
         if not failed and _has_text(value):
-            first, last, events = at if first is None else first, at, events + 1
+            first, last, events = event_time if first is None else first, event_time, events + 1
     tokens = _count(counts, TOKEN_KEYS) or events
     return StreamRecord(first, last, tokens, _count(counts, PROMPT_TOKEN_KEYS), failed)
 
@@ -82,26 +82,27 @@ def stream_figures(
     seconds: float,
     slo: Slo | None,
 ) -> StreamFigures | None:
-    """Return the figures of the accepted answers from `begin` on, or None without a stream.
+    """Return the figures of the accepted answers from `begin` on, or None if there is no stream.
 
-    Rates are those of the answers before `end`, which came within the `seconds`.
+    Rates are based on the answers before position `end`, which came within the `seconds`.
     """
-    counted = [answer for answer in streams if answer.position >= begin]
-    if not counted:
+    streamed_answers = [answer for answer in streams if answer.position >= begin]
+    if not streamed_answers:
         return None
-    in_time = [answer for answer in counted if answer.position < end]
+    timely_answers = [answer for answer in streamed_answers if answer.position < end]
     ttft, tpot = Histogram(), Histogram()
-    ttft.add([answer.ttft for answer in counted if answer.ttft is not None])
-    tpot.add([answer.tpot for answer in counted if answer.tpot is not None])
+    ttft.add([answer.ttft for answer in streamed_answers if answer.ttft is not None])
+    tpot.add([answer.tpot for answer in streamed_answers if answer.tpot is not None])
     limits = {} if slo is None else slo.limits
     return StreamFigures(
-        answers=len(counted),
-        tokens=sum(answer.tokens for answer in counted),
-        prompt_tokens=sum(answer.prompt_tokens for answer in counted),
-        tokens_per_second=sum(answer.tokens for answer in in_time) / seconds,
-        prompt_tokens_per_second=sum(answer.prompt_tokens for answer in in_time) / seconds,
+        answers=len(streamed_answers),
+        tokens=sum(answer.tokens for answer in streamed_answers),
+        prompt_tokens=sum(answer.prompt_tokens for answer in streamed_answers),
+        tokens_per_second=sum(answer.tokens for answer in timely_answers) / seconds,
+        prompt_tokens_per_second=sum(answer.prompt_tokens for answer in timely_answers) / seconds,
         goodput=(
-            sum(_is_good(answer, accepted[answer.position], limits) for answer in in_time) / seconds
+            sum(_is_good(answer, accepted[answer.position], limits) for answer in timely_answers)
+            / seconds
             if limits
             else None
         ),
@@ -121,16 +122,16 @@ def _is_good(answer: StreamedAnswer, latency: float, limits: Mapping[str, float]
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, Any]]:
-    """Yield (time, name, data as JSON or else as text) of each event but the end mark."""
-    buffer, at = b"", 0.0
-    for at, data in pieces:
+    """Yield (time, name, data) of each event except the end mark; data is JSON or else text."""
+    buffer, piece_time = b"", 0.0
+    for piece_time, data in pieces:
         *events, buffer = (buffer + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        yield from (parsed for event in events if (parsed := _event(at, event)) is not None)
-    if (parsed := _event(at, buffer)) is not None:
+        yield from (parsed for event in events if (parsed := _event(piece_time, event)) is not None)
+    if (parsed := _event(piece_time, buffer)) is not None:
         yield parsed
 
 
-def _event(at: float, event: bytes) -> tuple[float, str, Any] | None:
+def _event(event_time: float, event: bytes) -> tuple[float, str, Any] | None:
     fields = [
         (name, value.removeprefix(b" "))
         for name, _, value in (line.partition(b":") for line in event.split(b"\n"))
@@ -142,9 +143,9 @@ def _event(at: float, event: bytes) -> tuple[float, str, Any] | None:
         "utf-8", "replace"
     )
     try:
-        return at, name, json.loads(data)
+        return event_time, name, json.loads(data)
     except (ValueError, RecursionError):
-        return at, name, data
+        return event_time, name, data
 
 
 def _usage(value: Any) -> Mapping[str, Any]:

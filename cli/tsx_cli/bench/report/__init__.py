@@ -1,4 +1,4 @@
-"""The reports of a benchmark: report.html, report.md, results.csv, results.json, the terminal."""
+"""The reports of a benchmark: a page, Markdown, results.csv, results.json and the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES_NOTE = (
 
 
 def write_report(results: Results, directory: Path) -> list[Path]:
-    """Write the files, with links to those of a profile in the directory.
+    """Write the files; they link to files of a profile in the directory.
 
     Raises:
         OSError: A file cannot be written.
@@ -47,7 +47,7 @@ def write_report(results: Results, directory: Path) -> list[Path]:
 
 
 def show(results: Results) -> None:
-    """Print the best configurations, the winner, and why it won."""
+    """Print the best configurations, the winner, and the reason why it won."""
     title = f"{facts.title(results)}: {results.slo or 'no bound'}"
     render.show(tables.configurations(results), title, MAX_SHOWN_CONFIGURATIONS, shown.ENDED_BEFORE)
     print()
@@ -64,7 +64,7 @@ def show(results: Results) -> None:
 
 
 def show_details(results: Results) -> None:
-    """Print the tables of the summary's configuration: streams, input sizes and starts."""
+    """Print tables about the configuration of the summary: streams, input sizes and starts."""
     trial = shown.detailed_trial(results)
     if shown.summary_point(results) is None or trial is None:
         return

@@ -1,4 +1,4 @@
-"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`.
+"""The record `tsx-bench.json` in an archive: the measurements of `tsx bench --write`.
 
 `tsx serve`, `tsx plan` and people read it.
 """
@@ -33,10 +33,10 @@ from tsx_runtime.core.placement.hardware import hardware
 
 
 class Best(Part):
-    """The winner's figures at the highest load within the bounds."""
+    """The winner's figures at its highest load within the bounds."""
 
     configuration: dict[str, Any]
-    describes: str  # the configuration in words
+    describes: str  # description of the configuration
     offered: OfferedLoad
     throughput: float
     p50_ms: float
@@ -47,7 +47,7 @@ class MeasuredLoad(Point):
     """A load on one configuration."""
 
     configuration: dict[str, Any]
-    utilisation: float | None = None  # busy share of the workers' time
+    utilisation: float | None = None  # fraction of the time in which the workers were busy
 
     @property
     def as_configuration(self) -> Configuration:
@@ -69,7 +69,7 @@ class ArchiveRecord(Part):
 
     @property
     def here(self) -> bool:
-        """Whether this machine computes like the measured one."""
+        """Whether this machine has the same hardware as the measured one."""
         return self.environment.fingerprint == hardware().fingerprint
 
     def content(self) -> bytes:
@@ -105,7 +105,7 @@ def read_record(archive: Path) -> ArchiveRecord | None:
 def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
     """Return the record of a run that has a winner.
 
-    It holds the loads of all configurations, or only those of the winner.
+    It contains the loads of all configurations, or only those of the winner.
     """
     assert results.winner is not None
     best = _best(results, results.winner)
@@ -126,7 +126,7 @@ def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
 
 
 def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
-    """Return the loads of the configurations whose answers are allowed, without their rounds."""
+    """Return the loads of configurations whose answers are allowed, without the single rounds."""
     return [
         MeasuredLoad(
             configuration=trial.configuration,
@@ -148,8 +148,8 @@ def _utilisation(point: Point, workers: int) -> float | None:
     return round(min(1.0, point.throughput.value * fmean(busy_ms) / 1000 / workers), 4)
 
 
-def _best(results: Results, number: int) -> Best | None:
-    trial = results.trials[number]
+def _best(results: Results, winner: int) -> Best | None:
+    trial = results.trials[winner]
     point = trial.chosen
     if point is None:
         return None

@@ -1,4 +1,4 @@
-"""Charts as SVG without a library: lines and stacked bars in the colours of the page's theme."""
+"""Charts as SVG, without a library: lines and stacked bars in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
-BAR_ROW_HEIGHT = 38  # a stacked bar and its name
-GAP = 1.5  # between the parts of a bar
-MIN_DRAWN = 1e-9  # the smallest value with a mark
+BAR_ROW_HEIGHT = 38  # height of a stacked bar and its name
+GAP = 1.5  # space between the segments of a bar
+MIN_DRAWN = 1e-9  # smallest value that is drawn
 ERROR_CAP = 3.0  # half the length of an error bar's ends
-# Extent of an axis for error bars, in multiples of the greatest value; longer bars are cut off.
+# Extent of an axis for error bars, in multiples of the largest value; longer bars are cut off.
 ERROR_BAR_ROOM = 1.4
-MAX_LOG_RATIO = 1e6  # extent of a logarithmic axis; smaller values lie at its end
-LOG_RATIO = 5.0  # ratio of latencies from which the axis is logarithmic
+MAX_LOG_RATIO = 1e6  # ratio of a logarithmic axis's ends; smaller values are drawn at its low end
+LOG_RATIO = 5.0  # For a larger ratio of latencies, the axis is logarithmic.
 
 
 class Axis(NamedTuple):
@@ -24,11 +24,11 @@ class Axis(NamedTuple):
     low: float
     high: float
     log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None  # None: computed
+    ticks: Sequence[tuple[float, str]] | None = None  # None: chosen by `ticks`
 
 
 class Interval(NamedTuple):
-    """A confidence interval, drawn as an error bar unless it is empty."""
+    """A confidence interval; it is drawn as an error bar unless it is empty."""
 
     low: float
     high: float
@@ -39,8 +39,8 @@ class ChartMark(NamedTuple):
     y: float
     hint: str
     hollow: bool = False
-    across: Interval | None = None  # the interval of x
-    upright: Interval | None = None  # the interval of y
+    x_interval: Interval | None = None
+    y_interval: Interval | None = None
     faint: bool = False
 
 
@@ -57,7 +57,7 @@ class Chart(NamedTuple):
 
 
 class AxisSpan(NamedTuple):
-    """A marked part of the horizontal axis, such as a warm-up; `style` is a class of the page."""
+    """A marked section of the horizontal axis, such as a warm-up; `style` is a CSS class."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class AxisSpan(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A line of marks; `style` is a class of the page: winner, baseline, s2 ..., other."""
+    """A line of marks; `style` is a CSS class: winner, baseline, s2 ..., other."""
 
     name: str
     style: str
@@ -91,21 +91,23 @@ def axis(
 ) -> Axis:
     """Return an axis for values that are not negative.
 
-    Unless `log` says so, it is logarithmic if the values differ by more than 20 times. Error bars
-    (`bars`) widen it by at most `ERROR_BAR_ROOM`, because the interval of two rounds that differ
-    is many times their figures.
+    If `log` is None, the axis is logarithmic if the values differ by a factor of more than 20.
+    Error bars (`bars`) extend it by at most `ERROR_BAR_ROOM`: the interval of two different rounds
+    may be many times larger than their figures.
     """
-    drawn = [value for value in values if value > MIN_DRAWN and math.isfinite(value)] or [1.0]
-    high = max(drawn)
-    lowest = min(drawn)
-    drawn += [
+    drawn_values = [value for value in values if value > MIN_DRAWN and math.isfinite(value)] or [
+        1.0
+    ]
+    high = max(drawn_values)
+    lowest = min(drawn_values)
+    drawn_values += [
         min(bar.high, ERROR_BAR_ROOM * high)
         for bar in bars
         if bar is not None and math.isfinite(bar.high)
     ]
-    drawn += [max(bar.low, lowest / ERROR_BAR_ROOM) for bar in bars if bar is not None]
-    high = max(drawn)
-    low = max(min(drawn), high / MAX_LOG_RATIO)
+    drawn_values += [max(bar.low, lowest / ERROR_BAR_ROOM) for bar in bars if bar is not None]
+    high = max(drawn_values)
+    low = max(min(drawn_values), high / MAX_LOG_RATIO)
     if log if log is not None else high > 20 * low:
         return Axis(label, low / 1.15, high * 1.15, log=True)
     return Axis(label, 0.0, high * 1.06 or 1.0)
@@ -114,13 +116,13 @@ def axis(
 def latency_axis(
     label: str, marks: Sequence[ChartMark], extra_values: Sequence[float] = ()
 ) -> Axis:
-    """Return the axis for marks and for values such as bounds."""
+    """Return the axis for marks and for other values such as bounds."""
     heights = [value for value in (*(mark.y for mark in marks), *extra_values) if value > 0]
     return axis(
         label,
         heights,
         log=bool(heights) and max(heights) > LOG_RATIO * min(heights),
-        bars=[mark.upright for mark in marks],
+        bars=[mark.y_interval for mark in marks],
     )
 
 
@@ -149,7 +151,7 @@ def _short(value: float) -> str:
 
 
 def _fraction(value: float, scale: Axis) -> float:
-    """Return the position along the axis, from 0 to 1."""
+    """Return the position of a value on the axis, from 0 to 1."""
     if scale.log:
         value = max(value, scale.low)
         return (math.log(value) - math.log(scale.low)) / (
@@ -168,31 +170,31 @@ def plot(
     spans: Sequence[AxisSpan] = (),
     height: int = HEIGHT,
 ) -> str:
-    """Return the SVG of a chart; later series lie above earlier ones."""
+    """Return the SVG of a chart; later series are drawn above earlier ones."""
     parts = [
-        _open(title, height),
-        *(_span(span, x, height) for span in spans),
-        _frame(x, y, height),
+        _svg_start(title, height),
+        *(_axis_span(span, x, height) for span in spans),
+        _axes(x, y, height),
     ]
     for rule in rules:
-        parts.append(_rule(rule, y, height))
+        parts.append(_reference_line(rule, y, height))
     for line in series:
         positions = [(_x_px(mark.x, x), _y_px(mark.y, y, height), mark) for mark in line.marks]
         path = " ".join(
             f"{'L' if index else 'M'}{x_px:.1f} {y_px:.1f}"
             for index, (x_px, y_px, _) in enumerate(positions)
         )
-        drawn = []
+        elements = []
         if line.joined and len(positions) > 1:
-            drawn.append(f'<path class="line" d="{path}"/>')
-        drawn += [_error_bar(x_px, y_px, mark, x, y, height) for x_px, y_px, mark in positions]
+            elements.append(f'<path class="line" d="{path}"/>')
+        elements += [_error_bar(x_px, y_px, mark, x, y, height) for x_px, y_px, mark in positions]
         if line.dots or (line.joined and len(positions) == 1):
-            drawn += [_dot(x_px, y_px, mark, line) for x_px, y_px, mark in positions]
-        parts.append(f'<g class="{line.style}">{"".join(drawn)}</g>')
+            elements += [_dot(x_px, y_px, mark, line) for x_px, y_px, mark in positions]
+        parts.append(f'<g class="{line.style}">{"".join(elements)}</g>')
     return "".join([*parts, "</svg>"])
 
 
-def _open(title: str, height: float) -> str:
+def _svg_start(title: str, height: float) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
 
 
@@ -204,7 +206,7 @@ def _y_px(value: float, scale: Axis, height: float) -> float:
     return height - BOTTOM - _fraction(value, scale) * (height - TOP - BOTTOM)
 
 
-def _frame(x: Axis, y: Axis, height: float) -> str:
+def _axes(x: Axis, y: Axis, height: float) -> str:
     base_y, parts = height - BOTTOM, []
     for value, text in ticks(y):
         y_px = _y_px(value, y, height)
@@ -235,7 +237,7 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
     return "".join(parts)
 
 
-def _span(span: AxisSpan, x: Axis, height: float) -> str:
+def _axis_span(span: AxisSpan, x: Axis, height: float) -> str:
     start_x, end_x = (_x_px(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
     return (
         f'<rect class="span {span.style}" x="{start_x:.1f}" y="{TOP}"'
@@ -246,20 +248,20 @@ def _span(span: AxisSpan, x: Axis, height: float) -> str:
 
 def _error_bar(x_px: float, y_px: float, mark: ChartMark, x: Axis, y: Axis, height: float) -> str:
     path = ""
-    if mark.across is not None and mark.across.low < mark.across.high:
-        low, high = (_x_px(min(max(end, x.low), x.high), x) for end in mark.across)
+    if mark.x_interval is not None and mark.x_interval.low < mark.x_interval.high:
+        low, high = (_x_px(min(max(end, x.low), x.high), x) for end in mark.x_interval)
         path += f"M{low:.1f} {y_px:.1f} H{high:.1f} " + "".join(
             f"M{end:.1f} {y_px - ERROR_CAP:.1f} v{2 * ERROR_CAP:g} " for end in (low, high)
         )
-    if mark.upright is not None and mark.upright.low < mark.upright.high:
-        low, high = (_y_px(min(max(end, y.low), y.high), y, height) for end in mark.upright)
+    if mark.y_interval is not None and mark.y_interval.low < mark.y_interval.high:
+        low, high = (_y_px(min(max(end, y.low), y.high), y, height) for end in mark.y_interval)
         path += f"M{x_px:.1f} {low:.1f} V{high:.1f} " + "".join(
             f"M{x_px - ERROR_CAP:.1f} {end:.1f} h{2 * ERROR_CAP:g} " for end in (low, high)
         )
     return f'<path class="error" d="{path.strip()}"/>' if path else ""
 
 
-def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
+def _reference_line(rule: ReferenceLine, y: Axis, height: float) -> str:
     if not y.low <= rule.y <= y.high:
         return ""
     y_px = _y_px(rule.y, y, height)
@@ -293,7 +295,7 @@ def stacked(
 ) -> str:
     """Return the SVG of stacked bars on one scale that begins at 0.
 
-    Each row has its name, the text at the end of its bar, its parts, and the interval of its
+    Each row has a name, a text at the end of the bar, the segments, and the interval of the bar's
     length.
     """
     longest_bar = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
@@ -303,7 +305,7 @@ def stacked(
         else 1.0
     )
     height = BAR_ROW_HEIGHT * len(rows) + 6
-    drawn = [_open(title, height)]
+    drawn = [_svg_start(title, height)]
     width_px = WIDTH - 74
     for index, (name, end, parts, bar) in enumerate(rows):
         y_px, end_x = index * BAR_ROW_HEIGHT + 20, 0.0

@@ -16,7 +16,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table
 
 FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
-# Figures that only event streams have; the first two are rates.
+# Figures of event streams only; these two are rates.
 STREAM_FIGURES = {"tokens": "tokens_per_second", "goodput": "goodput"}
 STREAM_FIGURES |= {
     f"{part}.{name}": f"{part}.{field}"
@@ -26,8 +26,8 @@ STREAM_FIGURES |= {
 SHOWN_FIGURES = ("throughput", "p50", "p99")
 SHOWN_STREAM_FIGURES = ("tokens", "ttft.p99", "tpot.p99")
 OWN_SERVER = "one of tsx bench's own"
-BEST = "best"  # the name of the pair of both runs' winners
-MAX_LISTED_CHARS = 300  # text of an error that lists measured loads
+BEST = "best"  # name of the pair of the two winners
+MAX_LISTED_CHARS = 300  # length of a list of loads in an error message
 _CONDITION = re.compile(
     r"\s*(throughput|tokens|goodput|(?:(?:ttft|tpot)\.)?(?:mean|p50|p90|p95|p99\.9|p99|max)|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*"
 )
@@ -36,12 +36,12 @@ _CONDITION = re.compile(
 class Condition(NamedTuple):
     """A condition such as `throughput<-5%`, met if the throughput fell by more than 5 %.
 
-    For `errors` the limit is in percentage points of their rate.
+    For `errors` the limit is in percentage points of the error rate.
     """
 
     figure: str
     above: bool
-    limit: float  # a share, such as -0.05
+    limit: float  # a fraction, such as -0.05
     text: str
 
     def met(self, change: float) -> bool:
@@ -51,8 +51,8 @@ class Condition(NamedTuple):
 class FigureChange(NamedTuple):
     """The change of one figure.
 
-    `change` is a share of the first, or for `errors` the difference of their rates. `low`, `high`
-    and `sure` are None if one of the two figures has no interval.
+    `change` is relative to the first value; for `errors` it is the difference of the rates. `low`,
+    `high` and `sure` are None if one of the two figures has no interval.
     """
 
     figure: str
@@ -65,7 +65,7 @@ class FigureChange(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same configuration under the same load, in both runs."""
+    """A configuration and a load that both runs have measured."""
 
     name: str
     load: str
@@ -73,12 +73,12 @@ class Pair(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """A condition, applied to one pair."""
+    """The result of a condition for one pair."""
 
     condition: str
     name: str
     load: str
-    text: str  # the change, in words
+    text: str  # description of the change
     met: bool
 
 
@@ -89,7 +89,7 @@ class Compared(NamedTuple):
 
     @property
     def met(self) -> list[str]:
-        """The conditions that are met, in words."""
+        """Descriptions of the conditions that are met."""
         return [
             f"{judgement.condition}: {judgement.text} ({judgement.name}, {judgement.load})"
             for judgement in self.judgements
@@ -101,7 +101,7 @@ def parse_condition(text: str) -> Condition:
     """Parse the text of `--fail-if`.
 
     Raises:
-        UsageError: The text is no condition, or one that is met without any change.
+        UsageError: The text is not a condition, or the condition is met without any change.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -122,20 +122,24 @@ def parse_condition(text: str) -> Condition:
 
 
 def compare(
-    first: Results, second: Results, conditions: Sequence[Condition] = (), *, every: bool = False
+    first: Results,
+    second: Results,
+    conditions: Sequence[Condition] = (),
+    *,
+    all_pairs: bool = False,
 ) -> Compared:
-    """Compare two runs and judge the conditions.
+    """Compare two runs and evaluate the conditions.
 
-    Conditions apply to the best of each run. With `every`, or if a run has no winner, they apply to
-    each common configuration and load. A change meets a condition if it is beyond its limit and
-    real. A figure that was measured once has no interval, and its change counts as real.
+    Conditions apply to the best of each run. With `all_pairs`, or if a run has no winner, they
+    apply to each common configuration and load. A change meets a condition if it exceeds the limit
+    and is real. A figure that was measured once has no interval; its change counts as real.
 
     Raises:
         UsageError: The runs have nothing in common, or a condition's figure was not measured.
     """
     best, pairs = _best(first, second), list(_pairs(first, second))
     if best is None and not pairs:
-        measured = [
+        measured_loads = [
             shorten(
                 "; ".join(
                     f"{shown.name(trial, run)}, {point.offered}"
@@ -148,11 +152,13 @@ def compare(
         ]
         raise UsageError(
             "not both runs have a winner, and no configuration and load is in both, so there is"
-            f" nothing to compare. The first has measured [{measured[0]}], the second"
-            f" [{measured[1]}]. Measure both with the same --batch-sizes, --workers and"
+            f" nothing to compare. The first has measured [{measured_loads[0]}], the second"
+            f" [{measured_loads[1]}]. Measure both with the same --batch-sizes, --workers and"
             " --connections"
         )
-    judged_pairs = [best] if best is not None and not every else [*([best] if best else []), *pairs]
+    judged_pairs = (
+        [best] if best is not None and not all_pairs else [*([best] if best else []), *pairs]
+    )
     condition_figures = {condition.figure for condition in conditions}
     if condition_figures & STREAM_FIGURES.keys() and not all(
         _figure_is_known(figure, point)
@@ -174,7 +180,7 @@ def compare(
             if figure in SHOWN_STREAM_FIGURES or figure in condition_figures
         ]
     if any(condition.figure == "errors" for condition in conditions) or any(
-        _failed(pair[2]) or _failed(pair[3]) for pair in judged_pairs
+        _has_errors(pair[2]) or _has_errors(pair[3]) for pair in judged_pairs
     ):
         figures.append("errors")
     pairs_by_id = {
@@ -184,7 +190,7 @@ def compare(
     judgements = [
         judgement
         for pair in judged_pairs
-        for judgement in _judged(pairs_by_id[id(pair)], conditions)
+        for judgement in _judgements(pairs_by_id[id(pair)], conditions)
     ]
     return Compared(
         [pairs_by_id[id(pair)] for pair in ([best] if best else []) + pairs],
@@ -212,7 +218,7 @@ def _best(first: Results, second: Results) -> _PointPair | None:
 
 
 def _pairs(first: Results, second: Results) -> Iterable[_PointPair]:
-    """Yield the common loads in the order of the first run."""
+    """Yield the common loads, in the order of the first run."""
     second_points = {
         _key(trial.configuration, point): point for trial in second.trials for point in trial.points
     }
@@ -233,7 +239,7 @@ def _name(trial: Trial, first: Results, second: Results) -> str:
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
     offered = point.offered
     rate = None if offered.rate is None else round(offered.rate, 3)
-    # Older results lack some keys.
+    # Older results lack some keys, so keys without a value are ignored.
     keys = tuple(sorted((key, value) for key, value in configuration.items() if value is not None))
     return (
         keys,
@@ -291,11 +297,11 @@ def _figure_is_known(figure: str, point: Point) -> bool:
     )
 
 
-def _failed(point: Point) -> bool:
+def _has_errors(point: Point) -> bool:
     return point.error_rate > 0
 
 
-def _judged(pair: Pair, conditions: Sequence[Condition]) -> Iterable[Judgement]:
+def _judgements(pair: Pair, conditions: Sequence[Condition]) -> Iterable[Judgement]:
     for condition in conditions:
         change = next(
             figure_change
@@ -309,7 +315,7 @@ def _judged(pair: Pair, conditions: Sequence[Condition]) -> Iterable[Judgement]:
 
 
 def _notes(first: Results, second: Results, judged_pairs: Sequence[_PointPair]) -> list[str]:
-    """Return what a reader must know before relying on the comparison."""
+    """Return warnings about the comparison."""
     notes = []
     if first.environment.fingerprint != second.environment.fingerprint:
         notes.append(
@@ -353,7 +359,7 @@ def _inputs(results: Results) -> str:
 
 
 def show_compared(compared: Compared) -> None:
-    """Print the comparison: a table, notes, and the conditions that are met."""
+    """Print the comparison as a table, the notes, and the conditions that are met."""
     figures = [change.figure for change in compared.pairs[0].changes]
     rows = [
         [pair.name, pair.load, *(_change_text(change) for change in pair.changes)]
@@ -371,11 +377,11 @@ def show_compared(compared: Compared) -> None:
 def print_compared(compared: Compared) -> None:
     pairs = [
         {
-            "configuration": p.name,
-            "load": p.load,
-            "changes": [_as_json(change) for change in p.changes],
+            "configuration": pair.name,
+            "load": pair.load,
+            "changes": [_as_json(change) for change in pair.changes],
         }
-        for p in compared.pairs
+        for pair in compared.pairs
     ]
     print_json({"pairs": pairs, "failed": compared.met, "notes": list(compared.notes)})
 
@@ -391,10 +397,11 @@ def _as_json(change: FigureChange) -> dict[str, Any]:
 def _change_text(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
-    doubt = " (~)" if change.sure is False else ""
+    noise_mark = " (~)" if change.sure is False else ""
     shown_figure = number if change.figure in ("throughput", "tokens", "goodput") else milliseconds
     return (
-        f"{shown_figure(change.first)} -> {shown_figure(change.second)}  {_percent(change)}{doubt}"
+        f"{shown_figure(change.first)} -> {shown_figure(change.second)}"
+        f"  {_percent(change)}{noise_mark}"
     )
 
 

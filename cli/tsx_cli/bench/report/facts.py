@@ -1,4 +1,4 @@
-"""The texts around the figures of a report: the winner, the environment, the inputs."""
+"""The texts of a report besides its figures: the winner, the environment, the inputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def title(results: Results) -> str:
 
 def subtitle(results: Results) -> str:
     bound = f"bound {results.slo}" if results.slo else "no bound was given"
-    where = f"at {results.against}" if results.against else f"on {machine(results.environment)}"
-    return f"tsx bench, {shown.moment(results.started)}, {where}; {bound}"
+    location = f"at {results.against}" if results.against else f"on {machine(results.environment)}"
+    return f"tsx bench, {shown.moment(results.started)}, {location}; {bound}"
 
 
 def machine(environment: Environment) -> str:
@@ -34,9 +34,9 @@ def machine(environment: Environment) -> str:
 def pinned(results: Results) -> str:
     if results.pinning is None:
         return ""
-    sides = {"server": results.pinning.server, "generator": results.pinning.generator}
+    cores_by_side = {"server": results.pinning.server, "generator": results.pinning.generator}
     return ", ".join(
-        f"{side} {','.join(map(str, cores))}" for side, cores in sides.items() if cores
+        f"{side} {','.join(map(str, cores))}" for side, cores in cores_by_side.items() if cores
     )
 
 
@@ -78,7 +78,7 @@ def keys(results: Results) -> str:
 
 
 def failures(results: Results) -> list[tuple[str, str]]:
-    """Return each configuration whose log the table shortens, with the whole log."""
+    """Return the name and the full log of each failure that the table abbreviates."""
     failed = [trial for trial in results.trials if trial.state == "failed" and trial.reason]
     return [
         (shown.name(trial, results), trial.reason or "")
@@ -88,7 +88,7 @@ def failures(results: Results) -> list[tuple[str, str]]:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Return the names and values of the environment and the inputs; unknown ones are left out."""
+    """Return the names and values of the environment and the inputs, except unknown ones."""
     rows = [
         ("protocol", results.protocol),
         (
@@ -108,29 +108,31 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def usage(samples: Sequence[Usage]) -> str:
-    """Return the mean use of the cores and the GPU, and the most memory."""
+    """Return the mean use of the cores and the GPU, and the maximum memory."""
     if not samples:
         return ""
-    gpu = [sample.gpu for sample in samples if sample.gpu is not None]
+    gpu_uses = [sample.gpu for sample in samples if sample.gpu is not None]
     parts = [
         f"{number(fmean(sample.cpu for sample in samples))} cores",
         f"{max(sample.memory_mib for sample in samples):,.0f} MiB at most",
-        f"{fmean(gpu):.0%} of the GPU" if gpu else "",
+        f"{fmean(gpu_uses):.0%} of the GPU" if gpu_uses else "",
     ]
     return ", ".join(filter(None, parts))
 
 
-def common_facts(model: ModelInfo, environment: Environment, sent: Inputs) -> list[tuple[str, str]]:
-    """Return the facts that reports of `tsx bench` and `tsx optimize` share."""
+def common_facts(
+    model: ModelInfo, environment: Environment, inputs: Inputs
+) -> list[tuple[str, str]]:
+    """Return the facts that the reports of `tsx bench` and `tsx optimize` share."""
     kinds = ", ".join(
-        f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items()
+        f"{kind or 'no type'} ({count})" for kind, count in inputs.content_types.items()
     )
     versions = {"tsx": environment.tsx, "torch": environment.torch, "Python": environment.python}
     rows = [
         ("model", model.archive or model.name),
         ("sha-256", model.sha256),
         ("size", None if model.size_mib is None else f"{model.size_mib:,.1f} MiB"),
-        ("inputs", f"{sent.count} different from {sent.source}; {size_range(sent)}"),
+        ("inputs", f"{inputs.count} different from {inputs.source}; {size_range(inputs)}"),
         ("content types", kinds),
         ("processor", machine(environment)),
         ("memory", f"{environment.memory_mib:,} MiB" if environment.memory_mib else None),
@@ -146,10 +148,10 @@ def common_facts(model: ModelInfo, environment: Environment, sent: Inputs) -> li
     return [(name, value) for name, value in rows if value]
 
 
-def size_range(sent: Inputs) -> str:
-    if sent.smallest == sent.largest:
-        return f"{sent.smallest:,} bytes"
-    return f"{sent.smallest:,} to {sent.largest:,} bytes, median {sent.median:,}"
+def size_range(inputs: Inputs) -> str:
+    if inputs.smallest == inputs.largest:
+        return f"{inputs.smallest:,} bytes"
+    return f"{inputs.smallest:,} to {inputs.largest:,} bytes, median {inputs.median:,}"
 
 
 def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
@@ -157,9 +159,9 @@ def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
 
 
 def files(directory: Path) -> list[tuple[str, str]]:
-    """Return the files of `--profile` beside the report.
+    """Return the files of `--profile` in the report's directory.
 
-    A file that a browser does not show comes with a command for it.
+    A file that a browser cannot show comes with a command that shows it.
     """
     profile = directory / "profile"
     paths = (

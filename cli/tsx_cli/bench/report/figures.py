@@ -1,4 +1,4 @@
-"""The charts of the report, from the results."""
+"""The charts of the report, made from the results."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from tsx_cli.bench.report.charts import (
 from tsx_cli.bench.search.points import knee_of, open_loops
 from tsx_cli.common.output import milliseconds, number
 
-MAX_COLOURED = 5  # configurations with a colour of their own, beside winner and baseline
+MAX_COLOURED = 5  # configurations with a colour, in addition to the winner and the baseline
 MAX_BARS = 8
 TIME_CHART_HEIGHT = 220
-MAX_OTHER_LINES = 2  # lines beside the winner and the baseline, which more would hide
-MIN_RATES = 3  # rates of open loops that make a chart
+MAX_OTHER_LINES = 2  # More lines would hide those of the winner and the baseline.
+MIN_RATES = 3  # minimum number of rates for a chart of open loops
 ERROR_BAR_NOTE = "Error bars are 95 % intervals over the rounds."
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
 PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
 
 
 def charts(results: Results) -> list[Chart]:
-    """Return the charts for which the results have figures."""
+    """Return the charts for which the results have data."""
     makers = (
         frontier,
         by_rate,
@@ -59,12 +59,12 @@ def charts(results: Results) -> list[Chart]:
     return [chart for make in makers if (chart := make(results)) is not None]
 
 
-def coloured_trials(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
-    """Return the trials with a colour: the winner, the baseline, and the best others."""
+def coloured_trials(results: Results, is_drawn: Callable[[Trial], bool]) -> list[tuple[int, str]]:
+    """Return the trials that have a colour: the winner, the baseline, and the best others."""
     chosen = []
     colours = iter(f"s{number}" for number in range(2, 2 + MAX_COLOURED))
     for index in shown.ordered(results):
-        if not has(results.trials[index]):
+        if not is_drawn(results.trials[index]):
             continue
         if index == results.winner:
             chosen.append((index, "winner"))
@@ -76,13 +76,13 @@ def coloured_trials(results: Results, has: Callable[[Trial], bool]) -> list[tupl
 
 
 def frontier(results: Results) -> Chart | None:
-    """Draw the throughput and latency of each load of each configuration."""
+    """Draw the throughput and the latency of each load of each configuration."""
     colours = dict(coloured_trials(results, lambda trial: bool(trial.points)))
     if not colours:
         return None
     bounds = shown.bounds(results)
     figure = bounds[0].figure if bounds else "p99_ms"
-    lines, drawn = [], []
+    lines, marks_drawn = [], []
     for index, trial in enumerate(results.trials):
         points = sorted(
             trial.points,
@@ -90,7 +90,7 @@ def frontier(results: Results) -> Chart | None:
         )
         for _, loop in groupby(points, key=_kind):
             marks = [_mark(point, figure, shown.name(trial, results)) for point in loop]
-            drawn += marks
+            marks_drawn += marks
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
     lines.sort(
         key=lambda line: [
@@ -109,11 +109,11 @@ def frontier(results: Results) -> Chart | None:
     rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
     x = axis(
         "accepted answers per second",
-        [mark.x for mark in drawn],
+        [mark.x for mark in marks_drawn],
         log=False,
-        bars=[mark.across for mark in drawn],
+        bars=[mark.x_interval for mark in marks_drawn],
     )
-    y = latency_axis(f"{shown.figure_label(figure)}, ms", drawn, [rule.y for rule in rules])
+    y = latency_axis(f"{shown.figure_label(figure)}, ms", marks_drawn, [rule.y for rule in rules])
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one"
@@ -125,7 +125,7 @@ def frontier(results: Results) -> Chart | None:
 
 
 def _kind(point: Point) -> tuple[str, str]:
-    """Return the key of loads that share a line; a line has open or closed loops only."""
+    """Return a key; loads with the same key are joined by a line."""
     return point.offered.mode, point.offered.arrivals or ""
 
 
@@ -149,14 +149,14 @@ def _mark(point: Point, figure: str, name: str) -> ChartMark:
         hint += f", {shown.share(point.error_rate)} errors"
     if disturbed := shown.disturbed(point):
         hint += f"\n{disturbed}"
-    across = _bar(point.throughput)
+    x_interval = _bar(point.throughput)
     faint = any(round_.disturbed for round_ in point.counted)
     return ChartMark(
         point.throughput.value,
         value,
         hint,
         not point.holds,
-        across,
+        x_interval,
         _latency_bar(point, figure),
         faint,
     )
@@ -173,20 +173,26 @@ def by_rate(results: Results) -> Chart | None:
         marks = []
         for point in points:
             mark = _mark(point, figure, shown.name(trial, results))
-            marks.append(mark._replace(x=point.offered.rate or 0.0, across=None))
+            marks.append(mark._replace(x=point.offered.rate or 0.0, x_interval=None))
         lines.append(Series(shown.figure_label(figure), style, marks))
     drawn = [mark for line in lines for mark in line.marks]
-    held, broken = knee_of(points)
+    highest_holding, lowest_broken = knee_of(points)
     spans = []
     knee = (
-        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
+        "No rate that was tried holds."
+        if highest_holding is None
+        else f"Up to {shown.rate(highest_holding)} it holds."
     )
-    if held is not None and broken is not None:
+    if highest_holding is not None and lowest_broken is not None:
         knee = (
-            f"The knee is between {shown.rate(held)}, which holds, and {shown.rate(broken)}, which"
+            f"The knee is between {shown.rate(highest_holding)}, which holds, and {shown.rate(lowest_broken)}, which"
             " does not."
         )
-        spans = [AxisSpan(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
+        spans = [
+            AxisSpan(
+                highest_holding.offered.rate or 0.0, lowest_broken.offered.rate or 0.0, "bad", knee
+            )
+        ]
     rules = [
         ReferenceLine(bound.limit, bound.text)
         for bound in shown.bounds(results)
@@ -204,30 +210,31 @@ def by_rate(results: Results) -> Chart | None:
 
 
 def distribution(results: Results) -> Chart | None:
-    """Draw the percentiles of the best points, those of the winner and the baseline above all."""
+    """Draw the percentiles of the best points, with the winner and the baseline on top."""
     lines: list[Series] = []
     shown_trials = coloured_trials(results, lambda trial: shown.shown_point(trial) is not None)
-    first = [entry for entry in shown_trials if entry[1] in ("winner", "baseline")]
+    winner_and_baseline = [entry for entry in shown_trials if entry[1] in ("winner", "baseline")]
     for index, style in reversed(
-        first + [entry for entry in shown_trials if entry not in first][:MAX_OTHER_LINES]
+        winner_and_baseline
+        + [entry for entry in shown_trials if entry not in winner_and_baseline][:MAX_OTHER_LINES]
     ):
         trial = results.trials[index]
         point = shown.shown_point(trial)
         assert point is not None
         name = shown.name(trial, results)
-        together = merged([round_.histogram for round_ in point.counted])
-        known = [
+        histogram = merged([round_.histogram for round_ in point.counted])
+        latency_levels = [
             (level, value)
             for figure, level in QUANTILES.items()
             if (value := float(getattr(point.latency, figure))) > 0
         ]
-        marks = _level_marks(name, _levels(together) or known)
+        marks = _level_marks(name, _levels(histogram) or latency_levels)
         if marks:
             lines.append(_distribution_bars(point, style, marks[-1].x))
             lines.append(
                 Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES))
             )
-    return _percentiles(
+    return _percentile_chart(
         "Latency distribution",
         "The latency that a share of the answers does not exceed, for each configuration at its"
         f" best load. {ERROR_BAR_NOTE}",
@@ -236,18 +243,18 @@ def distribution(results: Results) -> Chart | None:
     )
 
 
-def _distribution_bars(point: Point, style: str, last: float) -> Series:
-    """Return the intervals of the named percentiles."""
+def _distribution_bars(point: Point, style: str, max_x: float) -> Series:
+    """Return the intervals of the usual percentiles."""
     marks = []
     for figure, level in QUANTILES.items():
         position, value = -math.log10(1 - level), float(getattr(point.latency, figure))
-        if position <= last and (bar := _latency_bar(point, figure)) is not None:
-            marks.append(ChartMark(position, value, "", upright=bar))
+        if position <= max_x and (bar := _latency_bar(point, figure)) is not None:
+            marks.append(ChartMark(position, value, "", y_interval=bar))
     return Series("", style, marks, dots=False, joined=False)
 
 
 def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
-    """Return pairs of a share and its milliseconds, as far as the answers suffice."""
+    """Return pairs of a fraction and its milliseconds, as far as there are enough answers."""
     answers = sum(count for _, count in histogram)
     if not answers:
         return []
@@ -257,7 +264,7 @@ def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]
 
 
 def streams(results: Results) -> Chart | None:
-    """Draw percentiles of the times to the first token, per output token and of the answer."""
+    """Draw percentiles of the time to the first token, per output token and of the whole answer."""
     trial = shown.detailed_trial(results)
     point = None if trial is None else shown.shown_point(trial)
     if trial is None or point is None or point.stream is None:
@@ -276,7 +283,7 @@ def streams(results: Results) -> Chart | None:
         for bound in shown.bounds(results)
         if "." in bound.figure
     ]
-    return _percentiles(
+    return _percentile_chart(
         "Tokens of a stream",
         "What a share of the answers does not exceed, at the best load of"
         f" {shown.name(trial, results)}. TTFT counts from where the latency does; TPOT is the mean"
@@ -287,24 +294,24 @@ def streams(results: Results) -> Chart | None:
     )
 
 
-def _percentiles(
+def _percentile_chart(
     title: str, says: str, label: str, lines: Sequence[Series], bounds: Sequence[ReferenceLine] = ()
 ) -> Chart | None:
     drawn = [mark for line in lines for mark in line.marks]
     if not drawn:
         return None
-    last = max(2.0, *(mark.x for mark in drawn))
+    max_x = max(2.0, *(mark.x for mark in drawn))
     named_ticks = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
     x = Axis(
         "share of the answers",
         0.0,
-        last,
-        ticks=[tick for tick in named_ticks if tick[0] <= last + 1e-9],
+        max_x,
+        ticks=[tick for tick in named_ticks if tick[0] <= max_x + 1e-9],
     )
     y = axis(
         "ms",
         [*(mark.y for mark in drawn), *(bound.y for bound in bounds)],
-        bars=[mark.upright for mark in drawn],
+        bars=[mark.y_interval for mark in drawn],
     )
     legend = [LegendEntry(line.style, line.name) for line in reversed(lines) if line.joined]
     return Chart(title, says, plot(label, x, y, lines, bounds), legend)
@@ -320,7 +327,7 @@ def _level_marks(name: str, levels: Sequence[tuple[float, float]]) -> list[Chart
 
 
 def stages(results: Results) -> Chart | None:
-    """Draw the parts of a request's mean time."""
+    """Draw the stages of a request's mean time."""
     rows = []
     for index, _ in coloured_trials(results, lambda trial: trial.stages is not None)[:MAX_BARS]:
         trial = results.trials[index]
@@ -332,11 +339,11 @@ def stages(results: Results) -> Chart | None:
         ]
         point, total_ms = shown.shown_point(trial), sum(value for _, value in times)
         bar = None
-        # The interval is that of the mean; the stages are from one round.
+        # The interval of the mean over all rounds, shifted to the total of the stages.
         if point is not None and len(point.counted) > 1:
             mean = interval([round_.latency.mean_ms for round_ in point.counted])
             bar = Interval(*(max(0.0, total_ms + end - mean.value) for end in _bar(mean)))
-        rows.append((_titled(index, results), milliseconds(total_ms), parts, bar))
+        rows.append((_marked_name(index, results), milliseconds(total_ms), parts, bar))
     if not rows:
         return None
     legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
@@ -353,7 +360,7 @@ def stage_times(stages: Stages) -> list[tuple[str, float]]:
     return [(stage, max(0.0, float(getattr(stages, f"{stage}_ms")))) for stage in STAGES]
 
 
-def _titled(index: int, results: Results) -> str:
+def _marked_name(index: int, results: Results) -> str:
     mark = (
         " (winner)"
         if index == results.winner
@@ -388,19 +395,19 @@ def batch_sizes(results: Results) -> Chart | None:
 
 
 def curves(results: Results) -> Chart | None:
-    """Draw the throughput of a worker alone by batch size."""
-    drawn = [curve for curve in results.curves if len(curve.points) > 1]
-    if not drawn:
+    """Draw the throughput of a single worker by batch size."""
+    drawn_curves = [curve for curve in results.curves if len(curve.points) > 1]
+    if not drawn_curves:
         return None
     lines = []
-    for index, curve in enumerate(drawn[:MAX_COLOURED]):
+    for index, curve in enumerate(drawn_curves[:MAX_COLOURED]):
         marks = [
             ChartMark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
                 f"{_worker(curve)}\nbatch {point.batch_size}: {milliseconds(point.median_ms)} "
                 f"({milliseconds(point.low_ms)} to {milliseconds(point.high_ms)})",
-                upright=_median_bar(point),
+                y_interval=_median_bar(point),
             )
             for point in curve.points
             if point.median_ms > 0
@@ -412,7 +419,7 @@ def curves(results: Results) -> Chart | None:
         "requests/s",
         [mark.y for mark in drawn_marks],
         log=False,
-        bars=[mark.upright for mark in drawn_marks],
+        bars=[mark.y_interval for mark in drawn_marks],
     )
     x = Axis(
         "requests in a batch",
@@ -433,11 +440,14 @@ def curves(results: Results) -> Chart | None:
 def _median_bar(point: CurvePoint) -> Interval:
     """Return the interval of the requests per second.
 
-    It is the usual interval of a median: 1.57 quartile distances / sqrt(n).
+    It is derived from the usual interval of a median: 1.57 * (q3 - q1) / sqrt(n).
     """
-    half = 1.57 * (point.high_ms - point.low_ms) / math.sqrt(max(1, point.samples))
-    slow, quick = point.median_ms + half, max(point.median_ms - half, point.low_ms / 2)
-    return Interval(*(1000 * point.batch_size / time for time in (slow, quick)))
+    half_width = 1.57 * (point.high_ms - point.low_ms) / math.sqrt(max(1, point.samples))
+    longest_ms, shortest_ms = (
+        point.median_ms + half_width,
+        max(point.median_ms - half_width, point.low_ms / 2),
+    )
+    return Interval(*(1000 * point.batch_size / time for time in (longest_ms, shortest_ms)))
 
 
 def _worker(curve: Curve) -> str:
@@ -445,7 +455,7 @@ def _worker(curve: Curve) -> str:
 
 
 def latency_over_time(results: Results) -> Chart | None:
-    """Draw all rounds of the best load one after the other."""
+    """Draw all rounds of the best load, one after the other."""
     trial = shown.detailed_trial(results)
     point = None if trial is None else shown.shown_point(trial)
     if trial is None or point is None or not any(round_.over_time for round_ in point.rounds):

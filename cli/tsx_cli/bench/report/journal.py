@@ -1,8 +1,8 @@
-"""The journal of a run, a line of JSON per result: `--resume` continues from it.
+"""The journal of a run, from which `--resume` continues; each result is a line of JSON.
 
 {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
 {"kind": "curve", "curve": {...}}
-{"kind": "trial", "at": 3, "trial": {...}}             all of it but its points
+{"kind": "trial", "at": 3, "trial": {...}}             all fields except its points
 {"kind": "point", "at": 3, "number": 0, "point": {...}}
 """
 

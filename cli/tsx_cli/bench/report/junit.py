@@ -1,4 +1,4 @@
-"""JUnit XML of verdicts: a test case for each bound, or for each condition of a comparison."""
+"""JUnit XML: a test case for each bound, or for each condition of a comparison."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from tsx_cli.common.output import milliseconds, one_line, rounded
 
 
 class JUnitCase(NamedTuple):
-    """A test case; its `failure` is a message with the figures, or None if it passed."""
+    """A test case. Its `failure` is a message with the figures, or None if it passed."""
 
     group: str
     name: str
     failure: str | None = None
 
 
-def check_junit(file: str, judged: object, option: str) -> None:
+def check_junit(file: str, criteria: object, option: str) -> None:
     """Check the options of `--junit`.
 
     Raises:
-        UsageError: Nothing is judged, or the file cannot exist.
+        UsageError: There is nothing to judge, or the file cannot be created.
     """
-    if not judged:
+    if not criteria:
         raise UsageError(f"--junit reports what is judged: give {option} as well")
     if Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
         raise UsageError(f"--junit: '{file}' cannot be a file; name one in a directory that exists")
 
 
 def bound_cases(results: Results) -> list[JUnitCase]:
-    """Return the verdicts on the winner, or on the measured server.
+    """Return a case for each bound of the winner, or of the measured server.
 
-    If nothing keeps the bounds, they are those on the closest configuration.
+    If no configuration keeps the bounds, the closest configuration is judged.
     """
     group = facts.title(results)
     slo = parse_slo(results.slo or "")
-    at = next((index for index in shown.ordered(results) if results.trials[index].points), None)
-    point = None if at is None else shown.shown_point(results.trials[at])
+    trial_index = next(
+        (index for index in shown.ordered(results) if results.trials[index].points), None
+    )
+    point = None if trial_index is None else shown.shown_point(results.trials[trial_index])
     cases = []
     if results.against is None:
         cases.append(
@@ -63,25 +65,25 @@ def bound_cases(results: Results) -> list[JUnitCase]:
             else [Bound("errors", 0.0, "errors<=0%")]
         ),
     ]
-    # The latencies of no answers are 0, and would pass.
-    if at is None or point is None or point.throughput.value <= 0:
+    # Without answers all latencies are 0 and would pass, so these cases fail explicitly.
+    if trial_index is None or point is None or point.throughput.value <= 0:
         failure = (
             "nothing was measured"
             if point is None
             else f"no request was answered ({point.offered})"
         )
         return [*cases, *(JUnitCase(group, bound.text, failure) for bound in bounds)]
-    where = f"({shown.name(results.trials[at], results)}, {point.offered})"
+    location = f"({shown.name(results.trials[trial_index], results)}, {point.offered})"
     broken = slo.broken(point.times, point.error_rate)
     cases += [
         JUnitCase(
-            group, bound.text, f"{_exceeds(bound, point)} {where}" if bound in broken else None
+            group, bound.text, f"{_exceeds(bound, point)} {location}" if bound in broken else None
         )
         for bound in bounds
     ]
     if point.offered.mode == "open":
         falls_behind = not point.holds and not broken
-        throughput = f"{rounded(point.throughput.value)} answers/s {where}"
+        throughput = f"{rounded(point.throughput.value)} answers/s {location}"
         cases.append(
             JUnitCase(
                 group,

@@ -1,4 +1,4 @@
-"""The replicas for a request rate, computed from the loads that a benchmark measured."""
+"""The number of replicas for a request rate, calculated from measured loads."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tsx_runtime.core.placement.hardware import describe
 
 
 def read_measurements(archive: Path | None, results: Path | None) -> ArchiveRecord:
-    """Return the record of a results.json or else of an archive.
+    """Return the record of a results.json, or else of an archive.
 
     Raises:
-        CliError: There is none, or it has no winner.
+        CliError: There is no record, or the run has no winner.
         UsageError: Neither is given.
     """
     if results is not None:
@@ -49,7 +49,7 @@ def read_measurements(archive: Path | None, results: Path | None) -> ArchiveReco
 
 
 def bounds_of(slo: str | None, archive: Path | None, record: ArchiveRecord) -> Slo | None:
-    """Return the bounds asked for, else the archive's latency target, else the benchmark's."""
+    """Return the given bounds, or else the archive's latency target, or the benchmark's bounds."""
     if slo is None and archive is not None:
         slo = inspect_archive(archive, limits=archive_limits()).config.slo
     text = slo or record.slo
@@ -72,7 +72,7 @@ def highest_load(
     workers, batch_size = workers or best.workers, batch_size or best.batch_size
     loads = [
         load
-        for load in _judged(record, bounds)
+        for load in _evaluate_loads(record, bounds)
         if load.as_configuration.variant.kind == best.variant.kind
         and (load.as_configuration.workers, load.as_configuration.batch_size)
         == (workers, batch_size)
@@ -94,8 +94,8 @@ def highest_load(
     )
 
 
-def _judged(record: ArchiveRecord, bounds: Slo | None) -> list[MeasuredLoad]:
-    """Return the measured loads with the verdict on these bounds."""
+def _evaluate_loads(record: ArchiveRecord, bounds: Slo | None) -> list[MeasuredLoad]:
+    """Return the measured loads; `holds` is evaluated for these bounds."""
     return [
         load.model_copy(update={"holds": _holds(load, bounds, record)}) for load in record.points
     ]
@@ -108,12 +108,12 @@ def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> boo
 
 
 def _highest(loads: list[MeasuredLoad]) -> MeasuredLoad | None:
-    """Return the knee of the open loops, or the highest load below every open loop that broke."""
-    held, broken = knee_of(loads)
-    if held is not None and broken is not None:
-        loads = [load for load in loads if load.offered == held.offered]
-    elif broken is not None:
-        limit = broken.offered.rate or 0.0
+    """Return the knee of the open loops, or the highest load below all open loops that broke."""
+    highest_holding, lowest_broken = knee_of(loads)
+    if highest_holding is not None and lowest_broken is not None:
+        loads = [load for load in loads if load.offered == highest_holding.offered]
+    elif lowest_broken is not None:
+        limit = lowest_broken.offered.rate or 0.0
         loads = [load for load in loads if load.throughput.value < limit]
     best = best_point(loads)
     return None if best is None else loads[best]
@@ -127,13 +127,13 @@ def plan(
     headroom: float,
     price_per_hour: float | None,
 ) -> dict[str, Any]:
-    """Return the report; `headroom` is a share of `rate`, in requests per second."""
+    """Return the report. `rate` is in requests per second, and `headroom` is a fraction of it."""
     highest = load.throughput.value
     replicas = math.ceil(rate * (1 + headroom) / highest)
     knee = knee_of(
-        judged
-        for judged in _judged(record, bounds)
-        if judged.as_configuration == load.as_configuration
+        evaluated_load
+        for evaluated_load in _evaluate_loads(record, bounds)
+        if evaluated_load.as_configuration == load.as_configuration
     )
     environment = record.environment
     report: dict[str, Any] = {
@@ -167,11 +167,14 @@ def plan(
 def show(report: dict[str, Any]) -> None:
     """Print the report as a table."""
     load, measured = report["load"], report["measured"]
-    share, capacity = report["share_of_most"], report["most_rps_per_replica"]
+    utilisation, capacity = report["share_of_most"], report["most_rps_per_replica"]
     rows: list[tuple[str, object]] = [
         ("replicas", report["replicas"]),
         ("each of them", report["describes"]),
-        ("the most that one does", f"{capacity:,.4g} requests/s, of which this is {share:.0%}"),
+        (
+            "the most that one does",
+            f"{capacity:,.4g} requests/s, of which this is {utilisation:.0%}",
+        ),
         ("measured with", load["describes"]),
         ("latency then", f"p50 {milliseconds(load['p50_ms'])}, p99 {milliseconds(load['p99_ms'])}"),
     ]

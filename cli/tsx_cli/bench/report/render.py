@@ -1,4 +1,4 @@
-"""A report for people as a page, Markdown, CSV and text, from the same texts and tables."""
+"""A report as a page, Markdown, CSV and terminal text, made from the same texts and tables."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from tsx_cli.common.output import csv_cell, one_line, print_table
 from tsx_cli.common.run_directory import write_files
 
 INCOMPLETE = "This run is incomplete: the report shows what was measured before it stopped."
-NOTE = "note"  # the head of a last column with text
+NOTE = "note"  # head of a last column with text
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 class ReportTable(NamedTuple):
-    """A table; its first `texts` columns are text and the others are figures, except a note."""
+    """A table.
+
+    The first `texts` columns are text. The others are figures, except a last column NOTE.
+    """
 
     title: str
     says: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     texts: int = 1
-    is_folded: bool = False  # only on the page
+    is_folded: bool = False  # applies to the page only
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _cell(value: object) -> object:
 def show(
     table: ReportTable, title: str = "", max_rows: int = sys.maxsize, without_note: str = ""
 ) -> None:
-    """Print the first rows of a table and the marked ones, with all their notes but one."""
+    """Print the first and the marked rows of a table, and their notes except `without_note`."""
     columns = len(table.head) - (table.head[-1] == NOTE)
     rows = [row for index, row in enumerate(table.rows) if index < max_rows or row[0].endswith(")")]
     print_table(

@@ -1,4 +1,4 @@
-"""The texts of figures, loads and trials for the page, the tables and the terminal."""
+"""The texts of figures, loads and trials, for the page, the tables and the terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def share(value: float) -> str:
 
 
 def margin(figure: Figure) -> str:
-    """Return half the confidence interval as a share of the figure, or an empty text."""
-    # The lower end is never below 0, so the upper one counts.
+    """Return half the confidence interval relative to the figure, or an empty text."""
+    # The lower end is cut off at 0, so the upper end shows the width.
     margin_value = figure.high - figure.value
     if margin_value <= 0 or figure.value <= 0:
         return ""
-    # Few rounds that differ give an interval whose exact width says nothing.
+    # With few, different rounds the interval is wide, and its exact width means nothing.
     return f"± {margin_value / figure.value:.1%}" if margin_value < figure.value else "± over 100%"
 
 
@@ -35,12 +35,12 @@ def rate(point: Point) -> str:
 
 
 def name(trial: Trial, results: Results) -> str:
-    """Return the configuration, or the address of a running server."""
+    """Return the configuration, or the address of the running server."""
     return str(trial.as_configuration()) if trial.configuration else results.against or "as it is"
 
 
 def moment(text: str | None) -> str:
-    """Return a time of results.json as people write it; an invalid one stays."""
+    """Return a time of results.json in a readable form; an invalid text is returned unchanged."""
     if not text:
         return NONE
     try:
@@ -50,7 +50,7 @@ def moment(text: str | None) -> str:
 
 
 def bounds(results: Results) -> Sequence[Bound]:
-    """Return the bounds of times, without those of errors."""
+    """Return the bounds of times; bounds of errors are left out."""
     return (
         []
         if results.slo is None
@@ -68,7 +68,7 @@ def figure_label(figure: str) -> str:
 
 
 def shown_point(trial: Trial) -> Point | None:
-    """Return the best point within the bounds, or the point of the lowest p99 with answers."""
+    """Return the best point within the bounds, or else the point with the lowest p99."""
     if trial.chosen is not None:
         return trial.chosen
     return min(
@@ -79,7 +79,7 @@ def shown_point(trial: Trial) -> Point | None:
 
 
 def ordered(results: Results) -> list[int]:
-    """Return the positions of the trials: the winner, then by throughput within the bounds.
+    """Return the positions of the trials: the winner first, then by throughput within the bounds.
 
     Trials that failed or were not measured come last.
     """
@@ -112,7 +112,7 @@ def summary_point(results: Results) -> Point | None:
 
 
 def detailed_trial(results: Results) -> Trial | None:
-    """Return the trial whose details are shown: the winner, or else the best."""
+    """Return the trial whose details are shown: the winner, or else the best trial."""
     if results.winner is not None:
         return results.trials[results.winner]
     return next(
@@ -121,14 +121,14 @@ def detailed_trial(results: Results) -> Trial | None:
 
 
 def mark(index: int, results: Results) -> str:
-    """Return winner, recommended (one of a tie), tie, baseline or nothing."""
+    """Return "winner", "recommended" (if there is a tie), "tie", "baseline" or an empty text."""
     if results.tied and index in (results.winner, *results.tied):
         return "recommended" if index == results.winner else "tie"
     return "winner" if index == results.winner else "baseline" if index == results.baseline else ""
 
 
 def per_million(point: Point, results: Results) -> float | None:
-    """Return the cost of a million requests; None without a price or an answer."""
+    """Return the cost of a million requests, or None if there is no price or no answer."""
     rate = point.throughput.value
     return (
         None
@@ -148,7 +148,7 @@ def with_margin(figure: Figure) -> str:
 
 
 def brief(text: str) -> str:
-    """Return the first and the last line of a log: the event and its consequence."""
+    """Return the first and the last line of a log, which are the event and its consequence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{lines[0]} ... {lines[-1]}" if len(lines) > 2 else " ".join(lines)
 
@@ -167,30 +167,30 @@ def note(trial: Trial, results: Results) -> str:
         )
     if trial.accuracy is not None and not trial.accuracy.same:
         text = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
-        accepted = (
+        acceptance_text = (
             f", which is accepted by {trial.accuracy.accepted}" if trial.accuracy.accepted else ""
         )
         parts.append(
             f"answers differ in {trial.accuracy.different} of"
-            f" {trial.accuracy.compared}{text}{accepted}"
+            f" {trial.accuracy.compared}{text}{acceptance_text}"
         )
     point = shown_point(trial)
-    limited = (
+    limit = (
         next(
             (round_.generator.limited for round_ in point.rounds if round_.generator.limited), None
         )
         if point
         else None
     )
-    if limited:
-        parts.append(f"the generator was the limit: {limited}")
+    if limit:
+        parts.append(f"the generator was the limit: {limit}")
     if point is not None:
         parts += filter(None, (stalls(point), disturbed(point)))
     return "; ".join(parts)
 
 
 def disturbed(point: Point) -> str:
-    """Return how many rounds were disturbed, and by what; repeated rounds do not count."""
+    """Describe how many of the counted rounds were disturbed, and by what."""
     reasons = [round_.disturbed[0] for round_ in point.counted if round_.disturbed]
     if not reasons:
         return ""
@@ -203,9 +203,9 @@ def disturbed(point: Point) -> str:
 
 
 def stalls(point: Point) -> str:
-    """Return the times without any answer.
+    """Describe the times without answers.
 
-    In a closed loop few requests wait for their end, so percentiles hardly show them.
+    In a closed loop only few requests wait during a stall, so percentiles hardly show it.
     """
     lengths = [length for round_ in point.rounds for _, length in round_.stalls]
     if not lengths:
@@ -225,7 +225,7 @@ def stalls(point: Point) -> str:
 def gain(results: Results) -> RatioInterval | None:
     """Return the winner's throughput relative to the baseline's, or None if one has no figure.
 
-    A comparison in turn counts before one of separate measurements.
+    A comparison in turn takes precedence over separate measurements.
     """
     if results.winner is None or results.baseline is None or results.winner == results.baseline:
         return None

@@ -1,4 +1,4 @@
-"""The tables of a report, and the rows of results.csv, from results.json."""
+"""The tables of a report and the rows of results.csv, made from results.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM_RATES = ("tokens_per_second", "prompt_tokens_per_second", "goodput")
 
 
 def tables(results: Results) -> list[ReportTable]:
-    """Return all tables; those without figures have no rows."""
+    """Return all tables; tables without figures have no rows."""
     trials = [results.trials[index] for index in shown.ordered(results)]
     return [
         configurations(results),
@@ -32,7 +32,7 @@ def tables(results: Results) -> list[ReportTable]:
 
 
 def headline(results: Results) -> list[tuple[str, str]]:
-    """Return the figures of the summary's configuration by their names."""
+    """Return the names and figures of the summary's configuration."""
     trial, point = shown.detailed_trial(results), shown.summary_point(results)
     if trial is None or point is None:
         return []
@@ -44,18 +44,18 @@ def headline(results: Results) -> list[tuple[str, str]]:
         pair for row in streams.rows for pair in zip(streams.head[1:], row[1:], strict=True)
     ]
     if (gain := shown.gain(results)) is not None:
-        doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
-        figures.append(("compared with the baseline", f"{gain.ratio:.2f} times{doubt}"))
+        noise_text = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
+        figures.append(("compared with the baseline", f"{gain.ratio:.2f} times{noise_text}"))
     return figures
 
 
 def details(trials: Sequence[Trial], results: Results) -> list[ReportTable]:
-    """Return the tables that the terminal shows for the best configuration, and reports for all."""
+    """Return tables of details: for the best configuration in the terminal, for all in reports."""
     return [_streams(trials, results), _sizes(results), _starts(trials, results)]
 
 
 def configurations(results: Results) -> ReportTable:
-    """Return a row for each configuration, the best first."""
+    """Return a table with a row for each configuration, the best first."""
     head = (
         "configuration",
         "load",
@@ -184,7 +184,7 @@ def _streams(trials: Sequence[Trial], results: Results) -> ReportTable:
 
 
 def _sizes(results: Results) -> ReportTable:
-    """Return the latencies by the size of the input, at the summary's load."""
+    """Return the latencies by the size of the input, at the load of the summary."""
     point = shown.summary_point(results)
     classes: dict[tuple[int, int], list[SizeClass]] = {}
     for size_class in (
@@ -213,16 +213,27 @@ def _starts(trials: Sequence[Trial], results: Results) -> ReportTable:
     )
     rows = []
     for trial in trials:
-        warm = [point.latency.p50_ms for point in trial.points if point.latency.p50_ms > 0]
-        if trial.starts and warm:
-            first = [
+        warm_latencies = [
+            point.latency.p50_ms for point in trial.points if point.latency.p50_ms > 0
+        ]
+        if trial.starts and warm_latencies:
+            first_answers = [
                 start.first_answer_ms for start in trial.starts if start.first_answer_ms is not None
             ]
-            ready = shown.with_margin(
+            ready_text = shown.with_margin(
                 interval([1000 * start.ready_seconds for start in trial.starts])
             )
-            answered = shown.with_margin(interval(first)) if first else shown.NONE
-            rows.append([shown.name(trial, results), ready, answered, milliseconds(min(warm))])
+            first_answer_text = (
+                shown.with_margin(interval(first_answers)) if first_answers else shown.NONE
+            )
+            rows.append(
+                [
+                    shown.name(trial, results),
+                    ready_text,
+                    first_answer_text,
+                    milliseconds(min(warm_latencies)),
+                ]
+            )
     return ReportTable(
         "Cold and warm",
         says,
@@ -246,7 +257,7 @@ def _stages(trials: Sequence[Trial], results: Results) -> ReportTable:
 
 
 def csv_rows(results: Results) -> Iterator[dict[str, Any]]:
-    """Yield a row for each measured load, and one for each configuration without any."""
+    """Yield a row for each measured load, and one for each configuration without measured loads."""
     for index, trial in enumerate(results.trials):
         configuration = (
             trial.as_configuration().as_json()
@@ -260,16 +271,16 @@ def csv_rows(results: Results) -> Iterator[dict[str, Any]]:
             "state": trial.state,
             "same_answers": same_answers,
         }
-        for number_of_point, point in enumerate(trial.points):
-            best = number_of_point == trial.best
+        for point_index, point in enumerate(trial.points):
+            is_best = point_index == trial.best
             yield {
                 **trial_row,
-                "best": best,
-                "winner": best and index == results.winner,
-                "baseline": best and index == results.baseline,
+                "best": is_best,
+                "winner": is_best and index == results.winner,
+                "baseline": is_best and index == results.baseline,
                 **_csv_figures(point),
                 "cost_per_million": shown.per_million(point, results),
-                **(trial.stages.model_dump() if best and trial.stages is not None else {}),
+                **(trial.stages.model_dump() if is_best and trial.stages is not None else {}),
                 "note": shown.note(trial, results),
             }
         if not trial.points:

@@ -8,11 +8,11 @@ from tsx_cli.bench.load.results import OUT_OF_TIME, OUTDONE, Point, Results, Tri
 from tsx_cli.bench.search.points import failures
 from tsx_cli.common.output import milliseconds, rounded
 
-MAX_NAMED_TIES = 2  # named configurations that are tied with the winner
+MAX_NAMED_TIES = 2  # further configurations that are tied with the winner are only counted
 
 
 def conclude(results: Results) -> None:
-    """Fill in `why` of the results."""
+    """Set `why` of the results."""
     if results.faster_unmeasured:
         results.why = _too_short_text(results)
     else:
@@ -25,7 +25,7 @@ def conclude(results: Results) -> None:
 
 def _too_short_text(results: Results) -> str:
     count = results.faster_unmeasured
-    several = f"{count} configurations that are" if count > 1 else "a configuration that is"
+    count_text = f"{count} configurations that are" if count > 1 else "a configuration that is"
     unmeasured = [
         (predicted_figures, trial)
         for trial in results.trials
@@ -41,7 +41,7 @@ def _too_short_text(results: Results) -> str:
         else ""
     )
     sentences = [
-        f"The time was too short to choose: {several} expected to be faster could not be"
+        f"The time was too short to choose: {count_text} expected to be faster could not be"
         f" measured{example}."
     ]
     measured = [(trial, point) for trial in results.trials if (point := trial.chosen) is not None]
@@ -81,17 +81,17 @@ def _winner_text(results: Results, winner: int) -> str:
             str(results.trials[position].as_configuration())
             for position in results.tied[:MAX_NAMED_TIES]
         )
-        more = (
+        others_text = (
             f" and {len(results.tied) - MAX_NAMED_TIES} more"
             if len(results.tied) > MAX_NAMED_TIES
             else ""
         )
-        tie = (
-            f"A tie of {trial.as_configuration()} and {tied_names}{more}{bound}: the difference is"
+        tie_text = (
+            f"A tie of {trial.as_configuration()} and {tied_names}{others_text}{bound}: the difference is"
             " within the noise."
         )
         sentences = [
-            f"{tie} Recommended: {trial.as_configuration()}"
+            f"{tie_text} Recommended: {trial.as_configuration()}"
             f"{_recommendation_reason(results, winner)}: {figures}."
         ]
     elif len(results.trials) > 1 and len(point.counted) < 2:
@@ -128,7 +128,7 @@ def _winner_text(results: Results, winner: int) -> str:
 
 
 def _unmeasured_text(results: Results) -> str:
-    """Return how many configurations may be faster, and the option that measures them."""
+    """Describe how many configurations may be faster, and which option measures them."""
     chosen = None if results.winner is None else results.trials[results.winner].chosen
     reasons = [
         trial.reason
@@ -143,26 +143,27 @@ def _unmeasured_text(results: Results) -> str:
     ]
     if not reasons:
         return ""
-    several = (
+    count_text = (
         "configurations that may be faster were"
         if len(reasons) > 1
         else "configuration that may be faster was"
     )
     option = "--resume with a longer --time-limit" if OUT_OF_TIME in reasons else "--exhaustive"
-    return f" {len(reasons)} {several} predicted but not measured: {option} measures more."
+    return f" {len(reasons)} {count_text} predicted but not measured: {option} measures more."
 
 
 def _recommendation_reason(results: Results, winner: int) -> str:
     """Return why the winner is preferred to its ties, if a figure of the table shows it."""
     recommended = results.trials[winner]
-    tied = [results.trials[position] for position in results.tied]
+    tied_trials = [results.trials[position] for position in results.tied]
     if all(
-        recommended.as_configuration().workers < trial.as_configuration().workers for trial in tied
+        recommended.as_configuration().workers < trial.as_configuration().workers
+        for trial in tied_trials
     ):
         return ", as it has the fewest workers"
     p99 = [
         point.latency.p99_ms
-        for trial in [recommended, *tied]
+        for trial in [recommended, *tied_trials]
         if (point := trial.chosen) is not None
     ]
     if p99[0] == min(p99):
@@ -175,7 +176,7 @@ def _times(ratio: float) -> str:
 
 
 def _open_loop_text(results: Results, chosen: Point, points: Sequence[Point]) -> list[str]:
-    """Describe the winner under random arrivals, which no closed loop shows."""
+    """Describe the winner under random arrivals, which a closed loop does not show."""
     highest_kept = max((point for point in points if point.holds), key=_rate, default=None)
     lowest_broken = min(
         (
@@ -195,17 +196,19 @@ def _open_loop_text(results: Results, chosen: Point, points: Sequence[Point]) ->
                 f" {_tail(highest_kept)}."
             ]
         )
-    fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(lowest_broken)})"
+    failure_text = (
+        f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(lowest_broken)})"
+    )
     if highest_kept is not None:
         sustained = f"{rounded(_rate(highest_kept))}/s ({_tail(highest_kept)})"
         return [
             f"With requests that arrive at random it sustains {sustained}; with"
-            f" {rounded(_rate(lowest_broken))} it {fails}."
+            f" {rounded(_rate(lowest_broken))} it {failure_text}."
         ]
-    waits = f"the bound holds for {chosen.offered}, asking again only once answered"
+    explanation = f"the bound holds for {chosen.offered}, asking again only once answered"
     return [
-        f"With {rounded(_rate(lowest_broken))} requests/s that arrive at random it {fails}:"
-        f" {waits}."
+        f"With {rounded(_rate(lowest_broken))} requests/s that arrive at random it {failure_text}:"
+        f" {explanation}."
     ]
 
 

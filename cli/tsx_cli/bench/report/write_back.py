@@ -1,4 +1,4 @@
-"""`--write`: the winner's settings and the measurements, written into the archive atomically."""
+"""`--write` writes the winner's settings and the measurements into the archive, atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.core.models.benchmark_record import FILE, MAX_RECORD_BYTES
 
 
 def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
-    """Check that an archive can be written, before minutes are spent on measuring it.
+    """Check that an archive can be written, before minutes are spent on measurements.
 
     Raises:
         CliError: The archive cannot be written.
@@ -56,9 +56,11 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
             )
         name = config_name(archive)
         keys = changes(configuration, archive.config.raw)
-        if archive.config.slo is not None:  # It comes before the measured settings.
+        # A latency target in the archive takes precedence over the measured batch size.
+        if archive.config.slo is not None:
             keys |= {"slo": archive.config.slo, "batchSize": None}
-        if keys.get("forms"):  # The winner comes first, and the others remain as alternatives.
+        # The winner's form comes first; the others remain as alternatives.
+        if keys.get("forms"):
             keys["forms"] += [
                 form
                 for form in archive.config.forms or ()

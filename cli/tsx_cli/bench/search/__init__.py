@@ -1,1 +1,1 @@
-"""The search for the best configuration: servers, their figures, and the next measurement."""
+"""The search for the best configuration: test servers, their figures, and the next measurement."""

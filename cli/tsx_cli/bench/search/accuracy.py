@@ -1,10 +1,10 @@
-"""The accuracy guard: answers of a configuration against those of the unchanged archive.
+"""The accuracy guard compares the answers of a configuration and of the unchanged archive.
 
-Answers are compared one request at a time, as those of a shadow are
-(`core/shadowing/comparison.py`). A model that answers the same request differently each time cannot
-be compared; comparing it with itself shows that. A form that `tsx optimize` has accepted may differ
-here: a tolerance for numbers would refuse int8, whose labels are right. It must still answer every
-request that the archive answers.
+Answers are compared one request at a time, like the answers of a shadow model
+(`core/shadowing/comparison.py`). First the archive is compared with itself: a model that answers
+the same request differently each time cannot be compared. A form that `tsx optimize` has accepted
+may differ here, because a tolerance for numbers would refuse int8, whose labels are right. It must
+still answer every request that the archive answers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare
 
 RTOL, ATOL = TOLERANCES["bf16"]  # the default, as configurations may compute in bf16
-MAX_COMPARED = 32  # inputs
-REFERENCE_TIMEOUT_S = 3.0  # A slow model answers fewer inputs, which leaves time to measure it.
+MAX_COMPARED_INPUTS = 32
+REFERENCE_TIMEOUT_S = 3.0  # After it no further inputs are sent, to leave time for measurements.
 
 _PART = re.compile(r"\s*(rtol|atol)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*", re.IGNORECASE)
 
 
 def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -> Compare:
-    """Parse `rtol=1e-2,atol=1e-3`, `exact`, or the number of best labels that must be the same.
+    """Parse `rtol=1e-2,atol=1e-3` or `exact`, or take the number of labels that must be the same.
 
     Raises:
-        UsageError: The options do not fit together, or the text is no tolerance.
+        UsageError: The options do not fit together, or the text is not a tolerance.
     """
     if same_top is not None:
         if tolerance is not None:
@@ -75,7 +75,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
 
 
 class AccuracyGuard:
-    """A comparison with the unchanged archive; `note` tells why there is none."""
+    """A comparison with the unchanged archive. `note` is the reason if nothing is compared."""
 
     def __init__(
         self,
@@ -84,12 +84,11 @@ class AccuracyGuard:
         clock: Callable[[], float] = time.monotonic,
         verdicts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Compare with this tolerance.
+        """Make a guard with this tolerance.
 
-        `verdicts` are the texts of `tsx optimize` on the forms that it accepted, by the form's
-        name.
+        `verdicts` are texts about the forms that `tsx optimize` accepted, by the name of the form.
         """
-        self._payloads = payloads[:MAX_COMPARED]
+        self._payloads = payloads[:MAX_COMPARED_INPUTS]
         self._tolerance = tolerance
         self._clock = clock
         self._verdicts = verdicts
@@ -97,32 +96,32 @@ class AccuracyGuard:
         self.note: str | None = None
 
     def learn(self, archive: RunningCandidate) -> None:
-        """Learn the archive's answers, of a slow model not to all inputs.
+        """Record the archive's answers. If the model is slow, only some of the inputs are sent.
 
         Raises:
             CliError: The archive refuses an input.
         """
-        end, first = self._clock() + REFERENCE_TIMEOUT_S, list[ComparedAnswer]()
+        end, reference = self._clock() + REFERENCE_TIMEOUT_S, list[ComparedAnswer]()
         for payload in self._payloads:
-            first += archive.answers([payload], 1)
-            if first[-1].status >= 400:
+            reference += archive.answers([payload], 1)
+            if reference[-1].status >= 400:
                 problem = (
-                    f"the archive as it is answers an input with {first[-1].status}:"
-                    f" {error_text(first[-1].body).rstrip('.')}"
+                    f"the archive as it is answers an input with {reference[-1].status}:"
+                    f" {error_text(reference[-1].body).rstrip('.')}"
                 )
                 raise CliError(
                     f"{problem}. Correct"
-                    f" {'the handler, or ' if first[-1].status >= 500 else ''}--input or"
+                    f" {'the handler, or ' if reference[-1].status >= 500 else ''}--input or"
                     " --content-type"
                 )
             if self._clock() > end:
                 break
-        self._payloads = self._payloads[: len(first)]
+        self._payloads = self._payloads[: len(reference)]
         self_comparison = compare_answers(
-            first, archive.answers(self._payloads, 1), self._tolerance, self._payloads
+            reference, archive.answers(self._payloads, 1), self._tolerance, self._payloads
         )
         if self_comparison.same:
-            self._reference = first
+            self._reference = reference
         else:
             self.note = (
                 "answers are not compared: the archive as it is answers the same request"
@@ -130,7 +129,7 @@ class AccuracyGuard:
             )
 
     def compare(self, candidate: RunningCandidate) -> Accuracy | None:
-        """Compare a configuration with the archive; None without a reference."""
+        """Compare a configuration with the archive; return None if there is no reference."""
         if not self._reference:
             return None
         answers = candidate.answers(self._payloads, candidate.configuration.batch_size)
@@ -141,7 +140,7 @@ class AccuracyGuard:
 
 
 def verdicts_of(forms: Sequence[FormRecord]) -> dict[str, str]:
-    """Return the verdicts of `tsx optimize` on the forms that it accepted, by name.
+    """Return a text about each form that `tsx optimize` accepted, by the name of the form.
 
     Values are checked, because anybody may have written the archive.
     """
@@ -161,15 +160,19 @@ def compare_answers(
     tolerance: Compare,
     payloads: Sequence[Payload] = (),
 ) -> Accuracy:
-    """Compare answers with the references in turn; the n-th has the input of the n-th reference."""
+    """Compare each answer with the reference for the same input.
+
+    There may be more answers than references; inputs are then repeated in order.
+    """
     different, worst = 0, None
-    for position, answer in enumerate(answers):
-        at = position % len(reference)
-        request = payloads[at].body if at < len(payloads) else b""
-        difference = compare(tolerance, request, reference[at], answer).difference
+    for index, answer in enumerate(answers):
+        input_index = index % len(reference)
+        request = payloads[input_index].body if input_index < len(payloads) else b""
+        difference = compare(tolerance, request, reference[input_index], answer).difference
         if difference is not None:
             different += 1
             worst = (
-                worst or f"input {at + 1}: {difference.between('archive', 'this configuration')}"
+                worst
+                or f"input {input_index + 1}: {difference.between('archive', 'this configuration')}"
             )
     return Accuracy(same=not different, compared=len(answers), different=different, worst=worst)

@@ -1,7 +1,7 @@
-"""The next load to measure of one configuration.
+"""The next load to measure for one configuration.
 
-Loads rise until a bound is exceeded or throughput stops growing. Then the highest load that holds
-the bounds and the lowest that exceeds them are brought closer.
+Loads rise until a bound is exceeded or the throughput stops growing. Then the search narrows the
+interval between the highest load that holds the bounds and the lowest that exceeds them.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MIN_RUNG_RATIO = 1.12  # rungs closer than this are not divided further
-MIN_GAIN = 1.02  # ratio to the throughput of an earlier rung
-# Ratio of loads from which throughput should grow. A smaller step, such as one connection more than
-# workers, may only lengthen the queue.
+MIN_RUNG_RATIO = 1.12  # ratio of two rungs; closer rungs are not divided further
+MIN_GAIN = 1.02  # ratio of throughputs; a smaller ratio does not count as a gain
+# A load that is higher by this ratio should have more throughput. A smaller step, such as one more
+# connection than there are workers, may only lengthen the queue.
 GAIN_RATIO = 1.4
 TARGET_LATENCY_RATIO = 0.95  # the target latency as a fraction of the bound
-MAX_GROWTH = 2.0  # ratio of a load to the previous one
+MAX_GROWTH = 2.0  # ratio of a load to the previous load
 
 
 class Rung(NamedTuple):
     """A measured load.
 
-    `latency_ratio` is the latency divided by its bound: above 1 if it is exceeded, 0 if there is no
-    bound.
+    `latency_ratio` is the latency divided by its bound. It is above 1 if the bound is exceeded, and
+    0 if there is no bound.
     """
 
     level: float  # connections, or requests per second
@@ -40,11 +40,11 @@ def next_level(
     max_level: float,
     throughput_to_beat: float = 0.0,
 ) -> float | None:
-    """Return the next number of connections (`is_whole`) or rate.
+    """Return the next number of connections (`is_whole`) or the next rate.
 
-    Return None once the maximum within the bounds is known, or cannot reach `throughput_to_beat`.
-    Throughput and latency do not fall as the load grows, so a load that exceeds a bound excludes
-    all higher ones.
+    Return None if the maximum within the bounds is known, or if it cannot reach
+    `throughput_to_beat`. Throughput and latency do not fall as the load grows, so a load that
+    exceeds a bound rules out all higher loads.
     """
     if not rungs:
         return _clamp(start, is_whole, max_level)
@@ -77,7 +77,7 @@ def _down(upper: Rung, is_whole: bool) -> float | None:
     level = upper.level * max(factor, 0.1)
     if is_whole:
         return float(max(1, math.floor(level)))
-    # Nothing slower than one request in ten seconds can be measured.
+    # Rates below one request in ten seconds cannot be measured.
     return level if level >= 0.1 else None
 
 
@@ -126,7 +126,7 @@ def bisect(
 ) -> tuple[float, float]:
     """Return the highest value that holds and the lowest that does not.
 
-    They are at most `resolution` apart, unless `holds` returns None, which ends the search.
+    They are at most `resolution` apart. If `holds` returns None, the search ends early.
     """
     value = first
     while high - low > resolution:

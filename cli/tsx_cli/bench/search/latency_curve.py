@@ -1,9 +1,9 @@
-"""The latency curve t(n): one worker's time for a batch of n requests, without a server.
+"""The latency curve t(n): one worker's time for a batch of n requests, measured without a server.
 
-A curve belongs to a device, precision, compilation, form and threads. Batches of each size are
-repeated until they do not get quicker any more, which is the warm-up. They go on until the median
-is precise or the size's share of the time is used up. Sizes come in their order, so that a lack of
-memory ends only the curve.
+A curve belongs to a device, a precision, a compilation, a form and a number of threads. Batches of
+each size are repeated until they stop getting quicker, which is the warm-up. Then they are measured
+until the median is precise, or the time for this size is used up. Sizes are measured in ascending
+order, so that a lack of memory only ends the curve.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tsx_cli.common.client import error_text
 from tsx_runtime.wire import Item
 
 CHUNK_S = 0.2  # longest series of batches between two checks
-MIN_CHUNKS_PER_SIZE = 6  # chunks that fit into a size's time
-ALWAYS_MEASURED_S = 0.5  # Shorter measurements run even if the time is over.
+MIN_CHUNKS_PER_SIZE = 6  # chunks in the time for one size
+ALWAYS_MEASURED_S = 0.5  # Sizes that take less time than this are measured in any case.
 MIN_CHUNK_BATCHES = 2
-MIN_SAMPLES = 3  # batches of a point
-WARM_RATIO = 0.95  # ratio to the median of the chunk before; below it, the warm-up goes on
+MIN_SAMPLES = 3  # batches per point
+WARM_RATIO = 0.95  # ratio to the previous chunk's median; the warm-up ends above it
 MAX_WARM_UP_CHUNKS = 10
-MAX_BUDGET_FACTOR = 1.5  # a curve's time with repetitions, in multiples of its budget
-MIN_RELATIVE_RATE = 0.6  # ratio to a smaller batch's throughput; below it, a size was disturbed
-MEDIAN_PRECISION = 0.02  # half-width of the median's interval, as a share
+MAX_BUDGET_FACTOR = 1.5  # time of a curve with repetitions, in multiples of its budget
+MIN_RELATIVE_RATE = 0.6  # ratio to the throughput of smaller batches; a disturbed size is below
+MEDIAN_PRECISION = 0.02  # half-width of the median's interval, as a fraction of the median
 
 
 class BatchTiming(NamedTuple):
-    """The times of one batch, in seconds; NaN for a step that the handler does not have."""
+    """The times of one batch, in seconds; the time of a step that the handler lacks is NaN."""
 
     seconds: float
     stages: tuple[float, float, float]
@@ -58,11 +58,11 @@ def measure_curve(
     budget_seconds: float,
     most_ms: float = math.inf,
 ) -> Curve:
-    """Measure the curve of a variant, whose workers and batch size do not count.
+    """Measure the curve of a variant; the workers and batch size of the configuration are ignored.
 
-    `budget_seconds` are for all sizes, without loading; half as many again are for sizes with
-    implausible times. The curve ends with the size whose batch takes more than `most_ms`. A
-    failure becomes `failed` of the curve.
+    `budget_seconds` is the time for all sizes, without loading. Half of it is added for repeating
+    sizes with implausible times. The curve ends with the first size whose batch takes more than
+    `most_ms`. A failure becomes `failed` of the curve.
     """
     curve = Curve(**variant.variant._asdict())
     try:
@@ -77,9 +77,9 @@ def measure_curve(
                 if point.median_ms > most_ms:
                     break
             while (
-                doubtful := implausible(curve.points)
+                implausible_positions := implausible(curve.points)
             ) and time.monotonic() < started_at + MAX_BUDGET_FACTOR * budget_seconds:
-                for position in doubtful:
+                for position in implausible_positions:
                     size, old_point = curve.points[position].batch_size, curve.points[position]
                     point, spread = _point(
                         worker,
@@ -97,16 +97,16 @@ def measure_curve(
 
 
 def implausible(points: Sequence[CurvePoint]) -> list[int]:
-    """Return the positions of the sizes that something else must have slowed down.
+    """Return the positions of sizes that something else must have slowed down.
 
-    A batch of such a size takes longer than a larger one, by more than both vary, or has far less
-    throughput than a smaller one. The points are in order.
+    A batch of such a size takes longer than a larger one, beyond the variation of both, or has far
+    less throughput than a smaller one. The points are sorted by size.
     """
     positions = []
     for position, point in enumerate(points):
-        longer = any(point.low_ms > larger.high_ms for larger in points[position + 1 :])
+        is_longer = any(point.low_ms > larger.high_ms for larger in points[position + 1 :])
         rate = point.batch_size / point.median_ms
-        if longer or any(
+        if is_longer or any(
             rate < MIN_RELATIVE_RATE * smaller.batch_size / smaller.median_ms
             for smaller in points[:position]
         ):
@@ -115,10 +115,10 @@ def implausible(points: Sequence[CurvePoint]) -> list[int]:
 
 
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:
-    """Check that the worker is of the variant, as others would have wrong figures.
+    """Check that the worker runs the variant, since others would have wrong figures.
 
     Raises:
-        WorkerFailed: It computes in another precision, form or device.
+        WorkerFailed: The worker computes in another precision, form or device.
     """
     if variant.precision not in (AS_IS, worker.precision):
         problem = "its handler ignores `precision`: see docs/guides/handlers.md"
@@ -137,22 +137,22 @@ def _check(worker: StandaloneWorker, variant: Configuration) -> None:
 def _points(
     worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float
 ) -> Iterator[tuple[CurvePoint, float]]:
-    """Yield each point with the coefficient of variation of its times.
+    """Yield each point, and the coefficient of variation of its times.
 
-    Sizes without remaining time are left out.
+    Sizes for which no time remains are left out.
     """
-    ends = time.monotonic() + seconds
-    needed = 0.0
+    deadline = time.monotonic() + seconds
+    next_size_s = 0.0
     for position, size in enumerate(sizes):
-        remaining_s = ends - time.monotonic()
-        if remaining_s <= 0 and needed > ALWAYS_MEASURED_S:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 and next_size_s > ALWAYS_MEASURED_S:
             return
-        first = measure_chunk(worker, items, size, 0, 0.0)
-        # Work that is done once, such as compiling, takes no time from the other sizes.
-        ends += max(0.0, first[0].seconds - first[1].seconds)
-        share = max(0.0, ends - time.monotonic()) / (len(sizes) - position)
-        point, spread = _point(worker, items, size, share, first)
-        needed = (MIN_CHUNK_BATCHES + MIN_SAMPLES + 1) * point.median_ms / 1000 * 2
+        first_chunk = measure_chunk(worker, items, size, 0, 0.0)
+        # Only the first batch compiles, for example. That time is not taken from the other sizes.
+        deadline += max(0.0, first_chunk[0].seconds - first_chunk[1].seconds)
+        size_s = max(0.0, deadline - time.monotonic()) / (len(sizes) - position)
+        point, spread = _point(worker, items, size, size_s, first_chunk)
+        next_size_s = (MIN_CHUNK_BATCHES + MIN_SAMPLES + 1) * point.median_ms / 1000 * 2
         yield point, spread
 
 
@@ -161,30 +161,35 @@ def _point(
     items: Sequence[Item],
     size: int,
     seconds: float,
-    first: list[BatchTiming],
+    first_chunk: list[BatchTiming],
 ) -> tuple[CurvePoint, float]:
-    """Measure one size; the `first` batches have run already.
+    """Measure one size; the batches of `first_chunk` have already run.
 
     Raises:
         WorkerFailed: The worker failed.
     """
-    ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK_S, seconds / MIN_CHUNKS_PER_SIZE)
-    chunks = [first]
+    deadline, chunk_seconds = (
+        time.monotonic() + seconds,
+        min(CHUNK_S, seconds / MIN_CHUNKS_PER_SIZE),
+    )
+    chunks = [first_chunk]
     while not is_settled([[sample.seconds for sample in chunk] for chunk in chunks]):
-        if len(chunks) == MAX_WARM_UP_CHUNKS or time.monotonic() > ends - seconds / 2:
+        if len(chunks) == MAX_WARM_UP_CHUNKS or time.monotonic() > deadline - seconds / 2:
             break
         chunks.append(measure_chunk(worker, items, size, len(chunks), chunk_seconds))
-    used, started_at = worker.cpu_seconds(), time.monotonic()
+    cpu_start_s, started_at = worker.cpu_seconds(), time.monotonic()
     samples = [*(chunks[-1] if len(chunks) > 1 else ())]
-    fresh = 0
-    while fresh < MIN_SAMPLES or (
-        time.monotonic() < ends and not is_precise([sample.seconds for sample in samples])
+    measured_batches = 0
+    while measured_batches < MIN_SAMPLES or (
+        time.monotonic() < deadline and not is_precise([sample.seconds for sample in samples])
     ):
-        chunk = measure_chunk(worker, items, size, len(chunks) + fresh, chunk_seconds)
+        chunk = measure_chunk(worker, items, size, len(chunks) + measured_batches, chunk_seconds)
         samples += chunk
-        fresh += len(chunk)
-    cpu = worker.cpu_seconds() - used if time.monotonic() - started_at > CHUNK_S / 2 else None
-    return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of(
+        measured_batches += len(chunk)
+    cpu = (
+        worker.cpu_seconds() - cpu_start_s if time.monotonic() - started_at > CHUNK_S / 2 else None
+    )
+    return point_of(size, samples, None if cpu is None else cpu / measured_batches), spread_of(
         [sample.seconds for sample in samples]
     )
 
@@ -192,14 +197,14 @@ def _point(
 def measure_chunk(
     worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float
 ) -> list[BatchTiming]:
-    """Run batches for so long, but at least a few; `first` is the number of the first.
+    """Run batches for some seconds, but at least a few; `first` is the number of the first batch.
 
     Raises:
-        WorkerFailed: A batch is refused.
+        WorkerFailed: The handler refuses a batch.
     """
     samples: list[BatchTiming] = []
-    ends = time.monotonic() + seconds
-    while len(samples) < MIN_CHUNK_BATCHES or time.monotonic() < ends:
+    deadline = time.monotonic() + seconds
+    while len(samples) < MIN_CHUNK_BATCHES or time.monotonic() < deadline:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
         refusal = next((answer for answer in reply.answers if answer.status >= 400), None)
         if refusal is not None:
@@ -220,7 +225,7 @@ def is_settled(chunks: Sequence[Sequence[float]]) -> bool:
 def is_precise(seconds: Sequence[float]) -> bool:
     """Tell whether the median is precise enough.
 
-    Its interval is the half-width of a box plot's notch, 1.57 quartile distances / sqrt(n).
+    The half-width of its interval is 1.57 * (q3 - q1) / sqrt(n), as for the notch of a box plot.
     """
     if len(seconds) < MIN_SAMPLES:
         return False
@@ -236,7 +241,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Return the coefficient of variation without outliers, such as a pause of the machine."""
+    """Return the coefficient of variation without outliers, such as pauses of the machine."""
     middle = statistics.median(seconds)
     near = [value for value in seconds if middle / 3 <= value <= 3 * middle]
     return statistics.stdev(near) / statistics.fmean(near) if len(near) > 1 else 0.0

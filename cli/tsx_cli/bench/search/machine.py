@@ -1,7 +1,7 @@
 """The machine of a benchmark, and disturbances by other activity on it.
 
-Counters are read from /proc and /sys on Linux; elsewhere psutil provides the processes and the use
-of the cores.
+On Linux, counters are read from /proc and /sys. On other systems, psutil provides the processes and
+the use of the cores.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tsx_cli.bench.load.statistics import machine_noise
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.version import __version__
 
-MAX_OTHER_CORES = 0.05  # use by other processes, as a share of the cores
-MAX_STEAL = MAX_THROTTLED = 0.02  # shares of the time
-MAX_MEMORY_WAIT, MAX_IO_WAIT = 0.05, 0.1  # shares of the time in which some task waited
+MAX_OTHER_CORES = 0.05  # use by other processes, as a fraction of the cores
+MAX_STEAL = MAX_THROTTLED = 0.02  # fractions of the time
+MAX_MEMORY_WAIT, MAX_IO_WAIT = 0.05, 0.1  # fractions of the time in which some task waited
 MAX_PROBE_RATIO = 1.25  # ratio to the fastest probe of the run
 MAX_CORRECTION = 3.0  # largest correction for other processes
-MAX_REPEATED_SHARE = 0.3  # share of the rounds that may be repeated
+MAX_REPEATED_SHARE = 0.3  # fraction of the rounds that may be repeated
 RECENT_ROUNDS = 6  # rounds that show whether a disturbance is permanent
 
 
 def judge(noise: Noise, cores: int) -> list[str]:
     """Return the disturbances of a measurement, each with its figure and its limit.
 
-    The pressure on the CPU is no disturbance: the measured server causes it as soon as it has more
-    workers than cores.
+    CPU pressure is not a disturbance: the measured server causes it itself if it has more workers
+    than cores.
     """
     busiest = f", most by {noise.busiest}" if noise.busiest else ""
     memory = noise.memory_pressure or 0.0
@@ -91,13 +91,13 @@ def judge(noise: Noise, cores: int) -> list[str]:
             ),
         ),
     ]
-    return [text for is_so, text in checks if is_so]
+    return [text for is_disturbed, text in checks if is_disturbed]
 
 
 def should_repeat(disturbed: Sequence[bool], seconds_left: float, cost: float) -> bool:
-    """Tell whether the last round is repeated at once.
+    """Tell whether the last round should be repeated immediately.
 
-    It is not if most rounds are disturbed, as another would be as well.
+    If most rounds are disturbed, a repetition would be disturbed too, so it is pointless.
     """
     recent = disturbed[-RECENT_ROUNDS:]
     is_permanent = len(recent) > 2 and sum(recent) > len(recent) / 2
@@ -110,22 +110,27 @@ def should_repeat(disturbed: Sequence[bool], seconds_left: float, cost: float) -
 
 
 def correction(measurement: Round | Curve) -> float:
-    """Return how many times as fast a disturbed measurement would have been with all its cores.
+    """Return by how much faster a disturbed measurement would have been with all its cores.
 
-    Configurations become comparable even if some shared the machine with more than others. Other
-    processes took no more than they used, and no longer than a task waited for a core.
+    This makes configurations comparable even if other processes used some cores during only some of
+    the measurements. The processes took at most the core time that they used, and at most the time
+    in which tasks waited for a core.
     """
     noise = measurement.noise
     if noise is None or not measurement.disturbed or noise.cores <= 0:
         return 1.0
-    taken = noise.others if noise.cpu_pressure is None else min(noise.others, noise.cpu_pressure)
-    return min(MAX_CORRECTION, (noise.cores + taken) / noise.cores / max(0.1, 1 - noise.steal))
+    taken_cores = (
+        noise.others if noise.cpu_pressure is None else min(noise.others, noise.cpu_pressure)
+    )
+    return min(
+        MAX_CORRECTION, (noise.cores + taken_cores) / noise.cores / max(0.1, 1 - noise.steal)
+    )
 
 
 def comparable_throughput(point: Point) -> float:
     """Return the throughput by which configurations are compared.
 
-    It is the measured one, corrected by the cores that other processes took.
+    It is the measured throughput, corrected for the cores that other processes took.
     """
     return (
         point.throughput.value * fmean(map(correction, point.counted))
@@ -177,25 +182,25 @@ PRESSURES = ("cpu", "memory", "io")
 class UsedTime(NamedTuple):
     name: str
     parent: int
-    seconds: float  # time on a core, including that of ended children
+    seconds: float  # time on a core, including the time of ended children
 
 
 class MachineCounters(NamedTuple):
-    """Counters at a moment; all are seconds but `heat`.
+    """Counters at a moment; all of them are seconds except `heat`.
 
-    `processes` is None if those of other users cannot be read.
+    `processes` is None if processes of other users cannot be read.
     """
 
     at: float
     family: Mapping[int, UsedTime]
     processes: Mapping[int, UsedTime] | None
-    busy: float  # time of all processes on the cores
+    busy: float  # time of all processes on the counted cores
     stolen: float = 0.0
     cores: int = 1
     throttled: float = 0.0
     pressure: Mapping[str, float] = {}
     heat: int = 0
-    partial: bool = False  # whether the machine has other cores too
+    partial: bool = False  # whether the machine has more cores than the counted ones
 
 
 def read_counters(
@@ -203,7 +208,7 @@ def read_counters(
 ) -> MachineCounters:
     """Read the counters, in a few milliseconds.
 
-    The process `root_pid` and its whole family belong to the benchmark, and may use `cores`.
+    The process `root_pid` and its descendants belong to the benchmark, which may use `cores`.
     """
     root_pid = root_pid or os.getpid()
     stat = _lines(root / "proc/stat")
@@ -243,7 +248,7 @@ def read_counters(
 def noise_between(
     before: MachineCounters, after: MachineCounters, probe: float | None = None
 ) -> Noise:
-    """Return the activity between two readings."""
+    """Return the activity of other processes between two readings."""
     elapsed = max(after.at - before.at, 1e-6)
     own_s = max(0.0, _total(after.family) - _total(before.family))
     other_s = max(0.0, after.busy - before.busy - own_s)
@@ -251,18 +256,24 @@ def noise_between(
         others_s, busiest = other_s, ""
     else:
         families = before.family.keys() | after.family.keys()
-        first, last = (
+        earlier_processes, later_processes = (
             {pid: process for pid, process in processes.items() if pid not in families}
             for processes in (before.processes, after.processes)
         )
-        others_s = max(0.0, _total(last) - _total(first))
-        used = {
-            pid: process.seconds - (first[pid].seconds if pid in first else 0.0)
-            for pid, process in last.items()
+        others_s = max(0.0, _total(later_processes) - _total(earlier_processes))
+        seconds_by_pid = {
+            pid: process.seconds
+            - (earlier_processes[pid].seconds if pid in earlier_processes else 0.0)
+            for pid, process in later_processes.items()
         }
-        top = max(used, key=lambda pid: used[pid], default=None)
-        busiest = last[top].name if top is not None and used[top] > 0.01 * elapsed else ""
-        if after.partial:  # The cores of those processes are unknown.
+        busiest_pid = max(seconds_by_pid, key=lambda pid: seconds_by_pid[pid], default=None)
+        busiest = (
+            later_processes[busiest_pid].name
+            if busiest_pid is not None and seconds_by_pid[busiest_pid] > 0.01 * elapsed
+            else ""
+        )
+        # It is unknown on which cores those processes ran, so their time may be too high.
+        if after.partial:
             others_s, busiest = min(others_s, other_s), ""
     pressure = {
         name: (after.pressure[name] - before.pressure[name]) / elapsed
@@ -291,17 +302,17 @@ def noise_between(
 
 
 class Watch:
-    """A context that measures the noise during it; `noise` is complete afterwards.
+    """A context that measures the noise while it is open; `noise` is complete afterwards.
 
-    `fastest` are the probes of a run, which all its watches share. Other processes count on the
-    cores that this process may use, and on `more` that the benchmark uses.
+    `fastest` contains the fastest probe of the run, and is shared by all contexts of the run. Other
+    processes count on the cores that this process may use, and on `extra_cores`.
     """
 
-    def __init__(self, fastest: list[float], more: Iterable[int] = ()) -> None:
+    def __init__(self, fastest: list[float], extra_cores: Iterable[int] = ()) -> None:
         self.noise = Noise()
         self._fastest = fastest
         self._cores = {
-            *more,
+            *extra_cores,
             *(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()),
         }
 
@@ -317,7 +328,7 @@ class Watch:
 
 
 def probe() -> float:
-    """Return the seconds of a fixed computation."""
+    """Return the time of a fixed computation, in seconds."""
     times = []
     for _ in range(PROBE_REPEATS):
         started = time.perf_counter()
@@ -329,7 +340,7 @@ def probe() -> float:
 def _processes(proc: Path) -> dict[int, UsedTime]:
     """Return all processes except the kernel's threads.
 
-    A process that ends meanwhile is left out; its parent has its time.
+    A process that ends during the reading is left out; its time is part of its parent's time.
     """
     second, processes = os.sysconf("SC_CLK_TCK"), {}
     for entry in proc.iterdir():
@@ -362,7 +373,7 @@ def _total(processes: Mapping[int, UsedTime]) -> float:
 def _throttled(root: Path) -> float:
     """Return the seconds in which this process's control group waited for its CPU quota.
 
-    Version 1 counts nanoseconds, version 2 microseconds.
+    Version 1 of control groups counts nanoseconds, version 2 microseconds.
     """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -384,7 +395,7 @@ def _throttled(root: Path) -> float:
 
 
 def _pressure(file: Path) -> float | None:
-    """Return the seconds in which some task waited; None if the kernel does not count them."""
+    """Return the seconds in which some task waited, or None if the kernel does not count them."""
     line = next((line for line in _lines(file) if line.startswith("some ")), "")
     return int(line.rpartition("total=")[2]) / 1e6 if "total=" in line else None
 
@@ -401,27 +412,27 @@ def _lines(file: Path) -> list[str]:
 
 
 def _by_psutil(root_pid: int) -> MachineCounters:
-    times, family = psutil.cpu_times(), {}
+    machine_times, family = psutil.cpu_times(), {}
     with suppress(psutil.Error):
         for process in [
             psutil.Process(root_pid),
             *psutil.Process(root_pid).children(recursive=True),
         ]:
             with suppress(psutil.Error):
-                used = process.cpu_times()
-                family[process.pid] = UsedTime("", 0, used.user + used.system)
-    own_times = os.times()  # They include ended children on every system.
+                process_times = process.cpu_times()
+                family[process.pid] = UsedTime("", 0, process_times.user + process_times.system)
+    own_times = os.times()  # These include ended children on every system.
     family[0] = UsedTime("", 0, own_times.children_user + own_times.children_system)
     return MachineCounters(
         time.monotonic(),
         family,
         None,
-        times.user + times.system + getattr(times, "nice", 0.0),
+        machine_times.user + machine_times.system + getattr(machine_times, "nice", 0.0),
         cores=os.cpu_count() or 1,
     )
 
 
-NOISY_VARIATION = 0.05  # variation of a fixed computation that the report mentions
+NOISY_VARIATION = 0.05  # The report mentions a larger variation of a fixed computation.
 
 
 def environment(*, noise: bool = True) -> Environment:

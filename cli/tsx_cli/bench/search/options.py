@@ -28,10 +28,10 @@ MAX_CONFIGURATIONS = 20_000
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options of a run as the journal stores them; texts are those of the command line.
+    """The options of a run as the journal stores them; texts are unparsed command-line values.
 
     Raises:
-        UsageError: A value is not possible.
+        UsageError: A value is invalid.
     """
 
     slo: str | None = None
@@ -42,16 +42,16 @@ class BenchOptions:
     prompt_tokens: str | None = None
     max_tokens: str | None = None
     batch_sizes: str = "1..32"
-    workers: str | None = None  # default: 1 to the number of cores, or to 4 with a GPU
+    workers: str | None = None  # default: up to the number of cores, or up to 4 on a GPU
     devices: str | None = None  # default: the archive's setting, or else a GPU if there is one
     precisions: str | None = None  # default: the archive's own
     compiled: str | None = None
     forms: str | None = None  # default: the reference and all forms of the archive
-    threads: str | None = None  # default on a CPU: the runtime's share of the cores, and fewer
+    threads: str | None = None  # default on a CPU: the runtime's choice, and smaller numbers
     mode: Literal["closed", "open"] = "closed"
     loads: tuple[float, ...] = ()  # connections or rates; empty: the search chooses them
     arrivals: Literal["constant", "poisson", "recorded"] = "poisson"
-    duration: float | None = None  # seconds of a round; None: the time decides
+    duration: float | None = None  # seconds of a round; None: the remaining time decides
     rounds: int = 3
     width: float = 0.05
     exhaustive: bool = False
@@ -64,7 +64,7 @@ class BenchOptions:
     ramp: bool = False
 
     def __post_init__(self) -> None:
-        self.bounds, self.compare  # noqa: B018 - They raise.
+        self.bounds, self.compare  # noqa: B018 - The properties raise for invalid values.
         for option, text in (
             ("--batch-sizes", self.batch_sizes),
             ("--workers", self.workers),
@@ -82,7 +82,7 @@ class BenchOptions:
 
     @property
     def compare(self) -> Compare:
-        """The comparison that decides whether answers are the same."""
+        """The method by which answers are compared."""
         return parse_tolerance(self.tolerance, self.same_top)
 
     def as_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class BenchOptions:
 
 
 def parse_words(text: str, known: Sequence[str], option: str) -> list[str]:
-    """Return each word of a list such as `cpu,cuda` once, in its order.
+    """Return the words of a list such as `cpu,cuda` in order, without duplicates.
 
     Raises:
         UsageError: A word is not known.
@@ -109,7 +109,7 @@ def seconds(text: str, option: str) -> float:
     """Parse a time above 0.
 
     Raises:
-        UsageError: The text is no such time.
+        UsageError: The text is not a time above 0.
     """
     with suppress(ValueError):
         if value := parse_seconds(text):
@@ -118,7 +118,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def finite(value: float, option: str) -> float:
-    """Refuse infinity and nan, which is within any range.
+    """Refuse infinity and NaN, which pass the range checks of the command line.
 
     Raises:
         UsageError: The value is not finite.
@@ -129,9 +129,9 @@ def finite(value: float, option: str) -> float:
 
 
 def command_line(*secrets: str | None) -> str:
-    """Return the command line for the results, without these secrets.
+    """Return the command line for the results, with the secrets replaced.
 
-    Bytes of a name that are no text are escaped.
+    Bytes that are not valid text are escaped.
     """
     arguments = sys.argv[1:]
     for secret in filter(None, secrets):
@@ -140,15 +140,15 @@ def command_line(*secrets: str | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that JSON and files can hold."""
+    """Return a text that JSON and files can store; surrogates are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def share(text: str, option: str) -> float:
-    """Parse a share between 0 and 1.
+    """Parse a fraction between 0 and 1.
 
     Raises:
-        UsageError: The text is no such share.
+        UsageError: The text is not such a fraction.
     """
     with suppress(ValueError):
         if 0 < (value := parse_share(text)) < 1:
@@ -167,10 +167,10 @@ def configurations(
 ) -> list[Configuration]:
     """Return all configurations that the options allow, in the given order of the devices.
 
-    `stored` are the forms that the archive has.
+    `stored` are the forms in the archive.
 
     Raises:
-        UsageError: This machine or model cannot have them.
+        UsageError: This machine or model cannot run them.
     """
     devices = _devices(options, config, gpus)
     compiled: Sequence[bool | None] = [None]
@@ -191,24 +191,24 @@ def configurations(
             options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers"
         )
         sizes = parse_numbers(options.batch_sizes, "--batch-sizes") if batches else [1]
-        ways: list[tuple[str, bool | None, str | None]] = []
+        worker_kinds: list[tuple[str, bool | None, str | None]] = []
         if forms[0] in (None, REFERENCE):
-            ways += [
+            worker_kinds += [
                 (precision, compilation, forms[0])
                 for compilation in compiled
                 for precision in precisions
             ]
-        ways += [
+        worker_kinds += [
             (AS_IS, None, form.name)
             for form in stored
             if form.name in forms and form.bound.get("device") == device
         ]
-        for (precision, compilation, name), count in itertools.product(ways, workers):
+        for (precision, compilation, form_name), count in itertools.product(worker_kinds, workers):
             for threads, size in itertools.product(
                 _threads(options, config, device, count, cores), sizes
             ):
                 all_configurations.append(
-                    Configuration(device, precision, compilation, threads, count, size, name)
+                    Configuration(device, precision, compilation, threads, count, size, form_name)
                 )
     if not all_configurations:
         raise UsageError(
@@ -224,7 +224,9 @@ def configurations(
 
 
 def _forms(options: BenchOptions, names: Sequence[str]) -> list[str | None]:
-    """Return the forms to measure, the reference first; [None] leaves the choice to the archive.
+    """Return the forms to measure, the reference first.
+
+    The list [None] leaves the choice to the archive.
 
     Raises:
         UsageError: The options do not fit the archive's forms.
@@ -252,15 +254,15 @@ def _forms(options: BenchOptions, names: Sequence[str]) -> list[str | None]:
 def _threads(
     options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int
 ) -> Sequence[int | None]:
-    """Return the numbers of threads: the given ones, or the runtime's choice and fewer.
+    """Return the numbers of threads: the given ones, or the runtime's choice and smaller numbers.
 
-    Fewer are one thread, and on many cores a number in between.
+    The smaller numbers are 1 and, on many cores, a number in between.
     """
     if options.threads is not None:
         return parse_numbers(options.threads, "--threads")
     default = Configuration(workers=workers).threads_per_worker(cores, config.threads)
-    fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
-    return [None, *sorted(count for count in fewer if count < default)]
+    smaller_numbers = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
+    return [None, *sorted(count for count in smaller_numbers if count < default)]
 
 
 def _devices(options: BenchOptions, config: ModelConfig, gpus: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A point: one load on one configuration, with its figures and whether it keeps the bounds."""
+"""A point: one load on one configuration, with its figures and whether the bounds hold."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tsx_cli.bench.load.results import (
 )
 from tsx_cli.bench.search.machine import comparable_throughput
 
-# Throughputs below this share of another load's single measurement are no matter of luck.
+# Luck explains a single throughput only if repeated ones reach this fraction of it.
 LUCK_RATIO = 0.9
-# From this share of the winner's throughput on, a separate measurement may be as fast.
+# A separate measurement with this fraction of the winner's throughput may be as fast.
 TIE_RATIO = 0.95
-EQUAL_RATIO = 0.97  # From this share on, and within the noise, a throughput is as good.
-# A server that answers a smaller share of an open loop's due requests in time is behind for good.
+EQUAL_RATIO = 0.97  # Throughputs that differ less, within the noise, are equal.
+# In an open loop, a server that answers a smaller fraction of the due requests in time never
+# catches up.
 MIN_ANSWERED_SHARE = 0.95
 
 
@@ -51,34 +52,37 @@ def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> 
     )
 
 
-def with_round(points: list[Point], offered: OfferedLoad, fresh: Round, slo: Slo | None) -> int:
-    """Add a round to the point of its load, or add a point; return its position."""
-    at = next((position for position, point in enumerate(points) if point.offered == offered), None)
-    if at is None:
-        points.append(point_of(offered, [fresh], slo))
+def with_round(points: list[Point], offered: OfferedLoad, new_round: Round, slo: Slo | None) -> int:
+    """Add a round to the point of its load, or add a new point; return the point's position."""
+    position = next((index for index, point in enumerate(points) if point.offered == offered), None)
+    if position is None:
+        points.append(point_of(offered, [new_round], slo))
         return len(points) - 1
-    points[at] = point_of(offered, [*points[at].rounds, fresh], slo)
-    return at
+    points[position] = point_of(offered, [*points[position].rounds, new_round], slo)
+    return position
 
 
 def best_point(points: Sequence[Point]) -> int | None:
-    """Return the point with the most throughput within the bounds, and of equals the quickest."""
-    holding = [position for position, point in enumerate(points) if point.holds]
+    """Return the position of the point with the most throughput within the bounds.
+
+    Of points with equal throughput, the quickest is the best.
+    """
+    holding_positions = [position for position, point in enumerate(points) if point.holds]
     return max(
-        holding,
+        holding_positions,
         key=lambda position: (points[position].throughput.value, -points[position].latency.p99_ms),
         default=None,
     )
 
 
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """Return the best of the repeated points, if one of them holds.
+    """Return the position of the best point, preferably of one that was repeated.
 
-    The highest of many single figures is partly luck, unless it is far higher. So is one that holds
-    although a lower load broke the bounds when it was repeated. Loops of another mode than the
-    first point's are chosen only if no load of its mode holds.
+    The highest of many single figures is partly luck, unless it is far higher. A load that holds is
+    luck too if a lower load broke the bounds when it was repeated. Loads of another mode than the
+    first point's are chosen only if no load of the first mode holds.
     """
-    same_mode = [
+    points_of_first_mode = [
         (
             point
             if point.offered.mode == points[0].offered.mode
@@ -86,7 +90,7 @@ def confirmed_best(points: Sequence[Point]) -> int | None:
         )
         for point in points
     ]
-    best = _confirmed(same_mode)
+    best = _confirmed(points_of_first_mode)
     return _confirmed(points) if best is None else best
 
 
@@ -103,16 +107,18 @@ def _confirmed(points: Sequence[Point]) -> int | None:
         >= LUCK_RATIO * comparable_throughput(points[single_best])
     ):
         return best
-    broken = [point.offered for point in points if len(point.counted) > 1 and not point.holds]
+    broken_loads = [point.offered for point in points if len(point.counted) > 1 and not point.holds]
     return best_point(
         [
-            point.model_copy(update={"holds": point.holds and not _beyond(point.offered, broken)})
+            point.model_copy(
+                update={"holds": point.holds and not _exceeds_any(point.offered, broken_loads)}
+            )
             for point in points
         ]
     )
 
 
-def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
+def _exceeds_any(offered: OfferedLoad, broken_loads: Iterable[OfferedLoad]) -> bool:
     return any(
         (offered.mode, offered.arrivals) == (limit.mode, limit.arrivals)
         and (
@@ -120,41 +126,44 @@ def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
             if offered.mode == "closed"
             else (offered.rate or 0.0) >= (limit.rate or 0.0)
         )
-        for limit in broken
+        for limit in broken_loads
     )
 
 
 class Knee(NamedTuple):
-    """The highest rate of an open loop that holds, and the lowest above it that does not."""
+    """The highest rate of an open loop that holds, and the lowest higher rate that does not."""
 
     held: Point | None
     broken: Point | None
 
     def known(self, rounds: int) -> bool:
-        """Tell whether both are known, and the first from so many rounds."""
+        """Tell whether both rates are known, the first one from at least `rounds` rounds."""
         return (
             self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
         )
 
 
 def open_loops(points: Iterable[Point]) -> list[Point]:
-    """Return the open loops of the arrivals with the most rates, by their rates."""
-    kinds: dict[str | None, list[Point]] = {}
+    """Return the open loops, sorted by rate; only of the kind of arrivals with the most rates."""
+    loops_by_arrivals: dict[str | None, list[Point]] = {}
     for point in points:
         if point.offered.mode == "open" and point.offered.rate:
-            kinds.setdefault(point.offered.arrivals, []).append(point)
-    most: list[Point] = max(kinds.values(), key=lambda loops: len(loops), default=[])
-    return sorted(most, key=lambda point: point.offered.rate or 0.0)
+            loops_by_arrivals.setdefault(point.offered.arrivals, []).append(point)
+    longest: list[Point] = max(loops_by_arrivals.values(), key=lambda loops: len(loops), default=[])
+    return sorted(longest, key=lambda point: point.offered.rate or 0.0)
 
 
 def knee_of(points: Iterable[Point]) -> Knee:
     loops = open_loops(points)
-    held = max((at for at, point in enumerate(loops) if point.holds), default=-1)
-    return Knee(loops[held] if held >= 0 else None, next(iter(loops[held + 1 :]), None))
+    highest_index = max((index for index, point in enumerate(loops) if point.holds), default=-1)
+    return Knee(
+        loops[highest_index] if highest_index >= 0 else None,
+        next(iter(loops[highest_index + 1 :]), None),
+    )
 
 
 def failures(rounds: Iterable[Round]) -> dict[str, int]:
-    """Count the requests without an accepted answer by their outcome."""
+    """Count the requests without an accepted answer, by outcome."""
     counts: Counter[str] = Counter()
     for round_ in rounds:
         other_failures = {
@@ -167,62 +176,74 @@ def failures(rounds: Iterable[Round]) -> dict[str, int]:
 
 
 def cost_per_million(price_per_hour: float, rate: float) -> float:
-    """Return the cost of a million requests for a server that always answers at a rate."""
+    """Return the cost of a million requests on a server that always runs at this rate."""
     return price_per_hour / (rate * 3600) * 1e6
 
 
-def winner_of(order: Sequence[int], trial: Callable[[int], Trial]) -> int | None:
+def winner_of(positions: Sequence[int], trial: Callable[[int], Trial]) -> int | None:
     """Return the trial with the most throughput.
 
-    Of those that differ within the noise, one that was measured again comes first.
+    If trials differ by no more than the noise, a trial whose load was repeated is preferred.
     """
-    figures = _figures(order, trial)
-    near = [at for at in order if figures[at] >= EQUAL_RATIO * max(figures.values())]
-    return max(near, key=lambda at: (_repeats(trial(at)) > 1, figures[at]), default=None)
+    figures = _figures(positions, trial)
+    equal_positions = [
+        position
+        for position in positions
+        if figures[position] >= EQUAL_RATIO * max(figures.values())
+    ]
+    return max(
+        equal_positions,
+        key=lambda position: (_repeats(trial(position)) > 1, figures[position]),
+        default=None,
+    )
 
 
 def choose(
-    order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]
+    positions: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]
 ) -> tuple[int | None, list[int]]:
     """Return the winner, and the trials that it is tied with.
 
-    The measurements do not tell which of them is faster. Of trials that seem equally fast, the one
-    with the fewest workers wins, and of these the one with the lowest p99.
+    The measurements do not tell which of the tied trials is faster. Among trials that seem equally
+    fast, the fewest workers win, then the lowest p99.
     """
-    leader = winner_of(order, trial)
+    leader = winner_of(positions, trial)
     if leader is None:
         return None, []
     pairs = list(paired)
-    real = {frozenset((pair.first, pair.second)): pair.real for pair in pairs}
-    faster = {
+    real_differences = {frozenset((pair.first, pair.second)): pair.real for pair in pairs}
+    faster_by_slower = {
         pair.second if pair.ratio > 1 else pair.first: pair.first if pair.ratio > 1 else pair.second
         for pair in pairs
         if pair.real
     }
-    if faster.get(leader) in order:  # A comparison in turn outweighs a lucky round of the search.
-        leader = faster[leader]
-    figures, repeats = _figures(order, trial), _repeats(trial(leader))
-    most = figures[leader]
+    # A comparison in turn counts more than a round of the search, which may have been lucky.
+    if faster_by_slower.get(leader) in positions:
+        leader = faster_by_slower[leader]
+    figures, repeats = _figures(positions, trial), _repeats(trial(leader))
+    max_throughput = figures[leader]
 
-    def tied(at: int) -> bool:
-        together = frozenset((leader, at))
-        return at != leader and (
-            not real[together] if together in real else figures[at] >= TIE_RATIO * most
+    def tied(position: int) -> bool:
+        pair_key = frozenset((leader, position))
+        return position != leader and (
+            not real_differences[pair_key]
+            if pair_key in real_differences
+            else figures[position] >= TIE_RATIO * max_throughput
         )
 
-    rivals = [at for at in order if tied(at)]
+    rivals = [position for position in positions if tied(position)]
     equals = [
-        at
-        for at in rivals
-        if figures[at] >= EQUAL_RATIO * most and _repeats(trial(at)) >= min(2, repeats)
+        position
+        for position in rivals
+        if figures[position] >= EQUAL_RATIO * max_throughput
+        and _repeats(trial(position)) >= min(2, repeats)
     ]
 
-    def simplest(at: int) -> tuple[int, float]:
-        point = trial(at).points[confirmed_best(trial(at).points) or 0]
-        return trial(at).as_configuration().workers, point.latency.p99_ms
+    def simplest(position: int) -> tuple[int, float]:
+        point = trial(position).points[confirmed_best(trial(position).points) or 0]
+        return trial(position).as_configuration().workers, point.latency.p99_ms
 
     winner = min([leader, *equals], key=simplest)
-    return winner, [at for at in [leader, *rivals] if at != winner]
+    return winner, [position for position in [leader, *rivals] if position != winner]
 
 
 def _repeats(trial: Trial) -> int:
@@ -230,11 +251,16 @@ def _repeats(trial: Trial) -> int:
     return 0 if best is None else len(trial.points[best].counted)
 
 
-def _figures(order: Sequence[int], trial: Callable[[int], Trial]) -> dict[int, float]:
-    """Return each trial's throughput, corrected for disturbances if all were disturbed."""
-    points = {at: trial(at).points[confirmed_best(trial(at).points) or 0] for at in order}
-    shared = all(any(round.disturbed for round in point.counted) for point in points.values())
+def _figures(positions: Sequence[int], trial: Callable[[int], Trial]) -> dict[int, float]:
+    """Return each trial's throughput; if all were disturbed, corrected for the disturbances."""
+    points = {
+        position: trial(position).points[confirmed_best(trial(position).points) or 0]
+        for position in positions
+    }
+    all_disturbed = all(
+        any(round.disturbed for round in point.counted) for point in points.values()
+    )
     return {
-        at: comparable_throughput(point) if shared else point.throughput.value
-        for at, point in points.items()
+        position: comparable_throughput(point) if all_disturbed else point.throughput.value
+        for position, point in points.items()
     }

@@ -1,4 +1,4 @@
-"""The prediction of a configuration's throughput and latency from the curve t(n) of a worker."""
+"""The prediction of a configuration's throughput and latency from a worker's curve t(n)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tsx_cli.bench.search.machine import correction
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 OVERHEAD_MS = 0.3  # time of a request outside its worker, in the client and the front end
-BETWEEN_MS = 0.1  # time from a batch's answers to the next batch's start
-# Share of a batch's time in which its GPU cannot serve another worker; a guess that measurements
-# correct.
+BETWEEN_MS = 0.1  # time from the end of a batch to the start of the next
+# Fraction of a batch's time in which the GPU cannot serve another worker. It is a guess, which
+# measurements correct.
 GPU_SHARE = 0.7
 P99_DEVIATIONS = 2.33  # standard deviations to the 99th percentile
 
@@ -25,7 +25,7 @@ class Timing(NamedTuple):
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]  # milliseconds
-    busy: float | None  # cores that a single worker keeps busy; None if they were not measured
+    busy: float | None  # cores that one worker keeps busy; None if this was not measured
     spread: float
 
     def batch_ms(self, size: float) -> float:
@@ -34,7 +34,7 @@ class Timing(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _curve(sizes: tuple[int, ...], times: tuple[float, ...]) -> LatencyCurve:
-    """Return the curve in the form in which a server plans its batches."""
+    """Return the curve as the type with which a server plans its batches."""
     return LatencyCurve(
         0.5, [(size, milliseconds / 1000) for size, milliseconds in zip(sizes, times, strict=True)]
     )
@@ -66,9 +66,9 @@ def timing_of(curve: Curve) -> Timing:
 def slowdown(
     timing: Timing, configuration: Configuration, cores: float, active: float | None = None
 ) -> float:
-    """Return how many times as long a batch takes beside other workers as alone.
+    """Return by how much other workers on the machine slow a batch down.
 
-    `active` workers are busy at a time.
+    At any time, `active` workers are busy.
     """
     workers = configuration.workers if active is None else active
     if configuration.device != "cpu":
@@ -96,27 +96,28 @@ def predict(
 
 
 def capacity(timing: Timing, configuration: Configuration, cores: int) -> float:
-    """Return the requests per second of busy workers with full batches, the highest possible."""
+    """Return the requests per second of busy workers with full batches, which is the maximum."""
     size = configuration.batch_size
-    most = max(
+    max_rate = max(
         batch / timing.batch_ms(batch)
         for batch in {1, size, *(measured for measured in timing.sizes if measured <= size)}
     )
-    return 1000 * configuration.workers * most / slowdown(timing, configuration, cores)
+    return 1000 * configuration.workers * max_rate / slowdown(timing, configuration, cores)
 
 
 def _closed(
     timing: Timing, configuration: Configuration, connections: int, overhead_ms: float, cores: int
 ) -> Prediction:
-    """Predict a closed loop in its steady state: while each worker runs a batch, the next gathers.
+    """Predict a closed loop in its steady state: while a worker runs a batch, the next one gathers.
 
-    The connections are in `workers` running batches and a waiting one. Exceptions are full batches,
-    where more wait, and fewer connections than workers.
+    The connections are spread over the batches that the workers run and one that waits. If more
+    connections wait, batches are full. With fewer connections than workers, each batch has one
+    request.
     """
     active = min(configuration.workers, connections)
     size = min(float(configuration.batch_size), max(1.0, connections / (configuration.workers + 1)))
     batch_ms = timing.batch_ms(size) * slowdown(timing, configuration, cores, active)
-    # The rate is per millisecond.
+    # Requests per millisecond.
     rate = min(active * size / (batch_ms + BETWEEN_MS), connections / (batch_ms + overhead_ms))
     mean = connections / rate
     return Prediction(throughput=1000 * rate, p99_ms=mean * (1 + P99_DEVIATIONS * timing.spread))
@@ -125,22 +126,22 @@ def _closed(
 def _open(
     timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int
 ) -> Prediction:
-    """Predict an open loop from its capacity: waiting grows with use / (1 - use)."""
-    most = capacity(timing, configuration, cores)
-    if rate >= most:
-        return Prediction(throughput=most, p99_ms=math.inf)
-    workers, most_in_batch, use = configuration.workers, configuration.batch_size, rate / most
-    batch_ms = timing.batch_ms(1 + use * (most_in_batch - 1)) * slowdown(
+    """Predict an open loop from its capacity: waiting times grow with use / (1 - use)."""
+    max_rate = capacity(timing, configuration, cores)
+    if rate >= max_rate:
+        return Prediction(throughput=max_rate, p99_ms=math.inf)
+    workers, max_batch_size, use = configuration.workers, configuration.batch_size, rate / max_rate
+    batch_ms = timing.batch_ms(1 + use * (max_batch_size - 1)) * slowdown(
         timing, configuration, cores
     )
     batch_ms *= 1 + P99_DEVIATIONS * timing.spread
-    wait_ms = P99_DEVIATIONS * batch_ms * use / (1 - use) / workers / most_in_batch
-    running = batch_ms if most_in_batch > 1 else 0.0  # the batch that a request just missed
-    return Prediction(throughput=rate, p99_ms=wait_ms + running + batch_ms + overhead_ms)
+    wait_ms = P99_DEVIATIONS * batch_ms * use / (1 - use) / workers / max_batch_size
+    running_ms = batch_ms if max_batch_size > 1 else 0.0  # A request may just miss a batch.
+    return Prediction(throughput=rate, p99_ms=wait_ms + running_ms + batch_ms + overhead_ms)
 
 
 def latency_of(prediction: Prediction, factor: float = 1.0) -> dict[str, float]:
-    """Return a predicted latency by the names of bounds; most are estimates from its p99."""
+    """Return a predicted latency by the names of bounds; most values are estimates from the p99."""
     p99 = prediction.p99_ms * factor
     return {
         "mean_ms": p99 * 0.9,
@@ -160,15 +161,15 @@ def best_connections(
     overhead_ms: float,
     cores: int,
     factor: float = 1.0,
-    most: int = 1024,
+    max_connections: int = 1024,
 ) -> tuple[int, Prediction]:
-    """Return the connections with the most throughput within the bounds; one if none holds.
+    """Return the number of connections with the most throughput within the bounds.
 
-    The latency is `factor` times the predicted one.
+    It is 1 if no number holds. The assumed latency is `factor` times the predicted latency.
     """
     timing = timing_of(curve)
-    full = min(most, 2 * (configuration.workers + 1) * configuration.batch_size)
-    low, high = 1, full
+    all_busy = min(max_connections, 2 * (configuration.workers + 1) * configuration.batch_size)
+    low, high = 1, all_busy
     while low < high:
         middle = (low + high + 1) // 2
         prediction = _closed(timing, configuration, middle, overhead_ms, cores)
@@ -176,8 +177,8 @@ def best_connections(
             low = middle
         else:
             high = middle - 1
-    if slo is None:  # Connections beyond those that keep all workers busy only wait.
-        low = min(full, (configuration.workers + 1) * configuration.batch_size)
+    if slo is None:  # More connections than keep all workers busy would only wait.
+        low = min(all_busy, (configuration.workers + 1) * configuration.batch_size)
     return low, _closed(timing, configuration, low, overhead_ms, cores)
 
 
@@ -189,35 +190,35 @@ def best_rate(
     cores: int,
     factor: float = 1.0,
 ) -> tuple[float, Prediction]:
-    """Return the greatest rate of an open loop within the bounds.
+    """Return the highest rate of an open loop within the bounds.
 
-    Without bounds it is nine tenths of the capacity.
+    If there are no bounds, it is 90 % of the capacity.
     """
     timing = timing_of(curve)
-    most = capacity(timing, configuration, cores)
+    max_rate = capacity(timing, configuration, cores)
     if slo is None:
-        return 0.9 * most, _open(timing, configuration, 0.9 * most, overhead_ms, cores)
+        return 0.9 * max_rate, _open(timing, configuration, 0.9 * max_rate, overhead_ms, cores)
     low, high = 0.0, 0.98
     for _ in range(6):
         middle = (low + high) / 2
-        prediction = _open(timing, configuration, middle * most, overhead_ms, cores)
+        prediction = _open(timing, configuration, middle * max_rate, overhead_ms, cores)
         holds = slo.latency_ratio(latency_of(prediction, factor)) <= 1
         low, high = (middle, high) if holds else (low, middle)
-    rate = float(f"{max(low, 0.05) * most:.3g}")
+    rate = float(f"{max(low, 0.05) * max_rate:.3g}")
     return rate, _open(timing, configuration, rate, overhead_ms, cores)
 
 
 def undisturbed(curve: Curve) -> Curve:
     """Return a curve in which no batch takes longer than a larger one.
 
-    Longer times are due to something else on the machine. A disturbed curve is corrected like a
+    Longer times are due to other activity on the machine. A disturbed curve is corrected like a
     disturbed round.
     """
     factor = correction(curve)
     shortest_ms, points = math.inf, []
     for point in sorted(curve.points, key=lambda point: -point.batch_size):
         single_ms = point.median_ms / factor
-        # It used its processor time in any case.
+        # A batch cannot be shorter than its processor time.
         if factor > 1 and curve.threads and point.cpu_ms is not None:
             single_ms = min(point.median_ms, max(single_ms, point.cpu_ms / curve.threads))
         shortest_ms = min(shortest_ms, single_ms)

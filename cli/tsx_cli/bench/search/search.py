@@ -1,8 +1,8 @@
 """The choice of the next configuration and load, a pure function of the measurements so far.
 
 Every configuration is predicted from the curve of one worker. The five with the best predictions
-are measured once, then more loads of those that may win, up and down a ladder. Then come the next
-five, until the time is over or no remaining prediction comes near the best.
+are measured once. Then further loads are measured for those that can win, up and down a ladder. The
+next five follow, until the time is over or no remaining prediction comes near the best.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from tsx_cli.bench.search.predict import (
     undisturbed,
 )
 
-GROUP_SIZE = 5  # configurations that are measured together, the best predictions first
-# Predictions whose logarithms of throughput differ by less are equal.
+GROUP_SIZE = 5  # configurations per group; groups are measured in the order of predictions
+# Predictions are equal if the logarithms of their throughputs differ by less.
 EQUAL_LOG_RATIO = 0.05
 PREDICTION_MARGIN = 1.35  # highest possible throughput as a multiple of the prediction
-# Latency for the choice of a load, as a multiple of the prediction; a load should not break bounds.
+# The assumed latency for the choice of a load, as a multiple of the prediction. It is high, because
+# the load should not break the bounds.
 CAUTIOUS_FACTOR = 1.2
 HOPEFUL_FACTOR = 0.57  # lowest possible latency as a multiple of the prediction
-# Ratios of measurements to predictions; those further off are due to a disturbed curve.
+# Limits for the ratio of measurements to predictions; a disturbed curve causes other ratios.
 MIN_CORRECTION, MAX_CORRECTION = 0.25, 2.0
-MIN_GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
+MIN_GAIN = 1.01  # A configuration is measured if it can exceed the best by this factor.
 CLEAR_EXCESS = 1.1  # latency as a multiple of the bound; a smaller excess may be noise
 MAX_CONNECTIONS = 1024
 
@@ -58,16 +59,16 @@ class Forecast(NamedTuple):
 
     configuration: Configuration
     level: float  # connections or rate
-    predicted: Prediction | None  # the prediction of the curve alone
+    predicted: Prediction | None  # the prediction without corrections
     expected: float  # requests per second within the bounds
     most: float
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that the next step depends on.
+    """Everything on which the next step depends.
 
-    `trials` are in the order of their start; their points in any order.
+    `trials` are in the order of their start; their points are in any order.
     """
 
     configurations: Sequence[Configuration]
@@ -76,24 +77,24 @@ class State:
     slo: Slo | None = None
     mode: Literal["closed", "open"] = "closed"
     arrivals: Literal["constant", "poisson", "recorded"] = "poisson"  # only in an open loop
-    # The only measured connections or rates, if there are any.
+    # The connections or rates to measure; if empty, the search chooses them.
     loads: Sequence[float] = ()
     cores: int = 1
-    threads: int | None = None  # the archive's own setting for a worker
+    threads: int | None = None  # the archive's setting for a worker
     overhead_ms: float = OVERHEAD_MS
-    # The variants that may not win, with the reason.
+    # The variants that must not win, with the reasons.
     excluded: Mapping[Variant, str] = field(default_factory=dict)
     exhaustive: bool = False
     seconds_left: float | None = None
-    seconds_reserved: float = 0.0  # part of the remaining time for the end of the run
+    seconds_reserved: float = 0.0  # the part of the remaining time for the end of the run
     seconds_per_point: float = 0.0
-    seconds_to_start: float = 0.0  # start of a server
+    seconds_to_start: float = 0.0  # time of a server's start
     running: Configuration | None = None  # the configuration of the running server
     max_connections: int = MAX_CONNECTIONS
 
     @cached_property
-    def tried(self) -> set[Configuration]:
-        """The started configurations, without those that an earlier run only predicted."""
+    def started_configurations(self) -> set[Configuration]:
+        """The configurations that were started, not those that an earlier run only predicted."""
         return {trial.as_configuration() for trial in self.trials if trial.state != "predicted"}
 
     @cached_property
@@ -105,10 +106,10 @@ class State:
 
     @cached_property
     def corrections(self) -> tuple[float, float]:
-        """The measured throughput divided by the predicted one.
+        """The ratio of measured to predicted throughput, as two medians.
 
-        It is the median of all points, and that of the undisturbed ones, which show what is
-        possible.
+        The first is the median of all points. The second is the median of the undisturbed points,
+        which show what is possible.
         """
         ratios = [
             (
@@ -121,21 +122,24 @@ class State:
             is not None
             and comparable_throughput(point) > 0
         ]
-        sound = [ratio for ratio, disturbed in ratios if not disturbed]
-        middle, undisturbed_middle = (
+        undisturbed_ratios = [ratio for ratio, disturbed in ratios if not disturbed]
+        all_median, undisturbed_median = (
             min(max(median(group or [1.0]), MIN_CORRECTION), MAX_CORRECTION)
-            for group in ([ratio for ratio, _ in ratios], sound)
+            for group in ([ratio for ratio, _ in ratios], undisturbed_ratios)
         )
-        return middle, undisturbed_middle
+        return all_median, undisturbed_median
 
     @cached_property
     def sound_curves(self) -> dict[tuple[Variant, int], Curve | None]:
-        """The curves that were looked up, by variant and threads."""
+        """A cache of curves by variant and threads, corrected for disturbances."""
         return {}
 
 
-class Candidate(NamedTuple):
-    """A configuration and a load; a server goes on while the configuration stays the same."""
+class Proposal(NamedTuple):
+    """A configuration and a load to measure next.
+
+    A server keeps running while the configuration stays the same.
+    """
 
     configuration: Configuration
     offered: OfferedLoad
@@ -145,43 +149,46 @@ class Candidate(NamedTuple):
 def baseline(configurations: Sequence[Configuration]) -> Configuration:
     """Return the configuration that all others are compared with.
 
-    It is the first, or the reference if that is a form, with one worker and one request at a time.
+    It is the first one, with one worker and one request at a time. If the first one has a form, the
+    baseline has the reference.
     """
     first = configurations[0]
     return replace(first, workers=1, batch_size=1, form=first.form and REFERENCE)
 
 
-def next_trial(state: State) -> Candidate | None:
-    """Return what to measure next, or None when the search or its time is over.
+def next_trial(state: State) -> Proposal | None:
+    """Return what to measure next, or None if the search or its time is over.
 
-    No time is reserved for the end of the run until the first five were measured once.
+    The first five configurations may use the time that is reserved for the end of the run.
     """
-    first = baseline(state.configurations)
-    if first not in state.tried:
-        prospect = forecast(state, first)
+    reference = baseline(state.configurations)
+    if reference not in state.started_configurations:
+        prospect = forecast(state, reference)
         level = 1.0 if state.mode == "closed" else prospect.level
-        candidate = _candidate(state, first, state.loads[0] if state.loads else level)
-        return candidate if _fits(state, candidate, 0.0) else None
-    ordered = [prospect for prospect in _ordered(state) if prospect.configuration != first]
+        proposal = _propose(state, reference, state.loads[0] if state.loads else level)
+        return proposal if _fits(state, proposal, 0.0) else None
+    ordered = [prospect for prospect in _ordered(state) if prospect.configuration != reference]
     by_throughput = sorted(state.trials, key=_highest, reverse=True)
     climbs = (climb for trial in by_throughput if (climb := _climb(state, trial)) is not None)
     higher = next((climb for climb in climbs if _fits(state, climb, state.seconds_reserved)), None)
     size = 1 if state.exhaustive else GROUP_SIZE
     for start in range(0, len(ordered) or 1, size):
         for prospect in ordered[start : start + size]:
-            if prospect.configuration not in state.tried and _may_win(state, prospect):
+            if prospect.configuration not in state.started_configurations and _may_win(
+                state, prospect
+            ):
                 level = state.loads[0] if state.loads else prospect.level
-                candidate = _candidate(state, prospect.configuration, level)
-                if _fits(state, candidate, state.seconds_reserved if start else 0.0):
-                    return candidate
+                proposal = _propose(state, prospect.configuration, level)
+                if _fits(state, proposal, state.seconds_reserved if start else 0.0):
+                    return proposal
         if higher is not None:
             return higher
     return None
 
 
-def _fits(state: State, candidate: Candidate, reserved: float) -> bool:
-    """Tell whether the time suffices for a candidate and the start of its server."""
-    start = 0.0 if candidate.configuration == state.running else state.seconds_to_start
+def _fits(state: State, proposal: Proposal, reserved: float) -> bool:
+    """Tell whether there is time for a measurement and the start of its server."""
+    start = 0.0 if proposal.configuration == state.running else state.seconds_to_start
     return (
         state.seconds_left is None
         or state.seconds_left - reserved >= start + state.seconds_per_point
@@ -191,11 +198,11 @@ def _fits(state: State, candidate: Candidate, reserved: float) -> bool:
 def _ordered(state: State) -> list[Forecast]:
     """Return the predictions, the best first.
 
-    Of equal ones the fewest workers and the smallest batch come first. Configurations that need
-    more than half of what a failed one needed come last.
+    Of equal predictions, the fewest workers and the smallest batch come first. Configurations that
+    need more than half of what a failed one needed come last.
     """
     forecasts = [forecast(state, configuration) for configuration in state.configurations]
-    most = max(prospect.expected for prospect in forecasts)
+    best_expected = max(prospect.expected for prospect in forecasts)
     failed = [trial.as_configuration() for trial in state.trials if trial.state == "failed"]
     limit = (
         min(
@@ -207,19 +214,19 @@ def _ordered(state: State) -> list[Forecast]:
 
     def promise(prospect: Forecast) -> tuple[float, ...]:
         workers, batch_size = prospect.configuration.workers, prospect.configuration.batch_size
-        less = (
-            math.log(most / prospect.expected) // EQUAL_LOG_RATIO
+        distance = (
+            math.log(best_expected / prospect.expected) // EQUAL_LOG_RATIO
             if prospect.expected > 0
             else math.inf
         )
-        return workers * batch_size > limit, less, workers, batch_size
+        return workers * batch_size > limit, distance, workers, batch_size
 
     return sorted(forecasts, key=promise)
 
 
 def _may_win(state: State, prospect: Forecast) -> bool:
-    could = state.exhaustive or prospect.most > state.best * MIN_GAIN
-    return could and ruled_out(state, prospect.configuration) is None
+    is_promising = state.exhaustive or prospect.most > state.best * MIN_GAIN
+    return is_promising and exclusion_reason(state, prospect.configuration) is None
 
 
 def _highest(trial: Trial) -> float:
@@ -227,37 +234,37 @@ def _highest(trial: Trial) -> float:
 
 
 def forecast(state: State, configuration: Configuration) -> Forecast:
-    """Predict a configuration from its curve, and correct the maximum by the measurements."""
+    """Predict a configuration from its curve, and correct the prediction by the measurements."""
     curve = curve_of(state, configuration)
     if curve is None:
-        # Connections that its workers can handle at once, or another configuration's rate.
-        hands = configuration.workers * configuration.batch_size + 1
-        level = float(min(state.max_connections, hands))
+        # The load is as many connections as the workers can take, or the best rate so far.
+        max_requests = configuration.workers * configuration.batch_size + 1
+        level = float(min(state.max_connections, max_requests))
         level = (state.best or 10.0) if state.mode == "open" else level
         return Forecast(configuration, level, None, 0.0, math.inf)
     level, prediction = _best_load(state, curve, configuration, CAUTIOUS_FACTOR)
     _, hopeful = _best_load(state, curve, configuration, HOPEFUL_FACTOR)
-    usual, possible = state.corrections
-    expected = usual * prediction.throughput if _holds(state, prediction, 1.0) else 0.0
-    most = possible * hopeful.throughput if _holds(state, hopeful, HOPEFUL_FACTOR) else 0.0
+    usual_correction, max_correction = state.corrections
+    expected = usual_correction * prediction.throughput if _holds(state, prediction, 1.0) else 0.0
+    most = max_correction * hopeful.throughput if _holds(state, hopeful, HOPEFUL_FACTOR) else 0.0
     return Forecast(configuration, level, prediction, expected, PREDICTION_MARGIN * most)
 
 
-def _holds(state: State, prediction: Prediction, times: float) -> bool:
-    """Tell whether so many times the predicted latency keeps the bounds."""
+def _holds(state: State, prediction: Prediction, factor: float) -> bool:
+    """Tell whether the predicted latency times a factor keeps the bounds."""
     return (
         state.slo is None
         or bool(state.loads)
-        or state.slo.latency_ratio(latency_of(prediction, times)) <= 1
+        or state.slo.latency_ratio(latency_of(prediction, factor)) <= 1
     )
 
 
 def _best_load(
-    state: State, curve: Curve, configuration: Configuration, times: float
+    state: State, curve: Curve, configuration: Configuration, factor: float
 ) -> tuple[float, Prediction]:
     """Return the load with the most predicted throughput within the bounds.
 
-    The latency is `times` the predicted one.
+    The assumed latency is `factor` times the predicted latency.
     """
     if state.loads:
         predictions = [
@@ -270,14 +277,17 @@ def _best_load(
             for load in state.loads
         ]
         return max(predictions, key=lambda pair: pair[1].throughput)
-    arguments = curve, configuration, state.slo, state.overhead_ms, state.cores, times
+    arguments = curve, configuration, state.slo, state.overhead_ms, state.cores, factor
     if state.mode == "open":
         return best_rate(*arguments)
     return best_connections(*arguments, state.max_connections)
 
 
-def ruled_out(state: State, configuration: Configuration) -> str | None:
-    """Return why a configuration cannot be measured or win, whatever its prediction, or None."""
+def exclusion_reason(state: State, configuration: Configuration) -> str | None:
+    """Return why a configuration cannot be measured or cannot win, or None.
+
+    Predictions are not considered.
+    """
     if configuration.variant in state.excluded:
         return state.excluded[configuration.variant]
     if state.exhaustive:
@@ -290,13 +300,18 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
     ):
         return f"a batch of that size did not run by itself: {curve.failed}"
     for trial in state.trials:
-        tried = trial.as_configuration()
-        smaller = (
-            tried.workers <= configuration.workers and tried.batch_size <= configuration.batch_size
+        trial_configuration = trial.as_configuration()
+        is_smaller = (
+            trial_configuration.workers <= configuration.workers
+            and trial_configuration.batch_size <= configuration.batch_size
         )
-        if trial.state == "failed" and tried.variant == configuration.variant and smaller:
-            return f"{tried} failed, which asks for less: {trial.reason}"
-    if _too_slow_alone(state, configuration):
+        if (
+            trial.state == "failed"
+            and trial_configuration.variant == configuration.variant
+            and is_smaller
+        ):
+            return f"{trial_configuration} failed, which asks for less: {trial.reason}"
+    if _is_too_slow_alone(state, configuration):
         return (
             "one request at a time breaks a bound, and no number of workers or batch size makes"
             " that faster"
@@ -304,8 +319,8 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
     return None
 
 
-def _too_slow_alone(state: State, configuration: Configuration) -> bool:
-    """Tell whether one connection broke a bound with such a worker, clearly or twice."""
+def _is_too_slow_alone(state: State, configuration: Configuration) -> bool:
+    """Tell whether one connection to such a worker broke a bound, clearly or twice."""
     ratios = [
         _rung(state, point).latency_ratio
         for trial in state.trials
@@ -317,50 +332,52 @@ def _too_slow_alone(state: State, configuration: Configuration) -> bool:
     return any(ratio > CLEAR_EXCESS for ratio in ratios) or sum(ratio > 1 for ratio in ratios) > 1
 
 
-def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
+def unmeasured_configurations(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
     """Return the unmeasured configurations with their predictions and the reasons."""
-    passed = []
+    unmeasured = []
     for configuration in state.configurations:
-        if configuration in state.tried:
+        if configuration in state.started_configurations:
             continue
         prospect = forecast(state, configuration)
-        reason = ruled_out(state, configuration)
+        reason = exclusion_reason(state, configuration)
         if reason is None:
-            less = f"{prospect.most:.0f} requests/s at most, {OUTDONE}"
-            reason = OUT_OF_TIME if prospect.most > state.best * MIN_GAIN else less
-        passed.append((configuration, prospect.predicted, reason))
-    return passed
+            too_slow = f"{prospect.most:.0f} requests/s at most, {OUTDONE}"
+            reason = OUT_OF_TIME if prospect.most > state.best * MIN_GAIN else too_slow
+        unmeasured.append((configuration, prospect.predicted, reason))
+    return unmeasured
 
 
 def faster_unmeasured(state: State) -> int:
-    """Count the unmeasured configurations that are faster than all measured ones.
+    """Count the unmeasured configurations that are predicted to be faster than all measured ones.
 
-    Usual errors of predictions are allowed for; with any left, none is the best. Without a curve
-    nothing is expected of a configuration, so more than the baseline must have been measured.
+    The usual errors of predictions are allowed for. While any are left, no winner can be named. A
+    configuration without a curve has no prediction, so more than the baseline must be measured.
     """
     unmeasured = [
         forecast(state, configuration)
         for configuration in state.configurations
-        if configuration not in state.tried and ruled_out(state, configuration) is None
+        if configuration not in state.started_configurations
+        and exclusion_reason(state, configuration) is None
     ]
-    alone = len(state.tried) < 2
+    only_baseline = len(state.started_configurations) < 2
     return sum(
-        prospect.expected > PREDICTION_MARGIN * state.best or (alone and prospect.predicted is None)
+        prospect.expected > PREDICTION_MARGIN * state.best
+        or (only_baseline and prospect.predicted is None)
         for prospect in unmeasured
     )
 
 
-def _climb(state: State, trial: Trial) -> Candidate | None:
+def _climb(state: State, trial: Trial) -> Proposal | None:
     """Return the next load of a measured configuration.
 
-    It is None once its maximum is known, or known not to win.
+    Return None if its maximum is known, or is known not to win.
     """
     configuration = trial.as_configuration()
     prospect = forecast(state, configuration)
-    leads = state.exhaustive or state.loads or _highest(trial) >= state.best
-    if trial.state != "measured" or not (leads or prospect.most > state.best * MIN_GAIN):
+    is_leader = state.exhaustive or state.loads or _highest(trial) >= state.best
+    if trial.state != "measured" or not (is_leader or prospect.most > state.best * MIN_GAIN):
         return None
-    # An earlier run has confirmed its best by loads of the other mode.
+    # An earlier run may have confirmed its best trial by loads of the other mode.
     points = [point for point in trial.points if point.offered.mode == state.mode]
     if state.loads:
         measured = {_level(point.offered) for point in points}
@@ -375,11 +392,11 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
             throughput_to_beat=0.0 if state.exhaustive else state.best,
         )
     if level is not None:
-        return _candidate(state, configuration, level)
+        return _propose(state, configuration, level)
     best = chosen(trial) if state.exhaustive and not state.loads else None
     if best is None or len(best.counted) > 1:
         return None
-    return _candidate(state, configuration, _level(best.offered))
+    return _propose(state, configuration, _level(best.offered))
 
 
 def _rung(state: State, point: Point) -> Rung:
@@ -397,15 +414,15 @@ def offered_load(state: State, level: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
-def _candidate(state: State, configuration: Configuration, level: float) -> Candidate:
+def _propose(state: State, configuration: Configuration, level: float) -> Proposal:
     offered = offered_load(state, level)
-    return Candidate(configuration, offered, predict_load(state, configuration, offered))
+    return Proposal(configuration, offered, predict_load(state, configuration, offered))
 
 
 def predict_load(
     state: State, configuration: Configuration, offered: OfferedLoad
 ) -> Prediction | None:
-    """Predict one load; None without a curve."""
+    """Predict one load; return None if there is no curve."""
     curve = curve_of(state, configuration)
     if curve is None:
         return None
@@ -418,9 +435,9 @@ def chosen(trial: Trial) -> Point | None:
 
 
 def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = None) -> list[int]:
-    """Return the positions of the trials that may win, the best first.
+    """Return the positions of the trials that can win, the best first.
 
-    Of two equal ones, that with fewer workers and smaller batches comes first.
+    Of two equal trials, the one with fewer workers and smaller batches comes first.
     """
     candidates = []
     for position, trial in enumerate(trials):
@@ -445,38 +462,38 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
 
 
 def curve_of(state: State, configuration: Configuration) -> Curve | None:
-    """Return the curve of a worker with its number of threads, or with the nearest timed number."""
+    """Return the curve of a worker with this number of threads, or with the nearest timed one."""
     threads = configuration.threads_per_worker(state.cores, state.threads)
     key = configuration.variant, threads
     if key not in state.sound_curves:
 
-        def off(curve: Curve) -> tuple[float, bool]:
-            # A single worker has all cores.
-            own_threads = curve.threads or state.threads or state.cores
-            return abs(math.log2(own_threads / threads)), curve.threads != configuration.threads
+        def distance(curve: Curve) -> tuple[float, bool]:
+            # By default, the single worker of a curve uses all cores.
+            curve_threads = curve.threads or state.threads or state.cores
+            return abs(math.log2(curve_threads / threads)), curve.threads != configuration.threads
 
         kind = configuration.variant.kind
-        like = [curve for curve in state.curves if curve.points and curve.variant.kind == kind]
-        nearest = min(like, key=off, default=None)
+        same_kind = [curve for curve in state.curves if curve.points and curve.variant.kind == kind]
+        nearest = min(same_kind, key=distance, default=None)
         state.sound_curves[key] = None if nearest is None else undisturbed(nearest)
     return state.sound_curves[key]
 
 
 def variants_by_use(configurations: Sequence[Configuration], state: State) -> list[Variant]:
-    """Return the variants, first those whose curves predict most configurations.
+    """Return the variants; those whose curves predict the most configurations come first.
 
-    The time may not suffice for all of them.
+    The time may be too short for all of them.
     """
     uses = Counter(kind_of(state, configuration) for configuration in configurations)
-    alone = {
+    kinds = {
         configuration.variant: kind_of(state, replace(configuration, workers=1))
         for configuration in configurations
     }
-    return sorted(alone, key=lambda variant: -uses[alone[variant]])
+    return sorted(kinds, key=lambda variant: -uses[kinds[variant]])
 
 
 def kind_of(state: State, configuration: Configuration) -> tuple[Any, ...]:
-    """Return the variant with the actual threads of its workers."""
+    """Return the variant without its threads, and the actual number of threads of its workers."""
     return (
         configuration.variant.kind,
         configuration.threads_per_worker(state.cores, state.threads),

@@ -1,6 +1,6 @@
-"""The measured server: a real `tsx serve` process on free loopback ports.
+"""The measured server: a `tsx serve` process on free loopback ports.
 
-It ignores the user's settings, and runs on its own cores if they are given.
+It ignores the user's settings. If cores are given, it runs on these.
 """
 
 from __future__ import annotations
@@ -34,38 +34,41 @@ SERVER, GENERATOR = "--server-cores", "--generator-cores"
 def choose_cores(
     server: str | None, generator: str | None, *, running: bool = False
 ) -> PinnedCores | None:
-    """Return the cores of both sides.
+    """Return the cores of the server and of the generator.
 
-    A side whose option is absent gets the remaining cores, unless the server is `running` already.
+    If only one option is given, the other side gets the remaining cores, unless the server is
+    `running` already.
 
     Raises:
-        UsageError: The cores do not exist, are shared, or none is left.
+        UsageError: The cores do not exist, both sides share one, or none is left.
     """
-    sides = {
+    cores_by_option = {
         option: _cores(text, option)
         for option, text in ((SERVER, server), (GENERATOR, generator))
         if text is not None
     }
-    if not sides:
+    if not cores_by_option:
         return None
-    shared_cores = set(sides.get(SERVER, ())) & set(sides.get(GENERATOR, ()))
+    shared_cores = set(cores_by_option.get(SERVER, ())) & set(cores_by_option.get(GENERATOR, ()))
     if shared_cores:
         raise UsageError(
             f"{SERVER} and {GENERATOR} both have core {min(shared_cores)}; give each side"
             " cores of its own"
         )
     if running:
-        return PinnedCores(server=[], generator=sides[GENERATOR])
+        return PinnedCores(server=[], generator=cores_by_option[GENERATOR])
     for option in (SERVER, GENERATOR):
-        if option not in sides:
-            (named_side,) = sides
-            sides[option] = sorted(os.sched_getaffinity(0) - set(sides[named_side]))
-            if not sides[option]:
+        if option not in cores_by_option:
+            (given_option,) = cores_by_option
+            cores_by_option[option] = sorted(
+                os.sched_getaffinity(0) - set(cores_by_option[given_option])
+            )
+            if not cores_by_option[option]:
                 raise UsageError(
-                    f"{named_side}: {server or generator} are all cores, and none is left for the"
+                    f"{given_option}: {server or generator} are all cores, and none is left for the"
                     " other side; give fewer"
                 )
-    return PinnedCores(server=sides[SERVER], generator=sides[GENERATOR])
+    return PinnedCores(server=cores_by_option[SERVER], generator=cores_by_option[GENERATOR])
 
 
 def _cores(text: str, option: str) -> list[int]:
@@ -92,10 +95,10 @@ def _cores(text: str, option: str) -> list[int]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Run this thread and the processes that it starts on these cores.
+    """Run this thread, and the processes that it starts, on these cores.
 
-    If `cores` is empty, nothing changes. A server counts the cores that it may use, so its numbers
-    of workers and threads adapt.
+    If `cores` is empty, nothing changes. A server counts the cores that it may use, and chooses the
+    numbers of workers and threads accordingly.
     """
     if not cores:
         yield
@@ -109,14 +112,14 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 DIRECTORY_PREFIX = "tsx-bench-"
-LOCK = "lock"  # the file by which a process locks its directory
-LAST_LINES = 12  # lines of the log in the reason of a failure
+LOCK = "lock"  # A process locks this file while it uses the directory.
+LAST_LINES = 12  # lines of the log in an error message
 TRACEBACK_HINT = "--debug shows the whole traceback."
-# The user's settings that the server inherits. This one changes only how long a start takes.
+# The user's settings that the server inherits. This one affects only the time of a start.
 INHERITED_SETTINGS = ("TSX_WORKER_PRELOAD",)
 END_TIMEOUT_S = 10.0
-# The server ends with this process, and Ctrl-C is for this process alone. Unlike `-m`, `-c` leaves
-# the working directory out of the path.
+# The kernel ends the server when this process ends. The server is started by `-c`, because `-m`
+# would add the working directory to the path.
 _BOOT = """
 import sys
 sys.path[:] = {path!r}
@@ -129,7 +132,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class NotStarted(Exception):
-    """The server did not start; the message ends with the last lines of its log."""
+    """The server did not start. The message ends with the last lines of its log."""
 
 
 @dataclass
@@ -167,9 +170,9 @@ def serving(
     start_seconds: float,
     extra_settings: Mapping[str, object] | None = None,
 ) -> Iterator[ServerProcess]:
-    """Yield a ready server with the model in `directory`, or without models if that is None.
+    """Yield a ready server with the model in `directory`, or with no model if it is None.
 
-    The server's files are in `scratch`. `extra_settings` are passed to it with `--set`.
+    The server's files are in `scratch`. `extra_settings` are passed with `--set`.
 
     Raises:
         NotStarted: The server does not start.
@@ -187,7 +190,7 @@ def serving(
     command += ["--port", 0, "--management-port", 0, "--metrics-port", 0]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
-    boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
+    boot_code = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -195,7 +198,7 @@ def serving(
     }
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", boot, *map(str, command)],
+            [sys.executable, "-c", boot_code, *map(str, command)],
             cwd=scratch,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -235,10 +238,10 @@ def _wait_until_ready(process: subprocess.Popen[str], log: Path, seconds: float)
 
 
 def end(process: subprocess.Popen[str], timeout_s: float = END_TIMEOUT_S) -> None:
-    """End a server and its workers, whatever state they are in."""
-    family: list[psutil.Process] = []
+    """End a server and its workers, in whatever state they are."""
+    descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True)
+        descendants = psutil.Process(process.pid).children(recursive=True)
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -248,15 +251,15 @@ def end(process: subprocess.Popen[str], timeout_s: float = END_TIMEOUT_S) -> Non
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    # The workers end by themselves after the server.
-    _, survivors = psutil.wait_procs(filter(_is_running, family), timeout=0.1)
-    for member in survivors:
+    # The workers usually end after the server without help.
+    _, survivors = psutil.wait_procs(filter(_is_running, descendants), timeout=0.1)
+    for survivor in survivors:
         with suppress(psutil.Error):
-            member.kill()
+            survivor.kill()
 
 
 def _is_running(process: psutil.Process) -> bool:
-    """Tell whether a process runs; a zombie does not, and may stay in some containers."""
+    """Tell whether a process runs; a zombie, which may stay in some containers, does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -264,7 +267,7 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def _exit_reason(log: Path, code: int) -> str:
-    """Return the last message of `tsx serve`, or else the last lines of its log."""
+    """Return the error message of `tsx serve`, or else the last lines of its log."""
     log_text = last_lines(log)
     _, error, message = log_text.rpartition("Error: ")
     return message.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {log_text}"
@@ -281,7 +284,7 @@ def last_lines(log: Path) -> str:
 
 @contextmanager
 def scratch_directory(name: str) -> Iterator[Path]:
-    """Yield a temporary directory with a short name, since the server makes sockets in it."""
+    """Yield a temporary directory. Its name is short, since the server creates sockets in it."""
     with tempfile.TemporaryDirectory(
         prefix=f"{DIRECTORY_PREFIX}{name}-", dir=temporary_directory(), ignore_cleanup_errors=True
     ) as directory:
@@ -294,7 +297,7 @@ def scratch_directory(name: str) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove the directories of runs that were killed."""
+    """Remove directories that killed runs have left."""
     if not CAN_LOCK:
         return
     for directory in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):

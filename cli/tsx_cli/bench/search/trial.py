@@ -1,4 +1,4 @@
-"""A trial: one configuration, its server, its answers and its figures under load."""
+"""A trial of one configuration: its server, its answers and its figures under load."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 
-EXTRA_START_S = 60.0  # time of a start beside the loading of the model
-OPEN_LOOP_CONNECTIONS = 512  # bound of concurrent requests in an open loop
+EXTRA_START_S = 60.0  # time for a start in addition to the loading of the model
+OPEN_LOOP_CONNECTIONS = 512  # maximum number of concurrent requests in an open loop
 MAX_COMPARED = 32
 
 
 class TrialFailed(Exception):
-    """A trial failed, which is a result and does not end the run; the message says why."""
+    """A trial failed. That is a result and does not end the run; the message gives the reason."""
 
 
 class LoadMeasurement(NamedTuple):
@@ -50,16 +50,16 @@ class LoadMeasurement(NamedTuple):
 
 @dataclass(frozen=True)
 class TrialTarget:
-    """Data that all trials of a run share."""
+    """The data that all trials of a run share."""
 
     archive: OpenArchive
     payloads: Sequence[Payload]
     seconds: float
     seed: int = 0
     timeout: float = 60.0
-    # Size limits of the server, so that it accepts what is sent.
+    # Size limits of the server, which must accept the payloads.
     sizes: Mapping[str, int] = field(default_factory=dict)
-    warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
+    warm_up: float | Literal["auto"] = "auto"  # seconds before the measurement
     generator_cores: tuple[int, ...] = ()
     slo: Slo | None = None
 
@@ -85,13 +85,13 @@ class RunningCandidate:
         *,
         seconds: float | None = None,
     ) -> LoadMeasurement:
-        """Measure a load for so many seconds, or those of the target.
+        """Measure a load for `seconds`, by default the seconds of the target.
 
         Raises:
             TrialFailed: The server failed, or lost a worker.
         """
-        target, recorded, speed = self.target, offered.arrivals == "recorded", 1.0
-        if recorded and offered.rate and (recording_rate := recorded_rate(target.payloads)):
+        target, is_recorded, speed = self.target, offered.arrivals == "recorded", 1.0
+        if is_recorded and offered.rate and (recording_rate := recorded_rate(target.payloads)):
             speed = offered.rate / recording_rate
         plan = LoadPlan(
             url=self.server.inference,
@@ -103,7 +103,7 @@ class RunningCandidate:
                 if offered.mode == "open"
                 else offered.connections
             ),
-            rate=None if recorded else offered.rate,
+            rate=None if is_recorded else offered.rate,
             speed=speed,
             arrivals=offered.arrivals or "poisson",
             seconds=target.seconds if seconds is None else seconds,
@@ -131,7 +131,7 @@ class RunningCandidate:
         except UsageError:
             raise
         except CliError as error:
-            # The generator found no server, or was killed.
+            # The generator did not reach the server, or was killed.
             raise TrialFailed(error.message) from error
         except (OSError, psutil.Error) as error:
             raise TrialFailed(f"the server has exited: {self.server.log_tail()}") from error
@@ -145,7 +145,9 @@ class RunningCandidate:
         )
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
-        """Return the answers to payloads, so many at a time, repeated until they fill batches.
+        """Send payloads, `together` at a time; return the answers.
+
+        Payloads are repeated until there are enough to fill batches.
 
         Raises:
             TrialFailed: The server does not answer.
@@ -159,16 +161,16 @@ class RunningCandidate:
             raise TrialFailed(f"{error.message}: {self.server.log_tail()}") from error
 
     def first_answer(self) -> float | None:
-        """Return the milliseconds of one request, or None after a refusal.
+        """Return the time of one request in milliseconds, or None if it was refused.
 
-        The comparison of answers reports the reason.
+        The comparison of answers reports the reason of a refusal.
         """
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             answer = self._ask(self.target.payloads[0])
         except CliError:
             return None
-        return 1000 * (time.perf_counter() - begun) if answer.status < 300 else None
+        return 1000 * (time.perf_counter() - start_time) if answer.status < 300 else None
 
     def _ask(self, payload: Payload) -> ComparedAnswer:
         server = Server(self.server.inference, timeout=self.target.timeout)
@@ -189,23 +191,23 @@ class RunningCandidate:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:
-        """Check the workers: one that died answers less than it seems to.
+        """Check that all workers are alive: without one, the figures would be too low.
 
         Raises:
             TrialFailed: A worker died, or runs another form than the configuration's.
         """
-        described = json.loads(
+        description = json.loads(
             self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}")
         )[0]
-        if described["workerRestarts"]:
+        if description["workerRestarts"]:
             raise TrialFailed(
-                f"a worker died: {described.get('lastError') or self.server.log_tail()}"
+                f"a worker died: {description.get('lastError') or self.server.log_tail()}"
             )
-        expected, form = self.configuration.form, described.get("form")
+        expected, form = self.configuration.form, description.get("form")
         if expected is not None and form not in (None, expected):
             raise TrialFailed(
                 f"its workers run {form} instead:"
-                f" {'; '.join(described.get('formsPassedOver') or ())}"
+                f" {'; '.join(description.get('formsPassedOver') or ())}"
             )
 
 
@@ -213,7 +215,7 @@ class RunningCandidate:
 def running(
     configuration: Configuration, target: TrialTarget, directories: list[Path]
 ) -> Iterator[RunningCandidate]:
-    """Yield a candidate with a running server, whose directory is added to `directories`.
+    """Yield a candidate with a running server; its directory is added to `directories`.
 
     Raises:
         TrialFailed: The server does not start.
@@ -240,7 +242,7 @@ def running(
 
 
 class Servers:
-    """The running servers, each kept while its configuration is measured."""
+    """The running servers. Each is kept while its configuration is measured."""
 
     def __init__(
         self,
@@ -252,13 +254,13 @@ class Servers:
         self._running: dict[Configuration, tuple[ExitStack, RunningCandidate]] = {}
         self._directories: list[Path] = []
 
-    def get(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
-        """Return the candidate of a configuration; end all others, unless it runs beside them.
+    def get(self, configuration: Configuration, *, keep_others: bool = False) -> RunningCandidate:
+        """Return the candidate of a configuration; other servers end, unless `keep_others` is set.
 
         Raises:
             TrialFailed: The server does not start.
         """
-        if not beside:
+        if not keep_others:
             for superseded in [active for active in self._running if active != configuration]:
                 self.end(superseded)
         if configuration not in self._running:
@@ -278,7 +280,7 @@ class Servers:
         if entry is not None:
             try:
                 entry[0].close()
-            finally:  # It is removed last, so that a second Ctrl-C finds it.
+            finally:  # It is removed last: after a Ctrl-C here, `close` still finds it.
                 self._running.pop(configuration, None)
 
     def close(self) -> None:
@@ -286,7 +288,7 @@ class Servers:
             self.end(configuration)
 
     def abandon(self) -> None:
-        """Kill all processes that this one has started, and remove their files."""
+        """Kill all descendants of this process, and remove the servers' directories."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 process.kill()

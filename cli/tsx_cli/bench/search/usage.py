@@ -1,4 +1,4 @@
-"""A server during a load: its metrics before and after, and the usage of its processes."""
+"""A server during a load: its metrics before and after it, and the usage of its processes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def parse(text: str, model: str) -> MetricsSnapshot:
 
 
 def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> Stages:
-    """Return the parts of a request's mean time; its client measured `mean_ms`.
+    """Divide the mean time of a request into stages; `mean_ms` is the time that clients measured.
 
-    The time of a batch is that of each request in it.
+    Each request in a batch takes the time of the whole batch.
     """
     times = {name: 1000 * _mean(before, after, metric) for name, metric in REQUEST_METRICS.items()}
     weight = _weight(before, after)
@@ -70,7 +70,7 @@ def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> S
 
 
 def busy_ms(before: MetricsSnapshot, after: MetricsSnapshot) -> float | None:
-    """Return a worker's mean milliseconds for a request, or None without an answer."""
+    """Return a worker's mean milliseconds for a request, or None if there were no requests."""
     requests = after.counts.get(REQUEST_METRIC, 0.0) - before.counts.get(REQUEST_METRIC, 0.0)
     return (
         1000 * (after.sums.get(BUSY_METRIC, 0.0) - before.sums.get(BUSY_METRIC, 0.0)) / requests
@@ -80,22 +80,25 @@ def busy_ms(before: MetricsSnapshot, after: MetricsSnapshot) -> float | None:
 
 
 def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:
-    """Return the batches by size; sizes that the server counts together have the largest."""
-    below, sizes = 0.0, {}
+    """Return the number of batches by size.
+
+    The server counts some sizes together; these count as the largest of them.
+    """
+    smaller_batches, sizes = 0.0, {}
     bounds = sorted(after.batches)
     for index, bound in enumerate(bounds):
         count = after.batches[bound] - before.batches.get(bound, 0.0)
-        if count > below:
+        if count > smaller_batches:
             size = bound if bound != float("inf") else 2 * bounds[index - 1] if index else 1
-            sizes[int(size)] = round(count - below)
-        below = count
+            sizes[int(size)] = round(count - smaller_batches)
+        smaller_batches = count
     return sizes
 
 
 def _weight(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
-    """Return how much longer the batch of a request took than a batch on average.
+    """Return by how much a request's batch took longer than the average batch.
 
-    Large batches take long, and more requests are in them.
+    Large batches take longer and contain more requests, so requests see longer batches.
     """
     batches = after.counts.get(BATCH_SIZE_METRIC, 0.0) - before.counts.get(BATCH_SIZE_METRIC, 0.0)
     busy = after.sums.get(BUSY_METRIC, 0.0) - before.sums.get(BUSY_METRIC, 0.0)
@@ -103,7 +106,7 @@ def _weight(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
 
 
 def _batch_seconds(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
-    """Return the mean seconds of a request in its batch."""
+    """Return the mean time that a request spent in its batch, in seconds."""
     return _mean(before, after, REQUEST_METRIC) - sum(
         _mean(before, after, metric) for metric in REQUEST_METRICS.values()
     )
@@ -121,19 +124,19 @@ MEBI = 1 << 20
 
 
 class UsageSampler:
-    """A thread that samples the usage during its context; `samples` are in the order of time."""
+    """A thread that samples the usage during its context; `samples` are ordered by time."""
 
     def __init__(self, pid: int, *, gpu: bool) -> None:
         self.samples: list[Usage] = []
         self._root = psutil.Process(pid)
         self._gpu = _Gpu() if gpu else None
-        self._over = threading.Event()
+        self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tsx-bench-usage", daemon=True)
         self._before: dict[int, float] = {}
-        self._began = 0.0
+        self._start_time = 0.0
 
     def __enter__(self) -> UsageSampler:
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         self._thread.start()
         return self
 
@@ -143,56 +146,59 @@ class UsageSampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._over.set()
+        self._is_stopped.set()
         self._thread.join()
 
     def during(self, start: float | None, seconds: float) -> list[Usage]:
-        """Return the samples of a load, with times from its start.
+        """Return the samples of a load, with times relative to its start.
 
-        `start` is its begin by time.monotonic; without it, all samples count. The idle time before
-        and after a load would be a ramp in a chart.
+        `start` is a value of time.monotonic; if it is None, all samples are returned. Samples of
+        the idle time before and after the load are left out: a chart would show them as a ramp.
         """
         if start is None:
             return self.samples
         shifted = [
-            sample.model_copy(update={"at_seconds": sample.at_seconds - (start - self._began)})
+            sample.model_copy(update={"at_seconds": sample.at_seconds - (start - self._start_time)})
             for sample in self.samples
         ]
         return [sample for sample in shifted if SAMPLE_INTERVAL_S <= sample.at_seconds <= seconds]
 
     def _run(self) -> None:
-        last = self._began
+        previous_time = self._start_time
         self._cpu()
-        while not self._over.wait(SAMPLE_INTERVAL_S):
-            now = time.monotonic()
+        while not self._is_stopped.wait(SAMPLE_INTERVAL_S):
+            sample_time = time.monotonic()
             cpu, memory = self._cpu(), memory_of(self._root)
-            share, gpu_memory_mib = self._gpu.read() if self._gpu is not None else (None, None)
+            gpu_use, gpu_memory_mib = self._gpu.read() if self._gpu is not None else (None, None)
             self.samples.append(
                 Usage(
-                    at_seconds=now - self._began,
-                    cpu=cpu / (now - last),
+                    at_seconds=sample_time - self._start_time,
+                    cpu=cpu / (sample_time - previous_time),
                     memory_mib=memory / MEBI,
-                    gpu=share,
+                    gpu=gpu_use,
                     gpu_memory_mib=gpu_memory_mib,
                 )
             )
-            last = now
+            previous_time = sample_time
 
     def _cpu(self) -> float:
-        """Return the seconds of all processes since the last call."""
-        now: dict[int, float] = {}
-        for process in family_of(self._root):
+        """Return the CPU seconds of all processes since the previous call."""
+        seconds_by_pid: dict[int, float] = {}
+        for process in process_tree(self._root):
             try:
                 times = process.cpu_times()
             except psutil.Error:
                 continue
-            now[process.pid] = times.user + times.system
-        used = sum(max(0.0, seconds - self._before.get(pid, 0.0)) for pid, seconds in now.items())
-        self._before = now
-        return used
+            seconds_by_pid[process.pid] = times.user + times.system
+        used_s = sum(
+            max(0.0, seconds - self._before.get(pid, 0.0))
+            for pid, seconds in seconds_by_pid.items()
+        )
+        self._before = seconds_by_pid
+        return used_s
 
 
-def family_of(root: psutil.Process) -> list[psutil.Process]:
+def process_tree(root: psutil.Process) -> list[psutil.Process]:
     try:
         return [root, *root.children(recursive=True)]
     except psutil.Error:
@@ -200,22 +206,22 @@ def family_of(root: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_of(root: psutil.Process) -> int:
-    """Return the bytes of a process and its children.
+    """Return the memory of a process and its descendants, in bytes.
 
-    Shared pages count in part (PSS) or, outside Linux, not at all (USS).
+    Shared pages count in proportion (PSS); on systems other than Linux they do not count (USS).
     """
     total = 0
-    for process in family_of(root):
+    for process in process_tree(root):
         try:
             info = process.memory_full_info()
-        except psutil.Error:  # It has ended, or belongs to another user.
+        except psutil.Error:  # The process has ended, or belongs to another user.
             continue
         total += getattr(info, "pss", None) or info.uss
     return total
 
 
 class _Gpu:
-    """The busiest GPU's share and the memory of all, by the extra `gpu`; None without it."""
+    """The use of the busiest GPU and the memory of all GPUs; None without the extra `gpu`."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -240,6 +246,6 @@ class _Gpu:
             ]
             shares = [nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in devices]
             memory = sum(nvml.nvmlDeviceGetMemoryInfo(device).used for device in devices)
-        except nvml.NVMLError:  # A part of a GPU (MIG) does not report its use.
+        except nvml.NVMLError:  # A MIG instance does not report its use.
             return None, None
         return max(shares, default=None), memory / MEBI

@@ -1,6 +1,6 @@
-"""The model directory of a configuration: links to the archive's files and a changed setting file.
+"""The model directory of a configuration: links to the archive's files, and a changed config file.
 
-Other keys and comments of model-config.yaml stay.
+Other keys and comments of model-config.yaml are kept.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 
 PT2_KEYS = ("compile", "export")
-# PyYAML reads these as ends of lines, although it writes them unescaped.
+# PyYAML writes these characters unescaped, but reads them as ends of lines.
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 
 def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys to set, or to remove if None; `raw` is the archive's configuration."""
+    """Return the keys to set, or to remove if None; `raw` is the content of model-config.yaml."""
     keys = configuration.keys() | {"slo": None}  # The configuration sets the batch size.
     if "pt2" in keys:
-        keys["pt2"] = _compiled(raw.get("pt2"), enable=configuration.compiled is True)
+        keys["pt2"] = _pt2_setting(raw.get("pt2"), enable=configuration.compiled is True)
     return {key: value for key, value in keys.items() if value is not None or key in raw}
 
 
-def _compiled(pt2: Any, *, enable: bool) -> dict[str, Any] | None:
-    """Return `pt2` with compilation on or off and its other keys.
+def _pt2_setting(pt2: Any, *, enable: bool) -> dict[str, Any] | None:
+    """Return `pt2` with compilation on or off; other keys are kept.
 
-    It may also be a backend's name, or torch.compile's arguments themselves.
+    `pt2` may also be the name of a backend, or the arguments of torch.compile.
     """
     if isinstance(pt2, str):
         pt2 = {"compile": {"backend": pt2}}
@@ -59,29 +59,29 @@ def _compiled(pt2: Any, *, enable: bool) -> dict[str, Any] | None:
     return other_options or None
 
 
-def with_keys(text: str, changed: Mapping[str, Any]) -> str:
-    """Return a document with these keys set, or removed if they are None.
+def with_keys(text: str, changed_keys: Mapping[str, Any]) -> str:
+    """Return a YAML document with these keys set, or removed if they are None.
 
-    The rest stays as written. A document that cannot be changed line by line (in braces, with
+    The other lines are kept. A document that cannot be changed line by line (in braces, with
     aliases) is rewritten without its comments.
     """
-    before = yaml.safe_load(text)
-    known = dict(before) if isinstance(before, dict) else {}
-    after = {
+    old_document = yaml.safe_load(text)
+    old_keys = dict(old_document) if isinstance(old_document, dict) else {}
+    new_keys = {
         key: value
-        for key, value in {**known, **changed}.items()
-        if value is not None or (key not in changed and key in known)
+        for key, value in {**old_keys, **changed_keys}.items()
+        if value is not None or (key not in changed_keys and key in old_keys)
     }
-    edited = _edited(text, changed)
+    edited_text = _edit_lines(text, changed_keys)
     try:
-        if edited is not None and (yaml.safe_load(edited) or {}) == after:
-            return edited
+        if edited_text is not None and (yaml.safe_load(edited_text) or {}) == new_keys:
+            return edited_text
     except yaml.YAMLError:
         pass
-    return _dumped(after)
+    return _dump_yaml(new_keys)
 
 
-def _edited(text: str, changed: Mapping[str, Any]) -> str | None:
+def _edit_lines(text: str, changed_keys: Mapping[str, Any]) -> str | None:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
@@ -92,15 +92,19 @@ def _edited(text: str, changed: Mapping[str, Any]) -> str | None:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
-    replaced = set()
+    replaced_keys = set()
     for key, value in reversed(pairs):
-        if key.value in changed:
-            replaced.add(key.value)
+        if key.value in changed_keys:
+            replaced_keys.add(key.value)
             first, last = key.start_mark.line, _last_line(lines, key.start_mark.line, value)
             comment = _comment(lines[first], value) if first == last else ""
-            lines[first : last + 1] = [_written(key.value, changed[key.value], comment)]
-    added = [_written(key, value, "") for key, value in changed.items() if key not in replaced]
-    return "".join([*lines, *added])
+            lines[first : last + 1] = [_yaml_line(key.value, changed_keys[key.value], comment)]
+    added_lines = [
+        _yaml_line(key, value, "")
+        for key, value in changed_keys.items()
+        if key not in replaced_keys
+    ]
+    return "".join([*lines, *added_lines])
 
 
 def _last_line(lines: list[str], first: int, value: yaml.Node) -> int:
@@ -117,14 +121,14 @@ def _comment(line: str, value: yaml.Node) -> str:
     return "  " + tail.strip() if tail.strip().startswith("#") else ""
 
 
-def _written(key: str, value: Any, comment: str) -> str:
+def _yaml_line(key: str, value: Any, comment: str) -> str:
     if value is None:
         return ""
-    text = _dumped({key: value})
+    text = _dump_yaml({key: value})
     return f"{text[:-1]}{comment}\n" if text.count("\n") == 1 else text
 
 
-def _dumped(value: Mapping[str, Any]) -> str:
+def _dump_yaml(value: Mapping[str, Any]) -> str:
     if not value:
         return ""
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=120)
@@ -133,7 +137,7 @@ def _dumped(value: Mapping[str, Any]) -> str:
     )
 
 
-# Waiting requests by default: more than a closed loop has connections.
+# The default length of the queue, which exceeds the connections of a closed loop.
 QUEUE_SIZE = 4096
 
 
@@ -146,8 +150,8 @@ def lay_out(
 ) -> Path:
     """Make a directory of the model in `parent`, which loads like the archive.
 
-    `forms` replace those of the archive, in their order. The caller makes the directory
-    FORMS_DIRECTORY with their files.
+    `forms` replace the archive's forms and determine their order. The caller creates the directory
+    FORMS_DIRECTORY with the files of the forms.
     """
     directory = parent / archive.manifest.model_name
     directory.mkdir(parents=True)
@@ -162,7 +166,7 @@ def lay_out(
     if archive.config.job_queue_size is None:
         keys["jobQueueSize"] = QUEUE_SIZE
     if archive.config.cache is not None:
-        keys["cache"] = None  # The same requests come repeatedly, and the model is measured.
+        keys["cache"] = None  # Requests repeat, and a cache would answer them instead of the model.
     if forms is not None:
         keys["forms"] = [form.name for form in forms.forms] or None
         (directory / FORMS_FILE).write_bytes(forms.content())
@@ -181,7 +185,7 @@ def lay_out(
 
 
 def _copy_or_link(source: Path, target: Path) -> None:
-    """Copy code, since the server runs none behind a link, and link all else."""
+    """Copy code, because the server runs no code behind a link; link all other files."""
     if source.is_dir():
         target.mkdir()
         for file in source.iterdir():
@@ -197,7 +201,7 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
     """Read the forms of an archive.
 
     Raises:
-        CliError: Their record is invalid.
+        CliError: The record of the forms is invalid.
     """
     path = archive.directory / FORMS_FILE
     try:
@@ -207,7 +211,7 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
 
 
 def takes_batches(archive: OpenArchive) -> bool:
-    """Tell whether the server forms the batches; some workers do it themselves."""
+    """Tell whether the server forms the batches; for some models the workers form them."""
     config = archive.config
     return not (
         config.async_communication

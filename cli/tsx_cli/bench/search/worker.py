@@ -1,4 +1,4 @@
-"""A worker without a server: a real worker process that loads a model and answers batches."""
+"""A worker without a server: a worker process that loads a model and answers batches."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 
-LAST_LINES = 6  # lines of the log in the reason of a failure
+LAST_LINES = 6  # lines of the log in an error message
 END_TIMEOUT_S = 5.0
-OUT_OF_MEMORY_METRIC = "tsx_oom_retries_total"  # counts batches that a worker has cut
+OUT_OF_MEMORY_METRIC = (
+    "tsx_oom_retries_total"  # counts batches that a worker split after running out of memory
+)
 
 
 class WorkerFailed(Exception):
-    """A worker failed; the message is the reason for people."""
+    """A worker failed. The message is the reason, for the user."""
 
 
 class WorkerSpec(NamedTuple):
-    """The start of a worker, and its load order."""
+    """The launch and the load command of a worker."""
 
     load: LoadOrder
     launch: Launch
@@ -54,9 +56,9 @@ class WorkerSpec(NamedTuple):
 
 
 class BatchReply(NamedTuple):
-    """The reply to a batch, with the worker's own times in seconds.
+    """The reply to a batch, with the worker's times in seconds.
 
-    They are the total, and those of preprocess, inference and postprocess (NaN for a missing step).
+    `stages` are the times of preprocess, inference and postprocess; NaN for a missing step.
     """
 
     answers: list[ComparedAnswer]
@@ -68,7 +70,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
     """Return the spec of one worker of a variant, for batches of at most this size.
 
     Raises:
-        WorkerFailed: There can be no such worker.
+        WorkerFailed: Such a worker is not possible.
     """
     settings = Settings.model_validate({})
     config, _ = parse_model_config(
@@ -113,7 +115,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         workers=1,
         gpus=gpus,
     )
-    # Every batch has the same number of threads.
+    # The worker does not share cores, so every batch has the same number of threads.
     placement = placement._replace(shares_cores=False)
     name, version = archive.manifest.model_name, archive.manifest.version
     load = load_order(
@@ -154,32 +156,32 @@ def model_variables() -> dict[str, str]:
 def start_worker(
     spec: WorkerSpec, variables: dict[str, str] | None = None
 ) -> Iterator[StandaloneWorker]:
-    """Yield a loaded worker, which ends whatever happens.
+    """Yield a loaded worker. It ends in any case.
 
     Raises:
         WorkerFailed: The worker does not load.
     """
-    front, back = socket.socketpair()
-    with front, tempfile.TemporaryFile() as log:
-        with back:
+    server_socket, worker_socket = socket.socketpair()
+    with server_socket, tempfile.TemporaryFile() as log:
+        with worker_socket:
             process = subprocess.Popen(
-                spec.launch.command(back.fileno(), None),
+                spec.launch.command(worker_socket.fileno(), None),
                 env={**model_variables(), **spec.launch.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[back.fileno()],
+                pass_fds=[worker_socket.fileno()],
                 start_new_session=True,
             )
         try:
-            worker = StandaloneWorker(front, process, log, spec.load["response_timeout"])
+            worker = StandaloneWorker(server_socket, process, log, spec.load["response_timeout"])
             worker.load(spec)
             yield worker
-            front.close()
+            server_socket.close()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(END_TIMEOUT_S)  # The worker may still write, for example a profile.
+                process.wait(END_TIMEOUT_S)  # The worker may still write a file, such as a profile.
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # Its process group is empty.
+            with suppress(ProcessLookupError, PermissionError):  # The process group may be empty.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -187,11 +189,11 @@ def start_worker(
 class StandaloneWorker:
     """A worker process made by `start_worker`."""
 
-    device = "cpu"  # the loaded worker's own report
-    precision: str | None = None  # the handler's report
-    form: str | None = None  # form of the model, if forms are configured
-    forms_passed_over: Sequence[str] = ()  # reasons why earlier forms do not run
-    load_seconds = 0.0  # time from the load order to readiness
+    device = "cpu"  # reported by the loaded worker
+    precision: str | None = None  # reported by the handler
+    form: str | None = None  # the loaded form, if forms are configured
+    forms_passed_over: Sequence[str] = ()  # reasons why preferred forms do not run
+    load_seconds = 0.0  # time from the load command to readiness
 
     def __init__(
         self,
@@ -233,10 +235,10 @@ class StandaloneWorker:
             " (responseTimeout)"
         )
         pieces: defaultdict[int, bytes] = defaultdict(bytes)
-        # The time of the whole answer counts, also of one in pieces.
+        # The time counts up to the last piece of the answer.
         while (frame := self._receive(self._response_timeout, late_text)).kind is Kind.PIECE:
-            for at, _, body in frame.items:
-                pieces[at] += bytes(body)
+            for index, _, body in frame.items:
+                pieces[index] += bytes(body)
         extra = bytes(frame.extra)
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(
@@ -245,17 +247,17 @@ class StandaloneWorker:
         ):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
         answers = [
-            ComparedAnswer(status, _headers(meta), pieces[at] + bytes(body))
-            for at, (status, meta, body) in enumerate(frame.items)
+            ComparedAnswer(status, _headers(meta), pieces[index] + bytes(body))
+            for index, (status, meta, body) in enumerate(frame.items)
         ]
         return BatchReply(answers, seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds of the process and all that it has started, so far."""
+        """Return the CPU seconds of the process and its descendants so far."""
         total = 0.0
         with suppress(psutil.Error):
-            first = psutil.Process(self.pid)
-            for process in (first, *first.children(recursive=True)):
+            root_process = psutil.Process(self.pid)
+            for process in (root_process, *root_process.children(recursive=True)):
                 with suppress(psutil.Error):
                     times = process.cpu_times()
                     total += times.user + times.system
@@ -269,9 +271,9 @@ class StandaloneWorker:
             raise WorkerFailed(self._end_reason()) from error
 
     def _receive(self, seconds: float, late_text: str) -> wire.Frame:
-        """Return the next frame that is no report; reports are in the log as well.
+        """Return the next frame that is not a report; reports are in the log as well.
 
-        The time limit is that between two parts of a frame.
+        The time limit applies to the wait for each part of a frame.
         """
         self._sock.settimeout(seconds)
         try:
@@ -309,7 +311,7 @@ def _headers(block: Buffer) -> dict[str, str]:
 
 
 def exit_text(code: int) -> str:
-    """Return a process's return code in words."""
+    """Describe a process's return code."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -324,7 +326,7 @@ def last_lines(log: IO[bytes]) -> str:
 
 
 def items_of(payloads: Sequence[Payload]) -> list[Item]:
-    """Return the requests in the form in which a front end passes them on."""
+    """Return the requests in the form in which a server passes them to workers."""
     items: list[Item] = []
     for number, payload in enumerate(payloads):
         names = {name.lower() for name, _ in payload.headers}
@@ -350,6 +352,9 @@ def items_of(payloads: Sequence[Payload]) -> list[Item]:
 
 
 def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
-    """Return batch `number`, from 0: the items in turn, so that each stands beside others."""
+    """Return batch `number`, counted from 0.
+
+    Batches take the items in turn, so that each item gets different neighbours.
+    """
     start = number * size
     return [items[position % len(items)] for position in range(start, start + size)]

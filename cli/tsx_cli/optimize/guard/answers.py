@@ -1,4 +1,4 @@
-"""The values that metrics read in an answer: JSON, ranked labels, numbers or logits."""
+"""The values that metrics read from an answer: JSON, ranked labels, numbers or logits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tsx_runtime.plugins import ComparedAnswer
 
 
 def decode(answer: ComparedAnswer) -> Any:
-    """Return the JSON value of an answer, else its bytes.
+    """Return the JSON value of an answer, or else its bytes.
 
-    An answer of the Open Inference Protocol becomes its only output, or a dict of several, each as
-    rows of its last axis.
+    An answer of the Open Inference Protocol becomes its only output, or a dict if there are
+    several. Each output is divided into rows along its last axis.
     """
     value = read_answer(answer)
     if value is NO_JSON:
@@ -37,7 +37,7 @@ def decode(answer: ComparedAnswer) -> Any:
 def ranking(value: Any) -> Mapping[str, float]:
     """Return the scores by label or position.
 
-    Lists and objects with a single entry may surround the ranking.
+    The ranking may be nested in lists and objects with a single entry.
 
     Raises:
         ValueError: The value does not rank labels.
@@ -52,7 +52,7 @@ def ranking(value: Any) -> Mapping[str, float]:
 
 
 def best_labels(value: Any) -> frozenset[str]:
-    """Return the label with the highest score, or all that share it.
+    """Return the label with the highest score, or all labels that share this score.
 
     Raises:
         ValueError: The value does not rank labels.
@@ -63,7 +63,7 @@ def best_labels(value: Any) -> frozenset[str]:
 
 
 def rank_of(value: Any, labels: frozenset[str]) -> float:
-    """Return the rank of the best of these labels, from 1; equal scores of others come first.
+    """Return the best rank of these labels, from 1; other labels with equal scores come first.
 
     Raises:
         ValueError: The value does not rank labels.
@@ -83,7 +83,7 @@ def rank_of(value: Any, labels: frozenset[str]) -> float:
 def numbers(value: Any) -> tuple[array[float], list[Any]]:
     """Return all numbers at any depth, and the structure around them.
 
-    The structure must be equal in two answers: keys, lengths, labels, texts.
+    The structure consists of keys, lengths, labels and texts; it must be equal in two answers.
     """
     values, structure, pending = array("d"), list[Any](), [value]
     while pending:
@@ -107,7 +107,7 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
     """Return logits of the shape (tokens, vocabulary).
 
     Raises:
-        ValueError: The value has no such array.
+        ValueError: The value does not contain such an array.
     """
     while (
         isinstance(value, list | dict) and len(value) == 1 and not _is_vector(inner := _only(value))
@@ -126,9 +126,9 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
 def is_probabilities(value: Any) -> bool:
     """Tell whether the value ranks labels with scores from 0 to 1.
 
-    A list of numbers does if they add up to 1. One label is a ranking only beside its score, as in
-    {"label": "cat", "score": 0.9} or {"class": 2, "score": 0.9}: in {"value": 0.37} it names a
-    number.
+    A list of numbers must add up to 1. A single label must be given together with its score, as in
+    {"label": "cat", "score": 0.9} or {"class": 2, "score": 0.9}. In {"value": 0.37}, the key is
+    only the name of a number.
     """
     try:
         scores = ranking(value)

@@ -1,7 +1,7 @@
 """The mean average precision of boxes, as COCO computes it.
 
-It is the mean of the precision at 101 points of recall, over IoU 0.5, 0.55, ..., 0.95 and over
-classes. A class without an object in the ground truth does not count: its recall is undefined.
+The precision is averaged over 101 points of recall, over IoU 0.5, 0.55, ..., 0.95 and over classes.
+A class without objects in the ground truth is ignored, because its recall is undefined.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 THRESHOLDS = [0.5 + 0.05 * step for step in range(10)]
-MAX_DETECTIONS = 100  # the limit per image and class
+MAX_DETECTIONS = 100  # per image and class
 _ALL = (True,) * len(THRESHOLDS)
 
 Box = Sequence[float]  # x0, y0, x1, y1
@@ -21,7 +21,7 @@ Boxes = Mapping[str, Sequence[tuple[float, Box]]]  # label -> scores and boxes, 
 
 
 class Detections(NamedTuple):
-    """The detections in one image, by label.
+    """The objects and the detections in one image, by label.
 
     `detected` has the score of each detection, and whether it matches an object at each IoU.
     """
@@ -33,7 +33,7 @@ class Detections(NamedTuple):
 def boxes_of(value: Any) -> Boxes:
     """Return the boxes by label from [{"cat": [x0, y0, x1, y1], "score": 0.9}].
 
-    The handler object_detector answers so; labels need no scores.
+    This is the format of the handler object_detector. Labels (ground truth) need no scores.
 
     Raises:
         ValueError: The value is not a list of such boxes.
@@ -64,14 +64,14 @@ def match(detected: Boxes, truth: Boxes) -> Detections:
     return Detections(
         counts,
         {
-            label: _matched(boxes[:MAX_DETECTIONS], truth.get(label, ()))
+            label: _match_boxes(boxes[:MAX_DETECTIONS], truth.get(label, ()))
             for label, boxes in detected.items()
         },
     )
 
 
 def perfect(truth: Boxes) -> Detections:
-    """Return the detection of all objects with higher scores than any other."""
+    """Return a detection of all objects, with higher scores than any other detection."""
     counts = {label: len(boxes) for label, boxes in truth.items()}
     return Detections(
         counts, {label: [(math.inf, _ALL)] * count for label, count in counts.items()}
@@ -79,7 +79,10 @@ def perfect(truth: Boxes) -> Detections:
 
 
 def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]], float]:
-    """Return a function of the number of times that each image counts."""
+    """Return a function that maps the weight of each image to the mean average precision.
+
+    The weight is the number of times that an image counts.
+    """
     objects: dict[str, list[tuple[int, int]]] = defaultdict(list)
     detected: dict[str, list[tuple[float, int, Sequence[bool]]]] = defaultdict(list)
     for row, image in enumerate(images):
@@ -89,12 +92,13 @@ def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]],
             detected[label] += [(-score, row, hits) for score, hits in detections]
     classes = []
     for label, counts in objects.items():
-        ordered = sorted(detected[label])
-        # Most levels have equal hits.
+        sorted_detections = sorted(detected[label])
+        # Most IoU levels have the same hits, so each distinct list is evaluated once.
         hits_by_iou = Counter(
-            tuple(hits[level] for _, _, hits in ordered) for level in range(len(THRESHOLDS))
+            tuple(hits[level] for _, _, hits in sorted_detections)
+            for level in range(len(THRESHOLDS))
         )
-        classes.append((counts, [row for _, row, _ in ordered], hits_by_iou))
+        classes.append((counts, [row for _, row, _ in sorted_detections], hits_by_iou))
 
     if not classes:
         return lambda _: 0.0
@@ -118,16 +122,16 @@ def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]],
 
 
 def _precision(weights: Sequence[int], hits: Sequence[bool], objects: int) -> float:
-    seen = correct = 0
-    points = []  # (objects found, precision there), the most certain first
+    detections = correct = 0
+    points = []  # (detected objects, precision), the highest score first
     for weight, hit in zip(weights, hits, strict=True):
-        seen += weight
+        detections += weight
         if hit and weight:
             correct += weight
-            points.append((correct, correct / seen))
+            points.append((correct, correct / detections))
     total, best, step = 0.0, 0.0, 100
     for correct, precision in [*reversed(points), (0, 0.0)]:
-        # Only the later points reach this recall.
+        # Only points with more detected objects reach this recall.
         while step >= 0 and step * objects > correct * 100:
             total += best
             step -= 1
@@ -135,19 +139,19 @@ def _precision(weights: Sequence[int], hits: Sequence[bool], objects: int) -> fl
     return (total + best * (step + 1)) / 101
 
 
-def _matched(
+def _match_boxes(
     detected: Sequence[tuple[float, Box]], truth: Sequence[tuple[float, Box]]
 ) -> list[tuple[float, list[bool]]]:
     overlaps = [[_iou(box, true_box) for _, true_box in truth] for _, box in detected]
-    free = [set(range(len(truth))) for _ in THRESHOLDS]
+    free_objects = [set(range(len(truth))) for _ in THRESHOLDS]
     matched = []
-    for (score, _), row in zip(detected, overlaps, strict=True):
+    for (score, _), overlaps_of_box in zip(detected, overlaps, strict=True):
         hits = []
         for level, threshold in enumerate(THRESHOLDS):
-            best = max(free[level], key=row.__getitem__, default=None)
-            hit = best is not None and row[best] >= threshold
+            best = max(free_objects[level], key=overlaps_of_box.__getitem__, default=None)
+            hit = best is not None and overlaps_of_box[best] >= threshold
             if hit:
-                free[level].discard(best)
+                free_objects[level].discard(best)
             hits.append(hit)
         matched.append((score, hits))
     return matched

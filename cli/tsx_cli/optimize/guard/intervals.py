@@ -1,4 +1,4 @@
-"""The upper bounds of a loss, each with 95 % one-sided confidence."""
+"""Upper confidence bounds of a loss, each one-sided with 95 % confidence."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from statistics import NormalDist, fmean, pstdev, stdev
 from tsx_cli.bench.load.statistics import t_quantile
 
 CONFIDENCE = 0.95
-MAX_DRAWS = 400  # draws of a bootstrap
-MIN_DRAWS = 40  # draws for a slow metric
+MAX_DRAWS = 400  # samples of a bootstrap
+MIN_DRAWS = 40  # samples for a slow metric
 MAX_BOOTSTRAP_S = 10.0
-MIN_SKEWNESS = 3.0  # about that of a squared error; few rows underestimate it
+MIN_SKEWNESS = 3.0  # about the skewness of a squared error, which few rows underestimate
 _Z = NormalDist().inv_cdf(CONFIDENCE)
 
 
 def share_bound(count: int, rows: int) -> float:
-    """Bound the share of all rows that differ if `count` of `rows` do.
+    """Bound the fraction of all rows that differ, if `count` of `rows` do.
 
     The interval is the exact one of Clopper and Pearson (1934).
     """
@@ -33,15 +33,15 @@ def share_bound(count: int, rows: int) -> float:
 
 
 def rows_for(share: float) -> int:
-    """Return how many rows without a difference bound the share of all rows by `share`."""
+    """Return how many rows without a difference are needed to bound the fraction by `share`."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-share)) if share < 1 else 1
 
 
 def net_bound(losses: int, gains: int, rows: int) -> float:
-    """Bound the share of lost rows minus the share of gained rows.
+    """Bound the fraction of lost rows minus the fraction of gained rows.
 
-    The bound is exact without gains. With gains it is the score interval for paired proportions
-    (Tango, Statistics in Medicine 17, 1998), in its notation.
+    If there are no gains, the bound is exact. Otherwise it is the score interval for paired
+    proportions (Tango, Statistics in Medicine 17, 1998), in the notation of that paper.
     """
     b, c, n = losses, gains, rows
     if not c:
@@ -57,15 +57,18 @@ def net_bound(losses: int, gains: int, rows: int) -> float:
 
 
 def mean_bound(losses: Sequence[float]) -> float:
-    """Bound the mean of paired losses, of which a few may be much larger."""
+    """Bound the mean of paired losses; a few of them may be much larger than the others."""
     if len(losses) < 2:
         return fmean(losses) + 1
-    mean, spread, root = fmean(losses), stdev(losses), math.sqrt(len(losses))
+    mean, spread, root_rows = fmean(losses), stdev(losses), math.sqrt(len(losses))
     return (
         mean
         if not spread
         else _bound(
-            mean, spread / root, max(MIN_SKEWNESS, _skewness(losses)) / root, len(losses) - 1
+            mean,
+            spread / root_rows,
+            max(MIN_SKEWNESS, _skewness(losses)) / root_rows,
+            len(losses) - 1,
         )
     )
 
@@ -76,29 +79,29 @@ def resampled_bound(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[float, float]:
-    """Return the loss and its bound for a metric of all rows together.
+    """Return the loss and its bound for a metric that scores all rows together.
 
-    It is a bootstrap over rows; `loss` takes the number of times that each row counts.
+    The bound is a bootstrap over rows; `loss` takes the number of times that each row counts.
     """
     rng, deadline = random.Random(seed), clock() + MAX_BOOTSTRAP_S
-    point, drawn = loss([1] * rows), list[float]()
-    while len(drawn) < MAX_DRAWS and (len(drawn) < MIN_DRAWS or clock() < deadline):
+    point, losses = loss([1] * rows), list[float]()
+    while len(losses) < MAX_DRAWS and (len(losses) < MIN_DRAWS or clock() < deadline):
         counts = [0] * rows
         for row in rng.choices(range(rows), k=rows):
             counts[row] += 1
-        drawn.append(loss(counts))
-    # Resampled rows differ less than rows do.
-    error = stdev(drawn) * math.sqrt(rows / max(1, rows - 1))
-    skewness = max(MIN_SKEWNESS / math.sqrt(rows), _skewness(drawn))
+        losses.append(loss(counts))
+    # Resampled rows vary less than real rows; the factor corrects this.
+    error = stdev(losses) * math.sqrt(rows / max(1, rows - 1))
+    skewness = max(MIN_SKEWNESS / math.sqrt(rows), _skewness(losses))
     return point, (
-        point if not error else _bound(point, error, skewness, max(1, min(rows, len(drawn)) - 1))
+        point if not error else _bound(point, error, skewness, max(1, min(rows, len(losses)) - 1))
     )
 
 
 def _bound(loss: float, error: float, skewness: float, freedom: int) -> float:
     """Bound a loss by Student's t, corrected for the skewness of the estimate.
 
-    The correction is Hall's (Annals of Statistics 16, 1988).
+    The correction is from Hall (Annals of Statistics 16, 1988).
     """
     t = t_quantile(freedom, 2 * CONFIDENCE - 1)
     return loss + error * (t + skewness * (2 * t * t + 1) / 6)
@@ -125,7 +128,7 @@ def _binomial_cdf(count: int, rows: int, share: float) -> float:
 
 
 def _find_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the point at which a falling function reaches 0."""
+    """Return the point at which a decreasing function reaches 0."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)

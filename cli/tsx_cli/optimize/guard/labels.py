@@ -24,8 +24,8 @@ def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
     """Return a label for each payload.
 
     Raises:
-        CliError: The file cannot be read, or has no label for a request.
-        UsageError: The file names files, but the requests have no names.
+        CliError: The file cannot be read, or lacks the label of a request.
+        UsageError: The labels are by file name, but the requests have no names.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -58,17 +58,23 @@ def _parse(suffix: str, text: str) -> Mapping[str, Any] | list[Any]:
         if bad_row := next((row for row in rows if len(row) != 2), None):
             raise ValueError(f"'{','.join(bad_row)}' is not a file and a label")
         pairs = [(name.strip(), label.strip()) for name, label in rows]
-        return _unique(pairs[1:] if pairs[:1] == [("file", "label")] else pairs)
+        return _labels_without_duplicates(pairs[1:] if pairs[:1] == [("file", "label")] else pairs)
     if suffix != ".jsonl":
         raise ValueError(f"'{suffix}' is not known")
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if isinstance(line, dict) and line.keys() == {"file", "label"}]
-    if named and len(named) < len(lines):
+    lines_with_file = [
+        line for line in lines if isinstance(line, dict) and line.keys() == {"file", "label"}
+    ]
+    if lines_with_file and len(lines_with_file) < len(lines):
         raise ValueError("some lines have a file, and some do not")
-    return _unique([(str(line["file"]), line["label"]) for line in named]) if named else lines
+    return (
+        _labels_without_duplicates([(str(line["file"]), line["label"]) for line in lines_with_file])
+        if lines_with_file
+        else lines
+    )
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _labels_without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     labels = dict(pairs)
     if len(labels) < len(pairs):
         raise ValueError("a file has two labels")
@@ -107,12 +113,12 @@ def _labels_by_name(
 def with_names(
     labels: Sequence[Any], reference: Sequence[ComparedAnswer], names: Mapping[str, str]
 ) -> list[Any]:
-    """Replace numbers of classes by their names in rows that the model answers with names."""
-    named = list(labels)
+    """Replace class numbers by class names in rows that the model answers with names."""
+    named_labels = list(labels)
     for row, answer in enumerate(reference):
-        with suppress(ValueError):  # The answer ranks nothing.
-            if str(named[row]) not in names.values() and not best_labels(decode(answer)).isdisjoint(
-                names.values()
-            ):
-                named[row] = names.get(str(named[row]), named[row])
-    return named
+        with suppress(ValueError):  # An answer may not rank labels.
+            if str(named_labels[row]) not in names.values() and not best_labels(
+                decode(answer)
+            ).isdisjoint(names.values()):
+                named_labels[row] = names.get(str(named_labels[row]), named_labels[row])
+    return named_labels

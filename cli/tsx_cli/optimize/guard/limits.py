@@ -1,6 +1,6 @@
-"""The limits of the loss of accuracy.
+"""The limits of the accuracy loss.
 
-They are `top1>=-0.5%`, `cosine>=0.999`, `perplexity<=+1%`, or a tolerance of every number.
+Examples are `top1>=-0.5%`, `cosine>=0.999`, `perplexity<=+1%`, or a tolerance for every number.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Custom = Callable[[list[Any], list[Any]], float]
 class Limit(NamedTuple):
     """The limit of one metric.
 
-    `amount` is the largest accepted loss (0.005) or, unless `relative`, the lowest value of the
-    metric.
+    `amount` is the largest accepted loss (0.005). If the limit is not `relative`, it is the worst
+    accepted value of the metric.
     """
 
     metric: str
@@ -66,7 +66,7 @@ def load_metric(text: str) -> tuple[str, Custom]:
     """Return the name and the function of `--metric FILE.py:FUNCTION`.
 
     The file runs in this process, with the rights of the user. FUNCTION(answers, labels) returns a
-    number; more is better. Answers are decoded if they are JSON, else bytes. Without --labels, the
+    number; more is better. Answers are decoded JSON, or else bytes. Without --labels, the
     reference's answers are the labels.
 
     Raises:
@@ -103,11 +103,11 @@ def _limit(part: str, custom: str | None) -> Limit:
             " commas"
         )
     name, sign, direction, number, percent = match.groups()
-    known: Sequence[str] = METRICS if custom is None else (*METRICS, custom)
-    if name not in known:
-        all_known = f"there are {', '.join(known)}, or --metric FILE.py:FUNCTION"
+    known_metrics: Sequence[str] = METRICS if custom is None else (*METRICS, custom)
+    if name not in known_metrics:
+        all_known = f"there are {', '.join(known_metrics)}, or --metric FILE.py:FUNCTION"
         raise UsageError(
-            f"--max-loss: there is no metric '{name}'{suggestion(name, known)}; {all_known}"
+            f"--max-loss: there is no metric '{name}'{suggestion(name, known_metrics)}; {all_known}"
         )
     text, is_less_better, value = "".join(match.groups()), name == "perplexity", float(number)
     if (sign == "<=") != is_less_better:

@@ -1,4 +1,4 @@
-"""The metrics of the guard, which score a row and all rows together."""
+"""The metrics of the guard. A metric scores each row, and all rows together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsx_runtime.core.shadowing.comparison import Closeness, json_difference, sa
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]
-# The loss of a token without logits: all words of a large vocabulary are equally likely.
+# The loss of a token without logits, as if all words of a large vocabulary were equally likely.
 GUESS_LOSS = math.log(100_000)
 
 
@@ -24,22 +24,22 @@ GUESS_LOSS = math.log(100_000)
 class GuardMetric:
     """A metric.
 
-    `row` scores an answer by the truth, or raises ValueError. In that case, and if the request
+    `row` scores an answer by the truth, or raises ValueError. If it raises, or if the request
     fails, `missing` scores the row.
     """
 
-    # The share of right rows, the mean of the rows' scores, or one score of all rows
+    # The fraction of right rows, the mean of the rows' scores, or one score for all rows.
     kind: Literal["share", "mean", "corpus"]
-    truth: Callable[[Any], Any]  # makes the truth from the reference's answer
+    truth: Callable[[Any], Any]  # converts the reference's answer to the truth
     row: Callable[[Any, Any], Any]
     of_label: Callable[[Any], Any] = lambda label: label
     missing: Callable[[Any], Any] = lambda _: 0.0
-    best: Callable[[Any], Any] | None = lambda _: 1.0  # the highest score of a row
+    best: Callable[[Any], Any] | None = lambda _: 1.0  # the best possible score of a row
     score: Callable[[Sequence[Any]], Score] = lambda rows: lambda _: fmean(rows)
-    # The loss is in percentage points of a score up to 1, else a share of the reference's score.
+    # Whether the loss is in percentage points of a score up to 1, or relative to the reference.
     points: bool = True
     less: bool = False  # Less is better.
-    # An unlike row (verdict.py) may be lost entirely; None: only if the known rows do not differ.
+    # Whether an unlike row (see verdict.py) may be lost entirely; None: only if no row differs.
     full_loss: bool | None = True
 
 
@@ -59,7 +59,7 @@ def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
     assert custom is not None, "a limit of a custom metric comes with it"
-    score = partial(_custom, limit.metric, custom)
+    score = partial(_custom_score, limit.metric, custom)
     return GuardMetric(
         "corpus",
         _identity,
@@ -73,9 +73,9 @@ def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
 
 
 def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
-    """Return the limits for the kind of the reference's answers.
+    """Return limits that suit the kind of the reference's answers.
 
-    A cosine means nothing for a single number or for token ids.
+    A cosine is meaningless for single numbers and for token ids.
     """
     if any(values) and all(map(_is_boxes, values)):
         return parse_limits("map>=-0.5%")
@@ -108,7 +108,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _in_best(count: int, answer: Any, labels: frozenset[str]) -> bool:
+def _is_among_best(count: int, answer: Any, labels: frozenset[str]) -> bool:
     return answers.rank_of(answer, labels) <= count
 
 
@@ -125,7 +125,7 @@ def _cosine(answer: Any, truth: tuple[Sequence[float], Any]) -> float:
 
 
 def _likelihood(answer: Any, ids: Sequence[Any]) -> tuple[float, int]:
-    """Return the negative log-likelihood of the tokens, and their number."""
+    """Return the negative log-likelihood of the tokens, and the number of tokens."""
     rows = answers.logits(answer)
     if len(rows) != len(ids) or not all(
         type(token) is int and 0 <= token < len(rows[0]) for token in ids
@@ -153,11 +153,15 @@ def _perplexity(rows: Sequence[tuple[float, int]]) -> Score:
     return score
 
 
-def _custom(name: str, function: Custom, rows: Sequence[tuple[Any, Any]]) -> Score:
+def _custom_score(name: str, function: Custom, rows: Sequence[tuple[Any, Any]]) -> Score:
     def score(times: Times) -> float:
-        drawn = [row for count, row in zip(times, rows, strict=True) for _ in range(count)]
+        repeated_rows = [row for count, row in zip(times, rows, strict=True) for _ in range(count)]
         try:
-            value = float(function([answer for answer, _ in drawn], [label for _, label in drawn]))
+            value = float(
+                function(
+                    [answer for answer, _ in repeated_rows], [label for _, label in repeated_rows]
+                )
+            )
         except Exception as error:  # The user's function may raise anything.
             raise CliError(
                 f"--metric: {name}(answers, labels) raised {type(error).__name__}: {error}"
@@ -176,18 +180,18 @@ def _best_tokens(value: Any) -> list[int]:
     return [max(range(len(row)), key=row.__getitem__) for row in answers.logits(value)]
 
 
-def _ranked(count: int) -> GuardMetric:
+def _top_metric(count: int) -> GuardMetric:
     return GuardMetric(
         "share",
         answers.best_labels,
-        partial(_in_best, count),
+        partial(_is_among_best, count),
         of_label=lambda label: frozenset([str(label)]),
     )
 
 
 _METRICS = {
-    "top1": _ranked(1),
-    "top5": _ranked(5),
+    "top1": _top_metric(1),
+    "top5": _top_metric(5),
     "exact": GuardMetric(
         "share",
         _identity,

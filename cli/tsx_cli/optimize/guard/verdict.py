@@ -1,9 +1,9 @@
-"""The accuracy guard, which decides with 95 % confidence whether a form keeps the limits.
+"""The accuracy guard decides with 95 % confidence whether a form keeps the limits.
 
-Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of
-1 - 0.05^(1/rows) of them is. Metrics of right and wrong rows count such a row as lost entirely;
-others count it as a loss of ten times the limit. So a limit of cosine needs 29 rows, even if all
-answers are equal.
+Later requests may be unlike all held-out rows. With 95 % confidence, the fraction of such rows is
+at most 1 - 0.05^(1/rows). If a metric counts right and wrong rows, an unlike row counts as entirely
+lost. For other metrics it counts as a loss of ten times the limit. Therefore a limit of the cosine
+needs 29 rows, even if all answers are equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNLIKE_FACTOR = 10.0  # loss of an unlike row, as a multiple of the accepted los
 
 
 class FormGuard:
-    """A judge of forms by the reference's answers to the held-out rows, and by labels.
+    """A judge of forms. It uses the reference's answers to the held-out rows, or labels.
 
     `reference`, `labels` and the answers of a form are in the order of the rows.
     """
@@ -40,7 +40,7 @@ class FormGuard:
     def __init__(
         self,
         reference: Sequence[ComparedAnswer],
-        limits: Sequence[Limit] = (),  # empty for `default_limits`
+        limits: Sequence[Limit] = (),  # If empty, `default_limits` apply.
         labels: Sequence[Any] | None = None,
         custom: Custom | None = None,
         seed: int = 0,
@@ -48,7 +48,7 @@ class FormGuard:
         """Score the reference.
 
         Raises:
-            CliError: The reference fails on a row, or its score leaves no form a chance.
+            CliError: The reference fails on a row, or its score leaves no margin for a form.
         """
         for answer in reference:
             if answer.status >= 400:
@@ -69,11 +69,11 @@ class FormGuard:
 
     @property
     def shortage(self) -> tuple[int, str] | None:
-        """Return how many rows a form needs to pass, and the reason, if there are too few."""
+        """The number of rows that a form needs to pass, and the reason, if there are too few."""
         return max(filter(None, (rule.shortage() for rule in self._rules)), default=None)
 
     def judge(self, answers: Sequence[ComparedAnswer]) -> GuardVerdict:
-        """Return the verdict of a limit that is broken, else of the closest limit."""
+        """Return the verdict of a broken limit, or else of the limit closest to breaking."""
         if len(answers) != len(self._types):
             raise ValueError(f"there are {len(answers)} answers for {len(self._types)} rows")
         failed = self._score(answers)
@@ -82,15 +82,15 @@ class FormGuard:
             for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
         ]
         verdict = min(verdicts, key=lambda pair: pair[0])[1]
-        needed = [item.rows_needed for _, item in verdicts if item.rows_needed is not None]
+        needed_rows = [item.rows_needed for _, item in verdicts if item.rows_needed is not None]
         return (
             verdict
             if verdict.rows_needed is None
-            else verdict.model_copy(update={"rows_needed": max(needed)})
+            else verdict.model_copy(update={"rows_needed": max(needed_rows)})
         )
 
     def is_within_limits(self, answers: Sequence[ComparedAnswer]) -> bool:
-        """Tell whether these answers keep every limit, without confidence for other rows."""
+        """Tell whether these answers keep every limit; other rows are not considered."""
         failed = self._score(answers)
         return not failed and all(
             rule.point(rows) <= rule.allowed
@@ -98,7 +98,7 @@ class FormGuard:
         )
 
     def hopeless_reason(self, answers: Sequence[ComparedAnswer]) -> str | None:
-        """Return why a form breaks a limit whatever it answers to the other rows."""
+        """Return why a form breaks a limit whatever its answers to the remaining rows are."""
         failed = self._score(answers)
         columns = self._columns(len(answers))
         return next(
@@ -117,7 +117,7 @@ class FormGuard:
         ]
 
     def _score(self, answers: Sequence[ComparedAnswer]) -> int:
-        """Score answers that the last call did not score, and return the number of failures."""
+        """Score the answers that the previous call did not score; return the number of failures."""
         for position, answer in enumerate(answers):
             if position < len(self._scored) and self._scored[position][0] is answer:
                 continue
@@ -137,9 +137,9 @@ class FormGuard:
 
 
 class _Rule:
-    """A limit, applied to the rows' scores.
+    """A limit, applied to the scores of rows.
 
-    `allowed` is the largest loss; `allowance` is the part that the reference leaves of it.
+    `allowed` is the largest loss. `allowance` is the part of it that the reference has not used.
     """
 
     def __init__(
@@ -215,12 +215,12 @@ class _Rule:
             return self.metric.missing(truth)
 
     def judge(self, rows: Sequence[Any], failed: int) -> tuple[tuple[bool, float], GuardVerdict]:
-        """Return the order of the verdict, and the verdict.
+        """Return a sort key of the verdict, and the verdict.
 
-        The order is whether these rows keep the limit, and the remaining share of the allowance.
-        The share is negative if the limit is not proven.
+        The key tells whether these rows keep the limit, and the remaining fraction of the
+        allowance. The fraction is negative if the limit is not proven.
         """
-        needed = None
+        needed_rows = None
         if failed and self.metric.best is None:
             value, loss, point, upper_loss = 0.0, 1.0, 1.0, 1.0
             text = f"{failed} of {self.rows} rows failed, which {self.limit.metric} cannot score"
@@ -242,10 +242,10 @@ class _Rule:
             elif upper_loss <= self.allowed or self.is_exact:
                 text += f"; with 95 % confidence {self._bound_text(upper_loss)}"
             else:
-                needed, about = self._needed_rows(point, bound, unlike, rows)
+                needed_rows, about_text = self._needed_rows(point, bound, unlike, rows)
                 count_text = (
-                    f"{about}{needed} rows, {needed - self.rows} more"
-                    if needed < MAX_FEASIBLE_ROWS
+                    f"{about_text}{needed_rows} rows, {needed_rows - self.rows} more"
+                    if needed_rows < MAX_FEASIBLE_ROWS
                     else "many millions of rows"
                 )
                 text += f"; 95 % confidence of {self.limit.text} needs {count_text}"
@@ -259,7 +259,7 @@ class _Rule:
             loss=loss,
             loss_bound=loss + upper_loss - point,
             rows=self.rows,
-            rows_needed=needed,
+            rows_needed=needed_rows,
             text=text,
         )
         return (
@@ -268,7 +268,7 @@ class _Rule:
         ), verdict
 
     def hopeless_reason(self, rows: Sequence[Any], failed: int) -> str | None:
-        """Return why the limit is broken even if the other rows have the best score."""
+        """Return why the limit is broken even if the remaining rows have the best score."""
         if self.metric.best is None:
             return (
                 f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
@@ -294,9 +294,9 @@ class _Rule:
             )
         if bound <= max_loss:
             return None
-        needed = rows_for(max_loss)
-        return needed, (
-            f"{self.limit.text} needs at least {needed} held-out rows to be shown with 95 %"
+        needed_rows = rows_for(max_loss)
+        return needed_rows, (
+            f"{self.limit.text} needs at least {needed_rows} held-out rows to be shown with 95 %"
             f" confidence; there are {self.rows}"
         )
 
@@ -315,7 +315,7 @@ class _Rule:
             losses = [base - row for base, row in zip(self.base, rows, strict=True)]
             point, bound = math.fsum(losses) / self.rows, mean_bound(losses)
         elif self.limit.relative and list(rows) == self.reference_rows:
-            point = bound = 0.0  # the loss of any rows
+            point = bound = 0.0  # Equal rows have no loss, in every sample.
         else:
             score = self.metric.score(rows)
             point, bound = resampled_bound(
@@ -325,14 +325,14 @@ class _Rule:
         return point, bound, 1.0 if full_loss else UNLIKE_FACTOR * self.allowance
 
     def _pairs(self, rows: Sequence[Any]) -> tuple[int, int]:
-        """Return how many rows are lost, and how many are gained."""
+        """Return the number of lost rows, and the number of gained rows."""
         pairs = list(zip(self.base, rows, strict=True))
         return sum(bool(base) and not row for base, row in pairs), sum(
             bool(row) and not base for base, row in pairs
         )
 
     def _loss(self, reference: float, value: float) -> float:
-        """Return the change from the reference, from 1, or from the limit's value."""
+        """Return the change from the reference, from 1, or from the value of the limit."""
         if self.limit.relative:
             return self._change(reference, value)
         return 1 - value if self.metric.points else self._change(self.limit.amount, value)
@@ -344,18 +344,18 @@ class _Rule:
     def _needed_rows(
         self, point: float, bound: float, unlike: float, rows: Sequence[Any]
     ) -> tuple[int, str]:
-        """Return how many rows would prove the limit, and "about " if that is an estimate."""
+        """Return how many rows would prove the limit, and "about " if the number is an estimate."""
         if self.metric.kind == "share" and self._pairs(rows) == (0, 0):
-            count, about = rows_for(self.allowed), ""
+            count, about_text = rows_for(self.allowed), ""
         else:
             margin = max(self.allowed - point, 1e-9)
-            # The interval shrinks with the root of the number of rows.
+            # The width of the interval is proportional to 1 / sqrt(rows).
             spread = math.ceil(self.rows * ((bound - point) / margin) ** 2)
-            count, about = (
+            count, about_text = (
                 max(spread, rows_for(min(margin / unlike, 1.0)) if unlike else 0),
                 "about ",
             )
-        return max(count, self.rows + 1), about
+        return max(count, self.rows + 1), about_text
 
     def _bound_text(self, bound: float) -> str:
         if self.is_exact:

@@ -1,7 +1,4 @@
-"""The reports of `tsx optimize`.
-
-They are report.html, report.md, results.csv, results.json, and a table in the terminal.
-"""
+"""The reports of `tsx optimize`: a page, Markdown, results.csv, results.json and the terminal."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
 
 
 def forms(results: OptimizeResults) -> ReportTable:
-    """Return a row for the reference and each measured form, the fastest first."""
+    """Return a table with a row for the reference and each measured form, the fastest first."""
     measured = [results.reference, *(form for form in results.forms if form.sizes)]
     measured.sort(key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
     head = (
@@ -86,7 +83,7 @@ def forms(results: OptimizeResults) -> ReportTable:
 
 
 def _headline(table: ReportTable, results: OptimizeResults) -> list[tuple[str, str]]:
-    """Return the figures of the best form by their names; none if the model as it is stays."""
+    """Return the names and figures of the best form, or nothing if no form is better."""
     best = next((row for row in table.rows if row[0] == f"{results.best} (best)"), None)
     return [] if best is None else [*zip(table.head[1:-1], best[1:-1], strict=True)]
 
@@ -167,7 +164,7 @@ def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
 
 
 def show(results: OptimizeResults) -> None:
-    """Print the measured forms, the choice and its reason."""
+    """Print the measured forms, the choice, and the reason for it."""
     table = forms(results)
     columns = len(table.head) - 1
     render.show(

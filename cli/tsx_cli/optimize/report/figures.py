@@ -1,4 +1,4 @@
-"""The charts of a run, which show speed against loss and against memory."""
+"""The charts of a run: speed against loss, and speed against memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _pareto(
         "times as fast as the reference",
         [mark.x for mark in marks],
         log=False,
-        bars=[mark.across for mark in marks],
+        bars=[mark.x_interval for mark in marks],
     )
     y = axis(label, [mark.y for mark in marks], log=False)
     series = [

@@ -218,10 +218,10 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
         "marks": marks,
         "accepted": accepted,
         "refused": array("f"),
-        "late": array("f"),
+        "send_delays": array("f"),
         "gaps": [],
     }
-    figures["numbers"] = array("I", [0] * len(accepted))
+    figures["payload_indexes"] = array("I", [0] * len(accepted))
     noted: Any = SimpleNamespace(**figures, streams=[], unanswered=2, unsent=0, waited=0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
     assert measured.warm_up_seconds == pytest.approx(1.0)

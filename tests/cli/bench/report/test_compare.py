@@ -100,7 +100,7 @@ def test_conditions_are_for_the_best_alone_unless_all_are_asked_for(before: Resu
     worse.trials[0] = results(speed=0.5, loads=LOADS).trials[0]
     condition = [parse_condition("throughput<-5%")]
     assert not compare(before, worse, condition).met
-    assert len(compare(before, worse, condition, every=True).met) == len(LOADS)
+    assert len(compare(before, worse, condition, all_pairs=True).met) == len(LOADS)
 
 
 def test_servers_that_ran_already_are_compared_by_their_load(before: Results) -> None:
@@ -136,7 +136,7 @@ def test_errors_are_compared_in_percentage_points(before: Results) -> None:
 
 def test_other_figures_are_taken_from_the_rounds(before: Results) -> None:
     conditions = [parse_condition(text) for text in ("p99.9>1%", "p50>5%", "mean>5%")]
-    reported = compare(before, results(speed=0.3, loads=LOADS), conditions, every=True)
+    reported = compare(before, results(speed=0.3, loads=LOADS), conditions, all_pairs=True)
     assert [change.figure for change in reported.pairs[0].changes] == [
         "throughput",
         "mean",

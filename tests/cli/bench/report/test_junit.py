@@ -106,7 +106,7 @@ def test_each_condition_and_row_of_a_comparison_is_a_case(monkeypatch: pytest.Mo
     ]
     assert str(cases[0].failure).startswith("throughput -")
     assert cases[0].group.startswith("detector 1.0: best, ")
-    every = compare(before, after, conditions, every=True)
+    every = compare(before, after, conditions, all_pairs=True)
     assert len(condition_cases(every, before)) == 2 * len(every.pairs)
 
 

@@ -237,7 +237,7 @@ def test_nothing_is_cut_off_on_a_terminal_of_80_columns_whatever_the_figures(
     assert any(re.search(figures, line) for line in table), table
     assert all(part in " ".join(table) for part in str(configuration).split())
     conditions = [parse_condition(text) for text in ("throughput<-5%", "p99.9>5%", "errors>1%")]
-    show_compared(compare(wide, measured, conditions, every=True))
+    show_compared(compare(wide, measured, conditions, all_pairs=True))
     lines = on_a_terminal(capsys.readouterr().out)
     table = lines[: lines.index("(~) is within the noise of the measurements: no real difference.")]
     assert max(map(len, table)) <= 80

@@ -69,23 +69,23 @@ class Machine:
     attempts: list[int] = field(default_factory=list)
     round_seconds = 1.0
 
-    def order(self) -> list[int]:
+    def ranked_trials(self) -> list[int]:
         return ranking(self.trials)
 
-    def first(self) -> int | None:
+    def baseline_trial(self) -> int | None:
         return 0
 
-    def trial(self, at: int) -> Trial:
-        return self.trials[at]
+    def trial(self, position: int) -> Trial:
+        return self.trials[position]
 
-    def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        reported = self.does(at, len(self.attempts))
-        self.attempts.append(at)
+    def measure_round(self, position: int, offered: OfferedLoad) -> bool:
+        reported = self.does(position, len(self.attempts))
+        self.attempts.append(position)
         self.left -= 1
         if reported is None:
-            self.trials[at].state = "failed"
+            self.trials[position].state = "failed"
             return False
-        with_round(self.trials[at].points, offered, reported, SLO)
+        with_round(self.trials[position].points, offered, reported, SLO)
         return True
 
     def seconds_left(self) -> float:
@@ -130,7 +130,7 @@ def test_a_winner_that_no_longer_holds_its_bounds_makes_room_for_the_next() -> N
         trials(100, 150, 200),
     )
     pairs = confirm(machine)
-    assert machine.order()[0] == 1
+    assert machine.ranked_trials()[0] == 1
     assert [(pair.first, pair.second) for pair in pairs] == [(1, 0)]
     tried_lower = [point.offered.connections for point in machine.trials[2].points]
     assert tried_lower == [4, 2]
@@ -143,12 +143,13 @@ def test_a_winner_that_no_longer_holds_its_bounds_makes_room_for_the_next() -> N
 class Latent(Machine):
     """A machine whose best trial takes 15 ms for each connection, after one lucky round."""
 
-    def attempt(self, at: int, offered: OfferedLoad) -> bool:
+    def measure_round(self, position: int, offered: OfferedLoad) -> bool:
         reported = one_round(
-            (100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20
+            (100, 150, 60 * offered.connections)[position],
+            15 * offered.connections if position == 2 else 20,
         )
         self.does = lambda at, number: reported
-        return super().attempt(at, offered)
+        return super().measure_round(position, offered)
 
 
 def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
@@ -186,7 +187,7 @@ def test_two_that_change_places_are_not_measured_again() -> None:
         options,
     )
     pairs = confirm(machine)
-    assert machine.order()[0] == 1
+    assert machine.ranked_trials()[0] == 1
     assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], "the last one at random"
     assert [(pair.first, pair.second, pair.real) for pair in pairs] == [(1, 2, True), (1, 0, True)]
 
@@ -220,14 +221,14 @@ class OpenMachine(Machine):
 
     stands: float = 0.0
 
-    def attempt(self, at: int, offered: OfferedLoad) -> bool:
+    def measure_round(self, position: int, offered: OfferedLoad) -> bool:
         if offered.mode == "open":
             rate = offered.rate or 0.0
             reported = one_round(rate, 600 if rate > self.stands else 30).model_copy(
                 update={"sent": round(rate), "ok": round(rate)}
             )
             self.does = lambda at, number: reported
-        return super().attempt(at, offered)
+        return super().measure_round(position, offered)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_a_failure_cannot_win_and_the_end_of_the_time_ends_the_comparison() -> N
         lambda at, number: None if at == 2 else one_round((100, 150)[at], 20), trials(100, 150, 200)
     )
     confirm(machine)
-    assert machine.order()[0] == 1
+    assert machine.ranked_trials()[0] == 1
     hurried = Machine(lambda at, number: one_round(100 * (at + 1), 20), trials(100, 200), left=-0.5)
     confirm(hurried)
     assert hurried.attempts == [1, 0]

@@ -35,12 +35,12 @@ from tsx_cli.bench.search.predict import predict, undisturbed
 from tsx_cli.bench.search.search import (
     State,
     baseline,
+    exclusion_reason,
     faster_unmeasured,
     forecast,
     next_trial,
-    passed_over,
     ranking,
-    ruled_out,
+    unmeasured_configurations,
 )
 from tsx_cli.common.failure import UsageError
 
@@ -289,7 +289,7 @@ def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
     assert {trial.as_configuration().precision for trial in state.trials} == {"as is"}
-    reported = passed_over(state)
+    reported = unmeasured_configurations(state)
     assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
         trial.as_configuration() for trial in state.trials
     }
@@ -316,7 +316,7 @@ def test_a_failure_is_a_result_and_rules_out_larger_configurations() -> None:
     last = max(at for at, state in enumerate(states) if state == "measured")
     assert 1 <= states[:last].count("failed") <= 4 < states.count("failed")
     assert "failed, which asks for less: out of memory" in str(
-        ruled_out(ended, Configuration(workers=16, batch_size=32))
+        exclusion_reason(ended, Configuration(workers=16, batch_size=32))
     )
 
 
@@ -340,7 +340,7 @@ def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
     ended = run(state, modelled(curve(20, 0.1), 8))
     assert max(trial.as_configuration().batch_size for trial in ended.trials) == 8
-    assert any("out of memory" in reason for _, _, reason in passed_over(ended))
+    assert any("out of memory" in reason for _, _, reason in unmeasured_configurations(ended))
 
 
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
@@ -417,16 +417,16 @@ def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None
     )
     state = replace(state, trials=[slow])
     assert "one request at a time breaks a bound" in str(
-        ruled_out(state, Configuration(batch_size=8))
+        exclusion_reason(state, Configuration(batch_size=8))
     )
     assert (
-        ruled_out(state, Configuration(threads=1))
-        is ruled_out(state, Configuration(workers=2))
+        exclusion_reason(state, Configuration(threads=1))
+        is exclusion_reason(state, Configuration(workers=2))
         is None
     )
-    assert "one request" in str(ruled_out(replace(state, threads=1), Configuration(workers=2))), (
-        "the archive gives all the same"
-    )
+    assert "one request" in str(
+        exclusion_reason(replace(state, threads=1), Configuration(workers=2))
+    ), "the archive gives all the same"
 
 
 def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
@@ -439,7 +439,7 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
 
     ended = run(state, machine)
     assert {trial.as_configuration().precision for trial in ended.trials} == {"as is"}
-    assert any(reason == "its answers differ" for _, _, reason in passed_over(ended))
+    assert any(reason == "its answers differ" for _, _, reason in unmeasured_configurations(ended))
 
 
 def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
@@ -491,7 +491,7 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
     )
     ended = run(state, modelled(curve(5, 3), 2))
     assert points(ended) == 4
-    assert any(reason == OUT_OF_TIME for _, _, reason in passed_over(ended))
+    assert any(reason == OUT_OF_TIME for _, _, reason in unmeasured_configurations(ended))
 
 
 def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
@@ -554,7 +554,9 @@ def test_predicted_configurations_of_an_earlier_run_may_be_measured() -> None:
         for configuration in state.configurations
     ]
     assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
-    assert passed_over(replace(state, trials=reported)) == passed_over(state)
+    assert unmeasured_configurations(replace(state, trials=reported)) == unmeasured_configurations(
+        state
+    )
 
 
 def test_rates_are_searched_for_in_an_open_loop() -> None:

@@ -12,7 +12,7 @@ from tsx_cli.bench.search.usage import UsageSampler
 
 def test_samples_of_the_time_before_and_after_the_load_are_left_out() -> None:
     sampler = UsageSampler(os.getpid(), gpu=False)
-    sampler._began = 100.0
+    sampler._start_time = 100.0
     sampler.samples = [
         Usage(at_seconds=0.5 * step, cpu=1.0 if 3 <= step <= 8 else 0.0, memory_mib=1)
         for step in range(1, 12)
