@@ -1,7 +1,7 @@
 """Directories of Hugging Face's `save_pretrained`: their task, and the files that serving needs.
 
-Everything follows from names and small JSON files, without transformers. It therefore works for
-directories and for listings of repositories.
+Both are derived from file names and small JSON files, without transformers. Therefore this also
+works for listings of repositories on the Hub.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ TASKS = (
 ALIASES = {"chat": GENERATION, "rerank": "text-ranking"}
 AUDIO_TASKS = ("automatic-speech-recognition", "audio-classification")
 
-# The tasks of architectures by the ends of their names, the usual task first.
 _EMBEDDINGS = ("feature-extraction", "sentence-similarity")
+# Suffix of an architecture's name -> its tasks, the usual task first.
 _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": (
         "text-classification",
@@ -80,7 +80,7 @@ _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForAudioClassification": ("audio-classification",),
 }
 _TRANSLATION = re.compile(r"translation_[\w-]+_to_[\w-]+", re.ASCII)
-# Model types of ForConditionalGeneration.
+# Values of `model_type` whose ForConditionalGeneration recognizes speech.
 _SPEECH = ("whisper", "speech_to_text", "moonshine", "seamless_m4t", "seamless_m4t_v2")
 _AUDIO_TYPES = re.compile(
     "wav2vec2|hubert|wavlm|unispeech|sew|data2vec-audio|audio-spectrogram|whisper"
@@ -106,14 +106,14 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_huggingface(path: Path) -> bool:
-    """Tell whether a path is the directory of a model or of an adapter, but no unpacked archive."""
+    """Tell whether a path is the directory of a model or an adapter, not of an unpacked archive."""
     if not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
         return False
     if (path / ADAPTER_CONFIG).is_file():
         return True
     try:
         config = _read_object(path / CONFIG)
-    except CannotPack:  # Packing reports the error.
+    except CannotPack:  # Packing will report the error.
         return (path / CONFIG).is_file() and any(
             _WEIGHTS.fullmatch(file.name) for file in path.iterdir()
         )
@@ -156,9 +156,11 @@ class Pretrained:
             else shards_of(self.directory / index)
         )
         if missing := [name for name in shards if name not in self.names]:
-            some = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            examples = f"{missing[0]}" + (
+                f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            )
             raise CannotPack(
-                f"{self.directory} lacks weights that {index} names: {some}. Download or save the"
+                f"{self.directory} lacks weights that {index} names: {examples}. Download or save the"
                 " model again."
             )
         return needed_files(self.names, shards, str(self.directory))
@@ -212,8 +214,8 @@ class Pretrained:
         tag = self._pipeline_tag()
         if tag in tasks:
             return _EMBEDDINGS[0] if tag in _EMBEDDINGS else str(tag)
-        usual = self._usual_task(tasks)
-        if usual is None:
+        usual_task = self._usual_task(tasks)
+        if usual_task is None:
             hint = (
                 f"the architecture {self.architecture}"
                 if self.architecture
@@ -223,7 +225,7 @@ class Pretrained:
                 f"{self.directory} has {hint}, which does not tell its task. Name it with --task,"
                 f" which is one of {', '.join(tasks or TASKS)}."
             )
-        return usual
+        return usual_task
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks of the architecture; empty if they are unknown."""
@@ -241,7 +243,8 @@ class Pretrained:
                 else ("summarization", "translation", "text2text-generation")
             )
         if name.endswith("ForObjectDetection") and "text_config" in self.config:
-            return ()  # It detects objects that a request names.
+            # No task covers such a model, which detects the objects that a request names.
+            return ()
         by_suffix = _TASKS_BY_SUFFIX.items()
         tasks = next((tasks for suffix, tasks in by_suffix if name.endswith(suffix)), ())
         if tasks or not name.endswith("Model"):
@@ -263,19 +266,21 @@ class Pretrained:
         if MODULES in self.names and _EMBEDDINGS[0] in tasks:
             return _EMBEDDINGS[0]
         if "zero-shot-classification" in tasks:
-            entails = any(label.startswith("entail") for label in labels)
+            has_entailment = any(label.startswith("entail") for label in labels)
             return (
                 "zero-shot-classification"
-                if entails
+                if has_entailment
                 else "text-ranking"
                 if len(labels) == 1
                 else tasks[0]
             )
         if "summarization" in tasks:
             params: dict[str, Any] = self.config.get("task_specific_params") or {}
-            named = {"summarization", "translation"} & {name.partition("_")[0] for name in params}
-            if len(named) == 1:
-                return next(iter(named))
+            candidates = {"summarization", "translation"} & {
+                name.partition("_")[0] for name in params
+            }
+            if len(candidates) == 1:
+                return next(iter(candidates))
             return (
                 "translation"
                 if kind in _TRANSLATION_TYPES
@@ -357,28 +362,28 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
         ):
             needed.append(name)
     if "." not in weights:
-        foreign = [
+        unsupported = [
             name
             for name in all_names
             if name.endswith(
                 (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".ckpt", ".pt", ".pth")
             )
         ]
-        hint = f" that are served (it has {', '.join(foreign[:3])})" if foreign else ""
+        hint = f" that are served (it has {', '.join(unsupported[:3])})" if unsupported else ""
         raise CannotPack(
             f"{source} has no weights{hint}. Save the model with save_pretrained, as"
             " model.safetensors."
         )
     for files in weights.values():
-        safe = [name for name in files if name.endswith(".safetensors")]
-        needed += safe or files
+        safetensors = [name for name in files if name.endswith(".safetensors")]
+        needed += safetensors or files
     if shards:
         needed.append(_INDEXES[0] if next(iter(shards)).endswith(".safetensors") else _INDEXES[1])
     return sorted(needed)
 
 
 def weights_size(archive: Path) -> int:
-    """Return the bytes of the weights in an unpacked archive."""
+    """Return the size of the weights in an unpacked archive, in bytes."""
     return sum(
         file.stat().st_size
         for file in (archive / DIRECTORY).glob("*")
@@ -405,7 +410,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 
 def check_references(directory: Path) -> None:
-    """Check that no index and no processor names weights outside of the model.
+    """Check that no index and no processor names weights outside the model.
 
     Raises:
         CannotPack: One of them does.
@@ -424,7 +429,7 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
     """Return the kind of a PEFT adapter, such as LORA, and its base model.
 
     Raises:
-        CannotPack: The directory holds no adapter, or the name cannot be used.
+        CannotPack: The directory does not contain an adapter, or the name cannot be used.
     """
     if not _ADAPTER_NAME.fullmatch(name):
         raise CannotPack(
@@ -467,7 +472,7 @@ def _read_object(
     """Read a JSON object.
 
     Raises:
-        CannotPack: The file cannot be read, or holds no object.
+        CannotPack: The file cannot be read, or is not a JSON object.
     """
     try:
         content = load_json(path.read_bytes(), most_bytes=most_bytes, most_values=most_values)
