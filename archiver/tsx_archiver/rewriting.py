@@ -318,8 +318,8 @@ def _rewrite_directory(path: Path, change: _Change) -> None:
             _write_partial(root, PlannedMember(MANIFEST_PATH, content, len(content)), partials)
         for name, partial in partials.items():
             partial.replace(root / name)
-        for file in removed_files:
-            file.unlink()
+        for removed_file in removed_files:
+            removed_file.unlink()
     finally:
         for partial in partials.values():
             partial.unlink(missing_ok=True)

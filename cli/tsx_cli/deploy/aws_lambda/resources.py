@@ -1,7 +1,7 @@
 """The resources of a Lambda function: function, version, alias, and the sources of requests.
 
-A version cannot be changed, and its number is not known in advance. So the description of a
-function begins with a hash of its content, by which its version is found.
+A version cannot be changed, and its number is not known in advance. Therefore the description of a
+function begins with a hash of its content, by which later runs find the version.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         [role(spec, facts.account, facts.region, tags)] if settings.role is None else []
     )
     resource_list += log_group(spec, tags)
-    function, content = _function(spec, facts)
+    function, content_hash = _function(spec, facts)
     resource_list.append(
         Resource(
             "Function",
@@ -56,16 +56,16 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     version = Resource(
         "Version",
         "AWS::Lambda::Version",
-        f"{spec.name}:{content}",
+        f"{spec.name}:{content_hash}",
         {"FunctionName": spec.name},
         ("Function",),
     )
-    watched = _alarms(spec, tags, content)
-    needs = ("Version", *(alarm.id for alarm in watched.resources))
+    alarms = _alarms(spec, tags, content_hash)
+    needs = ("Version", *(alarm.id for alarm in alarms.resources))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
-    resource_list += [version, *watched.resources]
+    resource_list += [version, *alarms.resources]
     canary = spec.canary
-    shift = {} if canary is None else {**canary.model_dump(), "alarms": watched.names}
+    shift = {} if canary is None else {**canary.model_dump(), "alarms": alarms.names}
     resource_list.append(
         Resource(
             "Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, change_settings=shift
@@ -130,7 +130,7 @@ def _check(spec: DeploySpec, settings: Lambda) -> None:
 
 
 def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
-    types, most = list(managed.instance_types) or None, managed.most_cpus
+    types, max_cpus = list(managed.instance_types) or None, managed.most_cpus
     properties = {
         "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
         "VpcConfig": {
@@ -140,7 +140,7 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
         "InstanceRequirements": without_none(
             {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
         ),
-        "CapacityProviderScalingConfig": most and {"MaxVCpuCount": most},
+        "CapacityProviderScalingConfig": max_cpus and {"MaxVCpuCount": max_cpus},
     }
     kind = "AWS::Lambda::CapacityProvider"
     return Resource(
@@ -155,7 +155,7 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     """Return the properties of a function, and the hash that identifies its version."""
     settings, queue = spec.lambda_, spec.lambda_.queue
-    variables = {}  # documented in docs/guides/deploy/lambda.md
+    variables = {}  # see docs/guides/deploy/lambda.md
     if settings.streaming:
         variables["TSX_LAMBDA_ANSWERS"] = "streamed"
     if queue is not None and queue.results is not None:
@@ -180,13 +180,13 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
             **_managed(settings.managed_instances),
         }
     )
-    content = digest([properties, facts.sha256])
+    content_hash = digest([properties, facts.sha256])
     properties["Description"] = (
-        f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
+        f"tsx {content_hash} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
     )
     if settings.reserved is not None:
         properties["ReservedConcurrentExecutions"] = settings.reserved
-    return properties, content
+    return properties, content_hash
 
 
 def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
@@ -206,34 +206,36 @@ def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
     }
 
 
-def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
-    """Return the alarms that watch a new version, without the requests of other versions.
+def _alarms(spec: DeploySpec, tags: Mapping[str, str], content_hash: str) -> Alarms:
+    """Return the alarms that watch only the requests of a new version.
 
-    Each version has alarms of its own, by its hash `content`. An existing alarm would keep the
-    state of the former version.
+    The name of each alarm depends on the version's hash. An alarm that two versions shared would
+    keep the state of the earlier version.
     """
     if spec.canary is None:
         return Alarms([], [])
-    through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
+    alias_dimensions = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
     version: dict[str, str | Ref] = {
-        **through,
-        "ExecutedVersion": Ref("Version", "Version", content),
+        **alias_dimensions,
+        "ExecutedVersion": Ref("Version", "Version", content_hash),
     }
-    # An error response of a model is not a failed invocation.
-    answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)
-    metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
+    # `Errors` does not count error responses of a model, because their invocation succeeds.
+    error_responses = None if spec.lambda_.url == "off" else ("Url5xxCount", alias_dimensions)
+    metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, error_responses)
     return create_alarms(
         spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags), ("Version",)
     )
 
 
 def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
-    """Return the provisioned concurrency; with a scaling rule, only the first number is set."""
+    """Return the provisioned concurrency; with a scaling rule, only its initial number is set."""
     number = settings.provisioned if settings.autoscaling is None else settings.autoscaling.min
-    which = {"FunctionName": spec.name, "Qualifier": ALIAS}
+    alias_arguments = {"FunctionName": spec.name, "Qualifier": ALIAS}
     fields = {"ProvisionedConcurrentExecutions": number}
     fixed, change_settings = (
-        (which | fields, {}) if settings.autoscaling is None else (which, fields)
+        (alias_arguments | fields, {})
+        if settings.autoscaling is None
+        else (alias_arguments, fields)
     )
     resource_list = [
         Resource(
@@ -258,9 +260,10 @@ def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
 
 
 def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
-    """Return a URL; callers of a public one need both permissions.
+    """Return a URL with its permissions.
 
-    Within an account, the policy of the caller is enough.
+    Callers of a public URL need both permissions. For callers in the same account, their own policy
+    is enough.
     """
     public = settings.url == "public"
     mode = "RESPONSE_STREAM" if settings.streaming else "BUFFERED"
@@ -273,10 +276,17 @@ def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     resource_list = [
         Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))
     ]
-    by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
-    by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
-    for number, way in enumerate((by_url, by_name) if public else (), start=1):
-        fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **way}
+    url_permission: dict[str, Any] = {
+        "Action": "lambda:InvokeFunctionUrl",
+        "FunctionUrlAuthType": "NONE",
+    }
+    function_permission: dict[str, Any] = {
+        "Action": "lambda:InvokeFunction",
+        "InvokedViaFunctionUrl": True,
+    }
+    permissions = (url_permission, function_permission) if public else ()
+    for number, permission in enumerate(permissions, start=1):
+        fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **permission}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"
         kind, id = "AWS::Lambda::Permission", f"UrlPermission{number}"
         resource_list.append(Resource(id, kind, name, fields, ("Alias",)))

@@ -17,9 +17,9 @@ from tsx_cli.deploy.commands.options import (
     with_options,
 )
 
-# `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
+# `verbs` is imported inside the commands: it imports pydantic, which would slow down the help.
 
-CHANGES = 2  # the exit code of a plan that changes something
+CHANGES = 2  # exit code of a plan with changes
 
 
 # The base class of typer's usage errors.
@@ -30,12 +30,12 @@ class DeployGroup(DefaultGroup):
     default = "apply"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, and complete `--emit KIND` by a directory of that name."""
-        at = args.index("--emit") + 2 if "--emit" in args else 0
-        if 0 < at <= len(args) and (
-            at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()
+        """Parse arguments, and insert a missing directory after `--emit KIND`."""
+        index = args.index("--emit") + 2 if "--emit" in args else 0
+        if 0 < index <= len(args) and (
+            index == len(args) or args[index].startswith("-") or Path(args[index]).is_file()
         ):
-            args = [*args[:at], args[at - 1], *args[at:]]
+            args = [*args[:index], args[index - 1], *args[index:]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -139,8 +139,8 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
 class DockerContainer(ResourceKind):
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
-        updates_failed=True,
+        unreported=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
+        can_update_failed=True,
         when_interrupted="the new container continues to start, and the previous one is stopped",
     )
     poll_interval_s, timeout_s = POLL_S, 3600.0

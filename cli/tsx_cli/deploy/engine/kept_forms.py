@@ -1,4 +1,4 @@
-"""The kept forms of an archive that a deployment can run, and what its image needs for them.
+"""The forms of an archive that a deployment can run, and the extras that its image needs for them.
 
 These are pure functions.
 """
@@ -16,17 +16,17 @@ MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 class ImagePlatform(NamedTuple):
-    """What decides whether a form runs in an image."""
+    """The properties of an image that decide whether a form runs in it."""
 
     device: str  # a key of DEVICES
-    torch: str  # the release, such as 2.13
+    torch: str  # release of torch, such as 2.13
     machine: str = ""  # such as linux/amd64
 
 
 def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
     """Return why a server in an image does not use a form, or None if it may."""
     bound, device = form.bound, device_of(form)
-    # A machine with a Neuron accelerator has a CPU as well.
+    # A form for the CPU also runs in an image for Neuron: such a machine has a CPU, too.
     if device != image.device and (device, image.device) != ("cpu", NEURON):
         return (
             f"it runs on {DEVICES.get(device, device)}, and the image is for"
@@ -41,7 +41,10 @@ def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
 
 
 def device_of(form: FormRecord) -> str:
-    """Return the device of a form; for torch, a Neuron accelerator is a CPU."""
+    """Return the device of a form.
+
+    A form for Neuron accelerators records the CPU as its device, because torch runs there.
+    """
     packages = form.bound.get("packages")
     return (
         NEURON

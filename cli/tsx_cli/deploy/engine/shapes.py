@@ -1,4 +1,4 @@
-"""Shapes: inputs of a platform, written in YAML with `$name` in place of values."""
+"""Shapes: templates of a platform's inputs, written in YAML with `$name` for a value."""
 
 from __future__ import annotations
 

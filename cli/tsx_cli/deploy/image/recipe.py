@@ -163,7 +163,7 @@ def unpinned_requirements(requirements: str) -> list[str]:
 
 
 def _adds_compiler(spec: DeploySpec, facts: Facts) -> bool:
-    return bool(facts.compiles) and COMPILERS.isdisjoint(spec.build.packages)
+    return bool(facts.compiling_part) and COMPILERS.isdisjoint(spec.build.packages)
 
 
 def _notes(
@@ -183,7 +183,7 @@ def _notes(
         )
     if _adds_compiler(spec, facts):
         notes.append(
-            f"the image gets g++ if its base has none, because {facts.compiles} compiles the model"
+            f"the image gets g++ if its base has none, because {facts.compiling_part} compiles the model"
         )
     if open_versions := unpinned_requirements(facts.requirements):
         named = ", ".join(open_versions[:5]) + (

@@ -163,8 +163,8 @@ class Release(KubernetesObject):
 
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"apiVersion", "kind", "Beside"}),
-        updates_failed=True,
+        unreported=frozenset({"apiVersion", "kind", "Beside"}),
+        can_update_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from tsx_cli.deploy.aws.kinds.s3 import SHA, S3Object
+from tsx_cli.deploy.aws.kinds.s3 import SHA_KEY, S3Object
 from tsx_cli.deploy.aws.session import translated_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -31,7 +31,7 @@ class Archive(ResourceKind):
     """An archive in the cluster's object store, under its SHA-256."""
 
     traits = Traits(
-        is_tagged=False, unseen=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
+        is_tagged=False, unreported=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
     )
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
@@ -56,10 +56,10 @@ class Upload(S3Object):
 
     def create(self, cloud: Any, resource: Resource) -> None:
         bucket, _, key = resource.name.partition("/")
-        extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
+        extra_args = {"Metadata": {SHA_KEY: resource.properties["Sha256"]}}
         with translated_errors(f"uploading {resource.properties['Path']} to s3://{resource.name}"):
             cloud.aws.client("s3").upload_file(
-                resource.properties["Path"], bucket, key, ExtraArgs=extra
+                resource.properties["Path"], bucket, key, ExtraArgs=extra_args
             )
 
     def delete(self, cloud: Any, observed: Observed) -> None:
@@ -99,7 +99,7 @@ class Application(ResourceKind):
     has `Percent`: its wanted share.
     """
 
-    traits = Traits(updates_failed=True, when_interrupted=WHEN_INTERRUPTED)
+    traits = Traits(can_update_failed=True, when_interrupted=WHEN_INTERRUPTED)
     poll_interval_s = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:

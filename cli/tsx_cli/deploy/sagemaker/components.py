@@ -15,11 +15,11 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
-    only_own_scaling,
     policies,
     predefined,
     scaled_dimensions,
     scaling_resources,
+    without_foreign_scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
@@ -302,7 +302,7 @@ class ComponentTarget(SageMakerTarget):
             for resource in _alarms_and_scaling(cloud, spec.name)
             if resource.name not in names
         ]
-        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        beside = without_foreign_scaling(cloud, beside, scaling_rule(spec.name))
         is_managed = any(resource.kind == ENDPOINT for resource in wanted)
         configs = (
             shared.former_endpoint_resources(cloud, self.member, tuple(names)) if is_managed else []

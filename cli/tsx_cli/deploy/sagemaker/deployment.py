@@ -13,8 +13,8 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     SERVICE,
     TARGET,
     existing_scaling,
-    only_own_scaling,
     scaled_dimensions,
+    without_foreign_scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
@@ -94,7 +94,7 @@ class SageMakerTarget:
             for resource in existing
             if resource.kind in SCALING_AND_ALARMS and resource.name not in names
         ]
-        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        beside = without_foreign_scaling(cloud, beside, scaling_rule(spec.name))
         return [*models, *(resource for resource in configs if resource.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
