@@ -55,7 +55,7 @@ class Program:
     name: str
     first: tuple[str, ...] = ()  # arguments before all others
 
-    def ask(
+    def run(
         self,
         *arguments: str,
         doing: str,
@@ -67,7 +67,7 @@ class Program:
         Raises:
             ProgramError: It failed, or cannot be started.
         """
-        done = self.try_(*arguments, stdin=stdin, environment=environment)
+        done = self.run_unchecked(*arguments, stdin=stdin, environment=environment)
         if done.returncode != 0:
             output = last_output(done)
             raise ProgramError(
@@ -77,7 +77,7 @@ class Program:
             )
         return done.stdout
 
-    def try_(
+    def run_unchecked(
         self,
         *arguments: str,
         stdin: str | None = None,
@@ -171,7 +171,7 @@ def working_program(choice: str, among: Sequence[str], instead: str) -> Program:
         if shutil.which(name) is None:
             output.append(f"{name} is not installed")
             continue
-        done = Program(name).try_(
+        done = Program(name).run_unchecked(
             *(
                 ("version", "--format", "{{.Server.Version}}")
                 if name == "docker"
@@ -180,7 +180,7 @@ def working_program(choice: str, among: Sequence[str], instead: str) -> Program:
         )
         if done.returncode == 0:
             # podman may have docker's name.
-            is_podman = "podman" in Program(name).try_("--version").stdout
+            is_podman = "podman" in Program(name).run_unchecked("--version").stdout
             return Program("podman" if is_podman else name)
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it does not work"]
         output.append(f"{name}: {lines[-1]}")
@@ -224,7 +224,7 @@ class Builder:
                 arguments += ["--platform", machine]
             # Attestations would turn the image into a list of images, which Lambda rejects.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-            self.program.ask(
+            self.program.run(
                 *arguments, directory, doing=f"building {reference}", environment=environment
             )
 
@@ -234,7 +234,7 @@ class Builder:
             if self.program.name == "buildah"
             else ("image", "inspect", reference)
         )
-        return self.program.try_(*arguments).returncode == 0
+        return self.program.run_unchecked(*arguments).returncode == 0
 
     def is_pushed(self, reference: str) -> bool:
         """Tell whether the registry has the image.
@@ -242,15 +242,18 @@ class Builder:
         If no program here can tell, the image is pushed again, which does no harm.
         """
         if self.program.name == "docker":
-            return self.program.try_("manifest", "inspect", reference).returncode == 0
+            return self.program.run_unchecked("manifest", "inspect", reference).returncode == 0
         # podman and buildah can only look for lists of images.
         if shutil.which("skopeo") is None:
             return False
-        return Program("skopeo").try_("inspect", "--raw", f"docker://{reference}").returncode == 0
+        return (
+            Program("skopeo").run_unchecked("inspect", "--raw", f"docker://{reference}").returncode
+            == 0
+        )
 
     def login(self, registry: str, user: str, password: str) -> None:
         arguments = ("login", "--username", user, "--password-stdin", registry)
-        self.program.ask(*arguments, doing=f"logging in to {registry}", stdin=password)
+        self.program.run(*arguments, doing=f"logging in to {registry}", stdin=password)
 
     def push(self, reference: str) -> str:
         """Push an image, and return its name with the digest if the program reports it."""
@@ -259,7 +262,7 @@ class Builder:
         ) as directory:
             file = Path(directory, "digest")
             arguments = () if self.program.name == "docker" else ("--digestfile", str(file))
-            output = self.program.ask("push", *arguments, reference, doing=f"pushing {reference}")
+            output = self.program.run("push", *arguments, reference, doing=f"pushing {reference}")
             return _by_digest(
                 reference,
                 file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2],
@@ -270,7 +273,9 @@ class Builder:
         by_digest = pinned(reference)
         if by_digest != reference or self.program.name == "buildah":
             return by_digest
-        done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
+        done = self.program.run_unchecked(
+            "image", "inspect", "--format", "{{json .RepoDigests}}", reference
+        )
         known = re.search(rf'"({re.escape(_repository(reference))}@{DIGEST.pattern})"', done.stdout)
         return reference if known is None else known[1]
 
@@ -278,7 +283,7 @@ class Builder:
         arguments = (
             ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         )
-        self.program.ask(*arguments, doing=f"removing {reference}")
+        self.program.run(*arguments, doing=f"removing {reference}")
 
 
 def this_platform() -> str:
@@ -301,13 +306,15 @@ def digest_of(reference: str) -> tuple[str, str]:
         if shutil.which(name) is None:
             continue
         try:
-            done = Program(name).try_(*arguments, f"{scheme}{reference}", timeout=QUERY_TIMEOUT_S)
+            done = Program(name).run_unchecked(
+                *arguments, f"{scheme}{reference}", timeout=QUERY_TIMEOUT_S
+            )
         except CloudError as error:
             reasons.append(error.message)
             continue
         if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
             return match[0], ""
-        if name == "docker" and Program(name).try_("buildx", "version").returncode != 0:
+        if name == "docker" and Program(name).run_unchecked("buildx", "version").returncode != 0:
             continue
         line = (
             (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"]

@@ -79,7 +79,7 @@ class Cluster:
 
     def get(self, type_: str, *arguments: str, doing: str) -> dict[str, Any] | None:
         """Return an object, or None if there is none."""
-        output = self.program.ask(
+        output = self.program.run(
             "get",
             type_,
             *arguments,
@@ -184,7 +184,7 @@ def selector(labels: Mapping[str, str]) -> str:
 def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
     arguments = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
     arguments += ["--namespace", cloud.namespace, "--filename", "-"]
-    cloud.program.ask(
+    cloud.program.run(
         *arguments,
         doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}",
         stdin=json.dumps(manifest),
@@ -193,7 +193,7 @@ def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *
 
 def remove(cloud: Cluster, kind: str, name: str) -> None:
     arguments = ("delete", TYPES[kind], name, "--namespace", cloud.namespace, "--ignore-not-found")
-    cloud.program.ask(*arguments, doing=f"deleting the {kind} {name}")
+    cloud.program.run(*arguments, doing=f"deleting the {kind} {name}")
 
 
 class KubernetesObject(ResourceKind):
@@ -316,7 +316,7 @@ class TokenSecret(KubernetesObject):
             },
         }
         arguments = ("create", "--namespace", cloud.namespace, "--filename", "-")
-        cloud.program.ask(
+        cloud.program.run(
             *arguments, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body)
         )
 
@@ -368,7 +368,7 @@ class Revision(ResourceKind):
             f"deployment/{resource.name}",
             f"--to-revision={resource.properties['Revision']}",
         )
-        cloud.program.ask(
+        cloud.program.run(
             *arguments, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back"
         )
 

@@ -257,7 +257,7 @@ class Release(KubernetesObject):
                 "--tail",
                 LOG_LINES,
             )
-            self._log = cloud.program.try_(
+            self._log = cloud.program.run_unchecked(
                 "logs", "--namespace", cloud.namespace, *arguments
             ).stdout.strip()
             _set_annotation(cloud, name, canary.ending(step.text))

@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import parse_bound
-from tsx_cli.deploy.container.resources import DEFAULTS, defaults_text
+from tsx_cli.deploy.container.resources import DEFAULTS_VARIABLE, defaults_text
 from tsx_cli.deploy.engine.resources import Ref
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.image.recipe import UID
@@ -262,7 +262,9 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         defaults["disable_token_authorization"] = "true"
     return [
         *([] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]),
-        *_variables({DEFAULTS: defaults_text(defaults)} | spec.env, secret_variables(spec)),
+        *_variables(
+            {DEFAULTS_VARIABLE: defaults_text(defaults)} | spec.env, secret_variables(spec)
+        ),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_cli.deploy.container.resources import OPEN
+from tsx_cli.deploy.container.resources import OPEN_VARIABLE
 from tsx_cli.deploy.spec import DeploySpec
 
 TOKENS = {  # variable -> key of the Secret
@@ -12,7 +12,7 @@ TOKENS = {  # variable -> key of the Secret
 
 
 def is_token_free(spec: DeploySpec) -> bool:
-    return spec.env.get(OPEN, "").lower() == "true"
+    return spec.env.get(OPEN_VARIABLE, "").lower() == "true"
 
 
 def token_secret(spec: DeploySpec) -> str | None:
