@@ -44,11 +44,11 @@ from tsx_archiver.writing import (
     Sink,
     TarSink,
     ZipSink,
+    is_worth_deflating,
     manifest_content,
     new_tar,
     new_zip,
     open_member_source,
-    worth_deflating,
 )
 
 # A .tar.gz above this fraction of its members' size was not compressed, and stays so.
@@ -216,17 +216,17 @@ def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
 
 def _write_changed(old: _SourceArchive, change: _Change, out: BinaryIO, size: int) -> None:
     if isinstance(old.container, ZipContainer):
-        was_stored = old.container.stored()
+        was_stored = old.container.stored_by_name()
         all_stored = all(was_stored.values())
         prefix = f"{old.root}/" if old.root else ""
 
-        def stored(member: PlannedMember) -> bool:
+        def is_stored(member: PlannedMember) -> bool:
             if member.source != old.path:
-                return all_stored or not worth_deflating(member)
+                return all_stored or not is_worth_deflating(member)
             return was_stored[member.name]
 
         with new_zip(out) as archive:
-            _fill(old, change, ZipSink(archive, out, stored), prefix)
+            _fill(old, change, ZipSink(archive, out, is_stored), prefix)
         return
     total = sum(member.size for member in old.container.members)
     level = DEFLATE_LEVEL if size < _MAX_COMPRESSED_RATIO * total else 0

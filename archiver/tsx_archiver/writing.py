@@ -319,7 +319,7 @@ def _write_zip(
     with new_zip(file) as archive:
         _fill(
             plan,
-            ZipSink(archive, file, lambda member: stored or not worth_deflating(member)),
+            ZipSink(archive, file, lambda member: stored or not is_worth_deflating(member)),
             progress,
         )
         dense_bytes = sum(
@@ -357,7 +357,7 @@ class TarSink:
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
     """Write a .tar.gz, compressed if that is worth it for most of the bytes."""
-    deflatable = sum(member.size for member in plan.members if worth_deflating(member))
+    deflatable = sum(member.size for member in plan.members if is_worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
     if level and Limits().too_dense(sum(member.size for member in plan.members), file.tell()):
@@ -396,7 +396,7 @@ class _DirectorySink:
                 shutil.copyfileobj(stream, out, MIB)
 
 
-def worth_deflating(member: PlannedMember) -> bool:
+def is_worth_deflating(member: PlannedMember) -> bool:
     """Tell whether to deflate a member.
 
     Weights are stored, since deflating gigabytes takes minutes and saves a few percent. For other

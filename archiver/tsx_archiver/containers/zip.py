@@ -126,8 +126,8 @@ class ZipContainer:
                 " the file again."
             ) from error
 
-    def stored(self) -> dict[str, bool]:
-        """Tell for each file member whether it is stored without compression."""
+    def stored_by_name(self) -> dict[str, bool]:
+        """Return whether each file member is stored without compression, by its name."""
         return {
             name: info.compress_type == zipfile.ZIP_STORED
             for name, info in self._infos.items()
