@@ -68,7 +68,7 @@ class Engine:
         ) -> subprocess.CompletedProcess[str]:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 patch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-                code = main(self.directory, [*program.first, *arguments])
+                code = main(self.directory, [*program.base_arguments, *arguments])
             return subprocess.CompletedProcess(
                 [program.name, *arguments], code, out.getvalue(), err.getvalue()
             )

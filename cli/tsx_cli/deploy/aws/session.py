@@ -48,7 +48,7 @@ class Cloud:
     ) -> None:
         import boto3  # boto3 is slow to import.
 
-        with translated_errors("starting a session"):
+        with translate_errors("starting a session"):
             # boto3 does not read AWS_REGION, unlike other AWS tools.
             region_option = region or os.environ.get("AWS_REGION") or None
             self._session: Any = boto3.session.Session(
@@ -69,7 +69,7 @@ class Cloud:
                 retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70
             )
             try:
-                with translated_errors(f"reaching {service}"):
+                with translate_errors(f"reaching {service}"):
                     self._clients[service] = self._session.client(service, config=config)
                     # Bucket names are global. Every call names the expected owner, so that S3
                     # refuses a bucket of another account.
@@ -96,7 +96,7 @@ class Cloud:
         Raises:
             CloudError: The call failed; the message begins with `doing`.
         """
-        with translated_errors(doing):
+        with translate_errors(doing):
             return getattr(self.client(service), operation)(**arguments)
 
     def find(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
@@ -118,7 +118,7 @@ class Cloud:
         """
         pages = self.client(service).get_paginator(operation).paginate(**arguments)
         try:
-            with translated_errors(doing):
+            with translate_errors(doing):
                 return [item for page in pages for item in page.get(key, [])]
         except CloudError as error:
             if is_absent(error):
@@ -140,7 +140,7 @@ def own_bucket(account: str, region: str) -> str:
 
 
 @contextmanager
-def translated_errors(doing: str) -> Generator[None, None, None]:
+def translate_errors(doing: str) -> Generator[None, None, None]:
     """Turn errors of boto3 into a CloudError with one sentence.
 
     The sentence begins with `doing`, and ends with the next step for the user if there is one.

@@ -20,7 +20,7 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import (
@@ -33,7 +33,7 @@ from tsx_cli.deploy.aws_lambda.resources import (
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, numbered_resources
 from tsx_cli.deploy.spec import DeploySpec
 
 FIRST_ERROR_STATUS = 400
@@ -51,7 +51,7 @@ class LambdaTarget:
         """Return the resources of a function; its versions, alias and URL are deleted with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
-        observed = _observed(cloud, provider)
+        observed = _observe(cloud, provider)
         existing = own_role(cloud, name, "lambda")
         existing += (
             [provider] if observed is not None and observed.tags.get("tsx:name") == name else []
@@ -68,7 +68,7 @@ class LambdaTarget:
             )
             existing += [
                 resource
-                for resource in _related(cloud, name)
+                for resource in _related_resources(cloud, name)
                 if resource.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
             ]
         return [*existing, *_alarms(cloud, name)]
@@ -85,7 +85,7 @@ class LambdaTarget:
         names = {(resource.kind, resource.name) for resource in wanted}
         other_resources = [
             resource
-            for resource in (*_related(cloud, spec.name), *_alarms(cloud, spec.name))
+            for resource in (*_related_resources(cloud, spec.name), *_alarms(cloud, spec.name))
             if (resource.kind, resource.name) not in names
         ]
         other_resources = without_foreign_scaling(cloud, other_resources, scaling_rule(spec.name))
@@ -169,7 +169,7 @@ class LambdaTarget:
                 else provisioned.properties["ProvisionedConcurrentExecutions"]
             ),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
-            "scales": scaled_dimensions(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling_resources(cloud, name)),
         }
 
     def invoke(
@@ -181,7 +181,7 @@ class LambdaTarget:
             CloudError: The function failed, or responded with an error.
         """
         event = json.dumps(_event(body, content_type, accept)).encode()
-        with translated_errors(f"asking {name}"):
+        with translate_errors(f"asking {name}"):
             response = cloud.client("lambda").invoke(
                 FunctionName=name, Qualifier=ALIAS, Payload=event
             )
@@ -217,7 +217,7 @@ def _function(cloud: Cloud, name: str) -> Observed | None:
     return function if function is not None and function.tags.get("tsx:name") == name else None
 
 
-def _observed(cloud: Cloud, resource: Resource) -> Observed | None:
+def _observe(cloud: Cloud, resource: Resource) -> Observed | None:
     return KINDS[resource.kind].observe(cloud, resource.name)
 
 
@@ -256,7 +256,7 @@ def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
     return {"tsx:model-sha": parts[2], "tsx:model": parts[3]}
 
 
-def _related(cloud: Cloud, name: str) -> list[Resource]:
+def _related_resources(cloud: Cloud, name: str) -> list[Resource]:
     """Return the resources that belong to a function, such as its URL and its queues."""
     alias, needs = alias_of(name), ("Function",)
     existing = []
@@ -272,17 +272,17 @@ def _related(cloud: Cloud, name: str) -> list[Resource]:
         for statement in statements(cloud, alias)
         if re.fullmatch("tsx-[0-9a-f]{8}", statement["Sid"])
     ]
-    existing += numbered("Permission", kind, own_names, needs, start=1)
+    existing += numbered_resources("Permission", kind, own_names, needs, start=1)
     kind = "AWS::Lambda::EventSourceMapping"
     queues = [f"{alias}|{mapping['EventSourceArn']}" for mapping in mappings(cloud, alias)]
-    for queue in numbered("Queue", kind, queues, needs, start=1):
-        observed = _observed(cloud, queue)
+    for queue in numbered_resources("Queue", kind, queues, needs, start=1):
+        observed = _observe(cloud, queue)
         if observed is not None and observed.tags.get("tsx:name") == name:
             existing.append(queue)
-    return [*existing, *_scaling(cloud, name)]
+    return [*existing, *_scaling_resources(cloud, name)]
 
 
-def _scaling(cloud: Cloud, name: str) -> list[Resource]:
+def _scaling_resources(cloud: Cloud, name: str) -> list[Resource]:
     if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return []
     return existing_scaling(scaling_target(name), scaling_rule(name), ("Function", "Provisioned"))
@@ -290,7 +290,7 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
     names = alarms_of(cloud, name, "FunctionName")
-    return numbered("Alarm", "AWS::CloudWatch::Alarm", names, start=1)
+    return numbered_resources("Alarm", "AWS::CloudWatch::Alarm", names, start=1)
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined_metric, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
@@ -72,7 +72,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         )
     )
     if settings.provisioned is not None or settings.autoscaling is not None:
-        resource_list += _provisioned(spec, settings)
+        resource_list += _provisioned_concurrency(spec, settings)
     if settings.url != "off":
         resource_list += _url(spec, settings)
     if settings.queue is not None:
@@ -177,7 +177,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
             "Architectures": [settings.architecture],
             "Environment": {"Variables": variables} if variables else None,
             "VpcConfig": network if settings.subnets else None,
-            **_managed(settings.managed_instances),
+            **_managed_instances(settings.managed_instances),
         }
     )
     content_hash = digest([properties, facts.sha256])
@@ -189,7 +189,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     return properties, content_hash
 
 
-def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
+def _managed_instances(managed: ManagedInstances | None) -> dict[str, Any]:
     if managed is None:
         return {}
     memory, gpu = managed.memory_per_cpu, managed.gpu_memory
@@ -227,7 +227,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content_hash: str) -> Ala
     )
 
 
-def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
+def _provisioned_concurrency(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     """Return the provisioned concurrency; with a scaling rule, only its initial number is set."""
     number = settings.provisioned if settings.autoscaling is None else settings.autoscaling.min
     alias_arguments = {"FunctionName": spec.name, "Qualifier": ALIAS}
@@ -249,7 +249,7 @@ def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     ]
     if settings.autoscaling is None:
         return resource_list
-    metric = predefined("LambdaProvisionedConcurrencyUtilization")
+    metric = predefined_metric("LambdaProvisionedConcurrencyUtilization")
     return resource_list + scaling_resources(
         scaling_target(spec.name),
         scaling_rule(spec.name),

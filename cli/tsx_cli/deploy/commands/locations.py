@@ -15,14 +15,14 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
 from tsx_cli.deploy.commands.images import own_repository
-from tsx_cli.deploy.commands.spec_file import read_named
+from tsx_cli.deploy.commands.spec_file import read_named_spec
 from tsx_cli.deploy.container.deployment import ContainerTarget
 from tsx_cli.deploy.container.kinds import ContainerHost, DockerContainer, LocalImage
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.image.programs import Builder, Program, engine
+from tsx_cli.deploy.image.programs import Builder, Program, find_engine
 from tsx_cli.deploy.image.recipe import own_tag_pattern
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as KUBERNETES_KIND
@@ -104,8 +104,8 @@ def locate(spec: DeploySpec) -> Location:
     return _location(spec, lambda cloud: wanted_membership(spec))
 
 
-def locate_named(file: Path | None, options: Mapping[str, Any]) -> Location:
-    spec = read_named(file, options)
+def locate_named_deployment(file: Path | None, options: Mapping[str, Any]) -> Location:
+    spec = read_named_spec(file, options)
     return _location(spec, lambda cloud: membership(cloud, spec.name))
 
 
@@ -129,7 +129,7 @@ def _location(
     platform: Platform
     log_name = ""
     if spec.target == "container":
-        program = engine(spec.container.engine)
+        program = find_engine(spec.container.engine)
         # The engine that runs the image also builds it.
         kinds: Mapping[str, ResourceKind] = {
             "Tsx::Container::Container": DockerContainer(),

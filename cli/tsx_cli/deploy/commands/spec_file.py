@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 
-def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
+def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
     """Return name, target and location, for verbs that need no model.
 
     Other keys have their defaults.

@@ -16,9 +16,9 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line, print_json
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.commands.images import images
-from tsx_cli.deploy.commands.locations import Location, locate, locate_named
+from tsx_cli.deploy.commands.locations import Location, locate, locate_named_deployment
 from tsx_cli.deploy.commands.logs_view import (
     explain,
     explain_log,
@@ -37,7 +37,7 @@ from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
-from tsx_cli.deploy.image.programs import pinned
+from tsx_cli.deploy.image.programs import pin_digest
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
@@ -118,7 +118,7 @@ def emit_files(
 
 
 def show_state(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     status = location.platform.status(location.cloud, location.name)
     if status is None:
         raise _absence_error(location)
@@ -141,7 +141,7 @@ def show_logs(
     follow: bool,
     as_json: bool,
 ) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     log = log_of(location)
     show_lines(
         log,
@@ -155,14 +155,14 @@ def show_logs(
 def ask(
     file: Path | None, options: Options, body: str, content_type: str | None, accept: str | None
 ) -> Response:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
     return location.platform.invoke(location.cloud, location.name, content, kind, accept)
 
 
 def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     versions = location.platform.versions(location.cloud, location.name)
     if as_json:
         print_json(
@@ -180,7 +180,7 @@ def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
 def go_back(
     file: Path | None, options: Options, to: int | None, *, ask: bool, as_json: bool
 ) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     version = _find_earlier_version(
         location.platform.versions(location.cloud, location.name), to, location
     )
@@ -196,7 +196,7 @@ def go_back(
 
 
 def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     if not location.platform.versions(location.cloud, location.name):
         raise _absence_error(location)
     _move_requests(
@@ -223,7 +223,7 @@ def _move_requests(
 
 
 def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
         existing = location.platform.existing_resources(location.cloud, location.name, purge=purge)
@@ -264,7 +264,7 @@ def _plan_deployment(
         image_by_digest, image_bytes = by_digest(spec.image or "", cloud)
         facts = replace(facts, account=account, image=image_by_digest)
     elif spec.target == "kubernetes" and spec.image is not None:
-        facts = replace(facts, image=pinned(spec.image))
+        facts = replace(facts, image=pin_digest(spec.image))
     image_resources: list[Resource] = []
     notes: Sequence[str] = ()
     if local is not None:
@@ -323,7 +323,7 @@ def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
         return image, None
     repository, _, tag = path.partition(":")
-    with translated_errors(f"looking for the image {image}"):
+    with translate_errors(f"looking for the image {image}"):
         (image_details,) = cloud.client("ecr").describe_images(
             repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
         )["imageDetails"]

@@ -21,7 +21,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, digest, numbered
+from tsx_cli.deploy.engine.resources import Resource, digest, numbered_resources
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
@@ -65,7 +65,7 @@ class ContainerTarget:
         self, cloud: ContainerHost, name: str, *, purge: bool = False
     ) -> list[Resource]:
         containers = cloud.containers(name)
-        existing = numbered("Container", KIND, map(_name, containers), ("Images",))
+        existing = numbered_resources("Container", KIND, map(_name, containers), ("Images",))
         if purge:
             images = sorted(
                 {
@@ -77,7 +77,7 @@ class ContainerTarget:
                     ),
                 }
             )
-            existing = numbered("Image", IMAGE, images) + existing
+            existing = numbered_resources("Image", IMAGE, images) + existing
         return existing
 
     def obsolete_resources(

@@ -257,7 +257,7 @@ class LocalImage(ResourceKind):
         self._builder, self._recipe = builder, recipe
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        return Observed(name, {}, outputs={"Uri": name}) if self._builder.is_here(name) else None
+        return Observed(name, {}, outputs={"Uri": name}) if self._builder.is_local(name) else None
 
     def create(self, cloud: Any, resource: Resource) -> None:
         assert self._recipe is not None
@@ -277,7 +277,7 @@ class PushedImage(LocalImage):
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """Return the image; its Uri has the digest if a program of this machine can find it."""
         if name not in self._pushed and self._builder.is_pushed(name):
-            self._pushed[name] = self._builder.pinned(name)
+            self._pushed[name] = self._builder.pin_digest(name)
         return (
             Observed(name, {}, outputs={"Uri": self._pushed[name]})
             if name in self._pushed
@@ -285,7 +285,7 @@ class PushedImage(LocalImage):
         )
 
     def create(self, cloud: Any, resource: Resource) -> None:
-        if not self._builder.is_here(resource.name):
+        if not self._builder.is_local(resource.name):
             super().create(cloud, resource)
         self._pushed[resource.name] = self._builder.push(resource.name)
 

@@ -20,8 +20,8 @@ from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.kubernetes.resources import (
     Manifest,
     canonical,
+    has_grpc_port,
     manifests,
-    serves_grpc,
     toleration,
 )
 from tsx_cli.deploy.spec import DeploySpec, Keda, Kubernetes
@@ -168,7 +168,7 @@ def values(spec: DeploySpec, image: str) -> dict[str, Any]:
     values_by_key |= {
         "env": dict(spec.env),
         "monitoring": settings.monitoring is not False,
-        "grpc": serves_grpc(spec),
+        "grpc": has_grpc_port(spec),
     }
     return {key: values_by_key[key] for key in VALUE_DESCRIPTIONS}
 

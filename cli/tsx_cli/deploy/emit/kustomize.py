@@ -8,7 +8,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.helm import image_parts
 from tsx_cli.deploy.emit.yaml_text import yaml_text
-from tsx_cli.deploy.kubernetes.resources import Manifest, manifests, scales
+from tsx_cli.deploy.kubernetes.resources import Manifest, is_autoscaled, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
 PATCHED_FIELDS: Mapping[str, tuple[str, ...]] = {  # kind -> fields of `spec` that overlays patch
@@ -48,7 +48,7 @@ def kustomize(
     files["base/kustomization.yaml"] = yaml_text(
         [{**KUSTOMIZATION_HEADER, "resources": list(base)}]
     )
-    for environment, environment_spec in (("staging", _staging(spec)), ("production", spec)):
+    for environment, environment_spec in (("staging", _staging_spec(spec)), ("production", spec)):
         patches = {
             names[manifest["kind"]]: _patch(manifest)
             for manifest in manifests(environment_spec, image, labels)
@@ -68,7 +68,7 @@ def kustomize(
     return files
 
 
-def _staging(spec: DeploySpec) -> DeploySpec:
+def _staging_spec(spec: DeploySpec) -> DeploySpec:
     """Return a small variant with the same objects, in another namespace and with other hosts."""
     settings = spec.kubernetes
     replicas = min(settings.replicas, 1)
@@ -76,7 +76,10 @@ def _staging(spec: DeploySpec) -> DeploySpec:
         f"*.staging.{host[2:]}" if host.startswith("*.") else f"staging.{host}"
         for host in settings.hostnames
     )
-    scaling = {"replicas": replicas, "most_replicas": 2 if scales(spec) else max(replicas, 1)}
+    scaling = {
+        "replicas": replicas,
+        "most_replicas": 2 if is_autoscaled(spec) else max(replicas, 1),
+    }
     changes = {"namespace": f"{settings.namespace[:55]}-staging", "hostnames": hosts, **scaling}
     return spec.model_copy(update={"kubernetes": settings.model_copy(update=changes)})
 

@@ -143,7 +143,7 @@ class Engine:
             while (text := kind.create(self.cloud, resource)) is not None:
                 self._wait(change, creation_start, kind, text, kind.create_timeout_s)
         settled = self._wait_until_settled(change, start)
-        # If there is a reason, the platform has undone the change of an interrupted run.
+        # If there is a reason, the platform has rolled back the change of an interrupted run.
         is_over = change.action == "same" or (was_changing and bool(settled.reason))
         self._update_until_equal(replace(change, resource=resource), settled, start, is_over)
 
@@ -152,11 +152,11 @@ class Engine:
     ) -> None:
         """Update a resource until it equals the plan.
 
-        If an alarm is triggered, AWS may restore the former state meanwhile.
+        If an alarm is triggered, AWS may restore the earlier state meanwhile.
         """
         kind = self.kinds[change.resource.kind]
         resource = change.resource
-        before = settled.properties
+        old_properties = settled.properties
         traits = {resource.kind: kind.traits}
         has_changed, can_update_failed = (
             False,
@@ -172,7 +172,7 @@ class Engine:
                     f"{resource.name} was returned to its previous"
                     f" state{f': {settled.reason}' if settled.reason else ''}"
                 )
-            if (has_changed and settled.properties == before) or (
+            if (has_changed and settled.properties == old_properties) or (
                 has_begun and UNDER_WAY not in settled.outputs
             ):
                 raise CloudError(
@@ -182,7 +182,8 @@ class Engine:
             text, can_update_failed = kind.update(self.cloud, resource, settled, names), False
             if text is not None:
                 has_changed = (
-                    has_changed or self._wait_until_settled(change, start).properties != before
+                    has_changed
+                    or self._wait_until_settled(change, start).properties != old_properties
                 )
                 self._wait(change, start, kind, text)
             settled = self._wait_until_settled(change, start)

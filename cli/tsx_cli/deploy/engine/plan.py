@@ -48,8 +48,8 @@ class Change:
         data["fields"] = [
             {
                 "path": field.path,
-                "old": _redacted(field.path, field.old),
-                "new": _redacted(field.path, field.new),
+                "old": _redact(field.path, field.old),
+                "new": _redact(field.path, field.new),
             }
             for field in self.fields
         ]
@@ -272,7 +272,7 @@ def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
     return _replace_refs(value, lambda ref: outputs[ref.id][ref.attribute])
 
 
-def _redacted(path: str, value: Any) -> Any:
+def _redact(path: str, value: Any) -> Any:
     return hide_secrets(_plain(value), path.rpartition(".")[2])
 
 

@@ -51,7 +51,7 @@ class Resource:
         return self.kind.rpartition("::")[2]
 
 
-def numbered(
+def numbered_resources(
     id: str, kind: str, names: Iterable[str], needs: tuple[str, ...] = (), *, start: int = 0
 ) -> list[Resource]:
     """Return existing resources with numbered ids; only their names are known."""

@@ -16,9 +16,9 @@ def is_token_free(spec: DeploySpec) -> bool:
 
 
 def token_secret(spec: DeploySpec) -> str | None:
-    """Return the Secret with the tokens.
+    """Return the name of the Secret with the tokens.
 
-    There is none if no tokens are needed, or if `env` and `secrets` set them.
+    The result is None if no tokens are needed, or if `env` and `secrets` set them.
     """
     settings = spec.kubernetes
     names = {*spec.env, *settings.secrets}
@@ -28,7 +28,7 @@ def token_secret(spec: DeploySpec) -> str | None:
 
 
 def secret_variables(spec: DeploySpec) -> dict[str, str]:
-    """Return the variables that are read from a Secret, with SECRET/KEY."""
+    """Return the variables that are read from a Secret, each with SECRET/KEY."""
     secret = token_secret(spec)
     tokens = {} if secret is None else {name: f"{secret}/{key}" for name, key in TOKENS.items()}
     return {

@@ -81,10 +81,10 @@ def test_each_program_is_called_with_its_own_options(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Program, "run_unchecked", run_unchecked)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    assert programs.pinned(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
+    assert programs.pin_digest(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
     skopeo = "skopeo --override-os linux inspect --no-tags --format {{.Digest}} docker://"
     assert calls == [f"crane digest {REPOSITORY}:1", f"{skopeo}{REPOSITORY}:1"]
-    assert programs.pinned(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
+    assert programs.pin_digest(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
 
 
 def test_podman_and_buildah_write_the_digest_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

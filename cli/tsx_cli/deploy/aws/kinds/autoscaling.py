@@ -132,7 +132,7 @@ def without_foreign_scaling(
     ]
 
 
-def predefined(metric: str) -> dict[str, Any]:
+def predefined_metric(metric: str) -> dict[str, Any]:
     return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
 
 

@@ -7,7 +7,7 @@ import re
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, numbered_resources
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe
 
@@ -110,7 +110,7 @@ class EcrImage(ResourceKind):
         """
         assert self._builder is not None
         assert self._recipe is not None
-        if not self._builder.is_here(resource.name):
+        if not self._builder.is_local(resource.name):
             self._builder.build(self._recipe, resource.name, self._machine)
         authorization = cloud.call("ecr", "get_authorization_token", "asking ECR for a password")[
             "authorizationData"
@@ -134,4 +134,4 @@ def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resou
         "ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"}
     )
     tags = sorted(image["imageTag"] for image in images if tag.fullmatch(image["imageTag"]))
-    return numbered("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])
+    return numbered_resources("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
@@ -60,7 +60,7 @@ class Role(ResourceKind):
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         client = cloud.client("iam")
-        with translated_errors(f"giving the role {resource.name} its permissions"):
+        with translate_errors(f"giving the role {resource.name} its permissions"):
             if "AssumeRolePolicyDocument" in changed:
                 trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
@@ -74,7 +74,7 @@ class Role(ResourceKind):
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         client = cloud.client("iam")
-        with translated_errors(f"deleting the role {observed.name}"):
+        with translate_errors(f"deleting the role {observed.name}"):
             for policy in observed.properties["Policies"]:
                 client.delete_role_policy(RoleName=observed.name, PolicyName=policy["PolicyName"])
             client.delete_role(RoleName=observed.name)

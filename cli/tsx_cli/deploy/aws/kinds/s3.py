@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -58,7 +58,7 @@ class Bucket(ResourceKind):
             cloud.client("s3"),
             resource.properties["PublicAccessBlockConfiguration"],
         )
-        with translated_errors(f"blocking public access to the bucket {resource.name}"):
+        with translate_errors(f"blocking public access to the bucket {resource.name}"):
             client.put_bucket_tagging(
                 Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)}
             )
@@ -100,7 +100,7 @@ class S3Object(ResourceKind):
             tempfile.TemporaryDirectory(
                 prefix="tsx-deploy-", dir=temporary_directory()
             ) as directory,
-            translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
+            translate_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(
                 str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra_args
