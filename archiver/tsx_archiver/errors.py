@@ -7,7 +7,7 @@
     │   ├── InvalidModelName
     │   └── OutputExists
     ├── InvalidConfig              model-config.yaml cannot be used
-    ├── InvalidManifest            MANIFEST.json cannot be used, or names a file outside the archive
+    ├── InvalidManifest            MANIFEST.json is unusable, or names a file outside the archive
     ├── CannotOpen
     │   ├── ArchiveNotFound
     │   ├── EmptyArchive

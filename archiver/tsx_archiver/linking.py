@@ -1,4 +1,4 @@
-"""A directory like an unpacked archive, with links to the files of a model and copies of its code."""
+"""A directory like an unpacked archive, with links to a model's files and copies of its code."""
 
 from __future__ import annotations
 

@@ -105,13 +105,14 @@ def open_archive(
     name: str | None = None,
     progress: OpeningProgress = lambda step, done, total: None,
 ) -> OpenArchive:
-    """Open a .mar, .model, .tar.gz or .tgz, told apart by their bytes, or a directory.
+    """Open an archive file (.mar, .model, .tar.gz or .tgz) or a directory.
 
-    An unsafe archive is refused before anything is written.
+    The bytes of a file determine its format. An unsafe archive is refused before anything is
+    written.
 
     Args:
         source: The archive. A directory is used in place.
-        cache: Where the archive is unpacked; the default is the user's cache directory.
+        cache: The cache for the unpacked archive; the default is the user's cache directory.
         limits: The largest sizes and numbers of files.
         name: The model's name if the manifest has none; the default comes from the file's name.
         progress: Called with the step, the bytes so far, and the total bytes.
@@ -171,7 +172,8 @@ def open_source(source: Path) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError) as error:
         suggestion = similar_file(source) or "."
         raise ArchiveNotFound(
-            f"{source} does not exist{suggestion} Check the path, or pack a model with 'tsx archive'."
+            f"{source} does not exist{suggestion} Check the path, or pack a model with 'tsx"
+            " archive'."
         ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -249,7 +251,7 @@ def unpack_file(
         file, source, archive_cache.root / "seen", _progress_counter(progress, "reading", state[0])
     )
 
-    def make(target: Path) -> dict[str, int]:
+    def unpack_entry(target: Path) -> dict[str, int]:
         container = open_container(file, str(source), limits)
         try:
             root = root_of(container.members)
@@ -272,7 +274,7 @@ def unpack_file(
             )
         return sizes
 
-    return archive_cache.open(digest, make), digest
+    return archive_cache.open(digest, unpack_entry), digest
 
 
 def _progress_counter(progress: OpeningProgress, step: str, total: int) -> Callable[[int], None]:
@@ -296,20 +298,20 @@ def _unpack(
 ) -> dict[str, int]:
     """Write all members to a new directory, and return their sizes by name."""
     sizes = {}
-    missing = {normal(name) for name in checksums}
+    missing_names = {normal(name) for name in checksums}
     for member, stream in container.stream():
         path = target / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         name = member.name[len(root) + 1 :] if root else member.name
         digest = _write_member(stream, path, member.size, str(source), member.name, count)
-        missing.discard(name)
+        missing_names.discard(name)
         if name in checksums and digest != checksums[name].lower():
             raise wrong_checksum(source, name, checksums[name], digest)
         sizes[member.name] = member.size
-    if missing:
+    if missing_names:
         raise WrongChecksum(
-            f"{source}: the manifest has a sha-256 for {shown(min(missing))}, which is missing. Pack"
-            " the model again."
+            f"{source}: the manifest has a sha-256 for {shown(min(missing_names))}, which is"
+            " missing. Pack the model again."
         )
     for member in container.members:
         if member.is_directory:
@@ -383,12 +385,12 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
         )
         if name
     ]
-    present = {
+    existing_files = {
         normal(name): None
         for name in [*file_names, manifest.config_file or ""]
         if name and (root / name).exists()
     }
-    problems += manifest.missing_files(present)
+    problems += manifest.missing_files(existing_files)
     problems += config.missing_warm_up(
         {entry.file for entry in config.warmup or () if (root / entry.file).is_file()}
     )
@@ -398,7 +400,7 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
 def model_root(directory: Path) -> Path:
     """Return the only directory inside, if there is nothing else, or the directory itself.
 
-    Hidden files and those of macOS do not count.
+    Hidden files and macOS's metadata do not count.
     """
     entries = [
         path

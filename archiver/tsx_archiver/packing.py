@@ -72,9 +72,9 @@ class ArchiveSpec:
         runtime: `python`, `python3`, or `LSP` for TorchServe's C++ backend.
         requirements_file: The path of a requirements.txt.
         config_file: The path of a model-config.yaml.
-        contents: Further files as bytes, by their names in the archive.
-        files: Further paths, by their names in the archive.
-        extra_manifest: Further keys of the manifest.
+        contents: Additional files as bytes, by their names in the archive.
+        files: Additional paths, by their names in the archive.
+        extra_manifest: Additional keys of the manifest.
     """
 
     model_name: str
@@ -190,8 +190,8 @@ class Members:
             self._members[key] = (member, origin)
         elif not _same_file(existing[0].source, member.source):
             raise DuplicateInput(
-                f"{existing[1]} and {origin} would both be {member.name} in the archive. Rename one of"
-                " them."
+                f"{existing[1]} and {origin} would both be {member.name} in the archive. Rename one"
+                " of them."
             )
 
     def __contains__(self, name: str) -> bool:
@@ -306,8 +306,8 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
         else:
             suggestion = similar_file(Path(text)) or "."
             raise InputMissing(
-                f"The extra file {text} does not exist{suggestion} Check the path; several are separated"
-                " by commas."
+                f"The extra file {text} does not exist{suggestion} Check the path; several are"
+                " separated by commas."
             )
 
 

@@ -107,7 +107,8 @@ def pretrained_spec(
     if model.code:
         notes.append(
             f"note: {model.code[0]} is code of the model's author. It runs only with"
-            f" --trust-remote-code, or where the server's setting trust_remote_code names {model_name}"
+            " --trust-remote-code, or where the server's setting trust_remote_code names"
+            f" {model_name}"
         )
     origin = {
         "task": chosen_task,

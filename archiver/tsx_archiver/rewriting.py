@@ -51,7 +51,7 @@ from tsx_archiver.writing import (
     open_member_source,
 )
 
-# A .tar.gz above this fraction of its members' size was not compressed, and stays so.
+# A .tar.gz above this fraction of its members' size was not compressed, and stays uncompressed.
 _MAX_COMPRESSED_RATIO = 0.95
 
 Content: TypeAlias = bytes | Path  # the bytes of a new member, or the file that contains them
@@ -123,7 +123,7 @@ def _plan_member(name: str, content: Content) -> PlannedMember:
 class _Change(NamedTuple):
     """The change of an archive."""
 
-    new: Mapping[str, PlannedMember]
+    new_members: Mapping[str, PlannedMember]
     removed_names: frozenset[str]  # names of members and directories
     model: Mapping[str, str]  # keys of the manifest's `model`
 
@@ -172,16 +172,16 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
         stack.callback(container.close)
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
-        old = _SourceArchive(
+        old_archive = _SourceArchive(
             path,
             container,
             root,
             manifest.data,
             {normal(name): digest for name, digest in manifest.checksums.items()},
         )
-        _refuse_collisions(old, change)
+        _refuse_collisions(old_archive, change)
         with write_atomically(path) as out:
-            _write_changed(old, change, out, path.stat().st_size)
+            _write_changed_archive(old_archive, change, out, path.stat().st_size)
             shutil.copymode(path, out.name)
             if file_state(file) != state:
                 raise CorruptMember(
@@ -189,18 +189,18 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
                 )
 
 
-def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
+def _refuse_collisions(old_archive: _SourceArchive, change: _Change) -> None:
     """Refuse new names that some file systems treat as equal to an existing one.
 
     A name may not be both a file and a directory either.
     """
     names = (
-        old.name_in_model(member.name)
-        for member in old.container.members
+        old_archive.name_in_model(member.name)
+        for member in old_archive.container.members
         if not member.is_directory
     )
     names_by_key = {collision_key(name): name for name in names if not change.is_removed(name)}
-    for name in sorted(change.new):
+    for name in sorted(change.new_members):
         key = collision_key(name)
         existing = next(
             (names_by_key[parent] for parent in _parents(key) if parent in names_by_key),
@@ -208,78 +208,85 @@ def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
         )
         if existing != name or any(path.startswith(f"{key}/") for path in names_by_key):
             raise CannotPack(
-                f"{old.path} holds {shown(existing)} where {shown(name)} would be added. Rename one of"
-                " them."
+                f"{old_archive.path} holds {shown(existing)} where {shown(name)} would be added."
+                " Rename one of them."
             )
         names_by_key[key] = name
 
 
-def _write_changed(old: _SourceArchive, change: _Change, out: BinaryIO, size: int) -> None:
-    if isinstance(old.container, ZipContainer):
-        was_stored = old.container.stored_by_name()
+def _write_changed_archive(
+    old_archive: _SourceArchive, change: _Change, out: BinaryIO, size: int
+) -> None:
+    if isinstance(old_archive.container, ZipContainer):
+        was_stored = old_archive.container.stored_by_name()
         all_stored = all(was_stored.values())
-        prefix = f"{old.root}/" if old.root else ""
+        prefix = f"{old_archive.root}/" if old_archive.root else ""
 
         def is_stored(member: PlannedMember) -> bool:
-            if member.source != old.path:
+            if member.source != old_archive.path:
                 return all_stored or not is_worth_deflating(member)
             return was_stored[member.name]
 
         with new_zip(out) as archive:
-            _fill(old, change, ZipSink(archive, out, is_stored), prefix)
+            _add_members(old_archive, change, ZipSink(archive, out, is_stored), prefix)
         return
-    total = sum(member.size for member in old.container.members)
+    total = sum(member.size for member in old_archive.container.members)
     level = DEFLATE_LEVEL if size < _MAX_COMPRESSED_RATIO * total else 0
     with new_tar(out, level) as tar:
-        _fill(old, change, TarSink(tar, old.root), "")
+        _add_members(old_archive, change, TarSink(tar, old_archive.root), "")
 
 
-def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None:
+def _add_members(old_archive: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None:
     checksums = {}
-    for output in _output_members(old, change):
+    for output in _output_members(old_archive, change):
         name = output.member.name
         member = output.member._replace(name=prefix + name)
         stream = CountingStream(output.stream, member, lambda count: None)
         sink.add(member, stream)
         stream.check_end()
         digest = checksums[name] = stream.digest.hexdigest()
-        expected = old.checksums.get(name, digest) if member.source == old.path else digest
-        if expected.lower() != digest:
-            raise wrong_checksum(old.path, name, expected, digest)
-    if any(old.name_in_model(member.name) == MANIFEST_PATH for member in old.container.members):
+        expected_digest = (
+            old_archive.checksums.get(name, digest) if member.source == old_archive.path else digest
+        )
+        if expected_digest.lower() != digest:
+            raise wrong_checksum(old_archive.path, name, expected_digest, digest)
+    if any(
+        old_archive.name_in_model(member.name) == MANIFEST_PATH
+        for member in old_archive.container.members
+    ):
         new_manifest = {
-            **old.manifest,
-            "model": {**(old.manifest.get("model") or {}), **change.model},
+            **old_archive.manifest,
+            "model": {**(old_archive.manifest.get("model") or {}), **change.model},
         }
         content = manifest_content(new_manifest, checksums)
         sink.add(PlannedMember(prefix + MANIFEST_PATH, content, len(content)), BytesIO(content))
 
 
-def _output_members(old: _SourceArchive, change: _Change) -> Iterator[_OutputMember]:
+def _output_members(old_archive: _SourceArchive, change: _Change) -> Iterator[_OutputMember]:
     """Yield the members of the new archive without the manifest, in the order of the old archive.
 
     An added member comes before the first old one with a greater name.
     """
-    new = sorted(
-        change.new.keys()
+    added_names = sorted(
+        change.new_members.keys()
         - {
-            old.name_in_model(member.name)
-            for member in old.container.members
+            old_archive.name_in_model(member.name)
+            for member in old_archive.container.members
             if not member.is_directory
         }
     )
-    for member, stream in old.container.stream():
-        name = old.name_in_model(member.name)
+    for member, stream in old_archive.container.stream():
+        name = old_archive.name_in_model(member.name)
         if name == MANIFEST_PATH:
             continue
-        while new and new[0] < name:
-            yield from _open_new_member(change.new[new.pop(0)])
-        if name in change.new:
-            yield from _open_new_member(change.new[name])
+        while added_names and added_names[0] < name:
+            yield from _open_new_member(change.new_members[added_names.pop(0)])
+        if name in change.new_members:
+            yield from _open_new_member(change.new_members[name])
         elif not change.is_removed(name):
-            yield _OutputMember(PlannedMember(name, old.path, member.size), stream)
-    for name in new:
-        yield from _open_new_member(change.new[name])
+            yield _OutputMember(PlannedMember(name, old_archive.path, member.size), stream)
+    for name in added_names:
+        yield from _open_new_member(change.new_members[name])
 
 
 def _open_new_member(member: PlannedMember) -> Iterator[_OutputMember]:
@@ -292,11 +299,11 @@ def _rewrite_directory(path: Path, change: _Change) -> None:
     root = model_root(path)
     manifest = directory_manifest(root, path.name, path)
     removed_files = {file for name in change.removed_names for file in _files_in(root / name)} - {
-        root / name for name in change.new
+        root / name for name in change.new_members
     }
     partials: dict[str, Path] = {}
     try:
-        for member in change.new.values():
+        for member in change.new_members.values():
             _write_partial(root, member, partials)
         data = dict(manifest.data)
         if data and (change.model or manifest.checksums):

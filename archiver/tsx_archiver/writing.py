@@ -1,4 +1,4 @@
-"""The writing of an archive: in one pass, in constant memory, reproducibly and atomically."""
+"""Functions that write an archive in one pass, in constant memory, reproducibly and atomically."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tsx_archiver.storage.copying import MIN_SIZE_BYTES, InputFile, copy_plain
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 
-# The arguments are the name of a member, the bytes read so far, and the total bytes. Each member has
-# at least one call.
+# The arguments are the name of a member, the bytes read so far, and the total bytes. Each member
+# has at least one call.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 # The number increases when a new release packs the same inputs into different bytes.
@@ -103,7 +103,7 @@ def write_plan(
     progress: Progress | None = None,
     kind: str = "model",
 ) -> None:
-    """Write a planned archive; the errors are those of `write_archive`."""
+    """Write a planned archive; the errors are the same as for `write_archive`."""
     try:
         if path.exists() and not force:
             raise OutputExists(
@@ -143,7 +143,7 @@ def _write_and_replace(
 ) -> None:
     if format == "no-archive":
         with _new_directory(path) as directory:
-            _fill(plan, _DirectorySink(directory), progress)
+            _add_members(plan, _DirectorySink(directory), progress)
         return
     if path.is_dir():
         raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
@@ -151,10 +151,10 @@ def _write_and_replace(
         if format == "tgz":
             _write_tar(plan, file, progress)
         else:
-            _write_zip(plan, file, progress, stored=format == "zip-store")
+            _write_zip(plan, file, progress, store_all=format == "zip-store")
 
 
-def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
+def _add_members(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
     """Add all members, then the manifest with their checksums, so that each file is read once."""
     total = sum(member.size for member in plan.members)
     done = 0
@@ -187,7 +187,7 @@ def _reporter(
 
 
 class CountingStream:
-    """The bytes of a file that is packed: hashed, reported, and checked against the planned size."""
+    """The bytes of a packed file: hashed, reported, and checked against the planned size."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw
@@ -253,26 +253,26 @@ class ZipSink:
     """
 
     def __init__(
-        self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]
+        self, archive: zipfile.ZipFile, file: BinaryIO, is_stored: Callable[[PlannedMember], bool]
     ) -> None:
         """Write to an archive.
 
         Args:
             archive: The archive.
             file: The file to which `archive` writes.
-            stored: Tells whether to store a member without compression.
+            is_stored: Tells whether to store a member without compression.
         """
         self._zip = archive
         self._file = file
-        self._stored = stored
+        self._is_stored = is_stored
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
         """Add a member, stored or deflated."""
         info = zipfile.ZipInfo(member.name, _ZIP_TIME)
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
-        info.file_size = member.size  # `open` needs it to choose zip64.
-        info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
+        info.file_size = member.size  # `open` needs the size to choose zip64.
+        info.compress_type = zipfile.ZIP_STORED if self._is_stored(member) else zipfile.ZIP_DEFLATED
         if (
             info.compress_type == zipfile.ZIP_STORED
             and member.size >= MIN_SIZE_BYTES
@@ -313,13 +313,13 @@ def _copy(stream: CountingStream, out: BinaryIO) -> int:
 
 
 def _write_zip(
-    plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool
+    plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, store_all: bool
 ) -> None:
     limits = Limits()
     with new_zip(file) as archive:
-        _fill(
+        _add_members(
             plan,
-            ZipSink(archive, file, lambda member: stored or not is_worth_deflating(member)),
+            ZipSink(archive, file, lambda member: store_all or not is_worth_deflating(member)),
             progress,
         )
         dense_bytes = sum(
@@ -332,7 +332,7 @@ def _write_zip(
     if dense_bytes > limits.ratio_floor:
         file.seek(0)
         file.truncate()
-        _write_zip(plan, file, progress, stored=True)
+        _write_zip(plan, file, progress, store_all=True)
 
 
 def new_zip(file: BinaryIO) -> zipfile.ZipFile:
@@ -356,7 +356,7 @@ class TarSink:
 
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
-    """Write a .tar.gz, compressed if that is worth it for most of the bytes."""
+    """Write a .tar.gz, which is compressed if most of the bytes are worth it."""
     deflatable = sum(member.size for member in plan.members if is_worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
@@ -368,15 +368,17 @@ def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> 
 
 def _gzip_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None, level: int) -> None:
     with new_tar(file, level) as archive:
-        _fill(plan, TarSink(archive, plan.model_name), progress)
+        _add_members(plan, TarSink(archive, plan.model_name), progress)
 
 
 @contextmanager
 def new_tar(file: BinaryIO, level: int) -> Iterator[tarfile.TarFile]:
     """Open a new .tar.gz for writing."""
     with (
-        gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        gzip.GzipFile(
+            filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0
+        ) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         yield archive
 
@@ -399,21 +401,22 @@ class _DirectorySink:
 def is_worth_deflating(member: PlannedMember) -> bool:
     """Tell whether to deflate a member.
 
-    Weights are stored, since deflating gigabytes takes minutes and saves a few percent. For other
-    files, samples decide. A file that compresses as much as a zip bomb is stored as well.
+    Weights are stored, because deflating gigabytes takes minutes and saves a few percent. For other
+    files, samples decide. A file that compresses as much as a zip bomb is stored as well, because
+    readers would refuse it.
     """
     if member.size == 0 or member.name.lower().endswith(WEIGHT_SUFFIXES):
         return False
     with open_member_source(member.source) as file:
-        packed = size = 0
+        compressed_size = sampled_size = 0
         step = max(member.size // _SAMPLE_COUNT, _SAMPLE_SIZE)
         for start in range(0, member.size, step):
             file.seek(start)
             sample = file.read(min(_SAMPLE_SIZE, member.size - start))
-            packed += len(zlib.compress(sample, DEFLATE_LEVEL))
-            size += len(sample)
-    return packed < _MAX_DEFLATED_RATIO * size and (
-        member.size <= Limits().ratio_floor or size <= Limits().ratio * packed
+            compressed_size += len(zlib.compress(sample, DEFLATE_LEVEL))
+            sampled_size += len(sample)
+    return compressed_size < _MAX_DEFLATED_RATIO * sampled_size and (
+        member.size <= Limits().ratio_floor or sampled_size <= Limits().ratio * compressed_size
     )
 
 

@@ -82,7 +82,8 @@ class TarContainer:
             )
         if content is not None and len(content) > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has more than {max_bytes} bytes. Pack the model again."
+                f"{self._source}: {shown(name)} has more than {max_bytes} bytes. Pack the model"
+                " again."
             )
         return content
 
@@ -99,7 +100,8 @@ class TarContainer:
                         member = _member(info, self._source)
                         if member is not None:
                             yield member, cast(BinaryIO, _MemberReader(tar, info, self._source))
-                        tar.members = []  # type: ignore[attr-defined]  # This frees memory; typeshed lacks the field.
+                        # This frees memory. typeshed lacks the field.
+                        tar.members = []  # type: ignore[attr-defined]
                     self._check_end(stream)
             except tarfile.ReadError as error:
                 if stream.count <= tarfile.BLOCKSIZE:
@@ -122,8 +124,8 @@ class TarContainer:
 
     def _foreign_error(self, reason: object) -> ForeignFile:
         return ForeignFile(
-            f"{self._source} is gzipped, but does not contain a tar archive ({reason}). Pack the model"
-            " with 'tsx archive'."
+            f"{self._source} is gzipped, but does not contain a tar archive ({reason}). Pack the"
+            " model with 'tsx archive'."
         )
 
     def _damage_error(self, reason: object) -> TruncatedArchive:

@@ -38,7 +38,7 @@ _LOCAL_HEADER_SIZE = 30
 # The lengths of the name and of the extra field, at the end of a local header.
 _NAME_AND_EXTRA = struct.Struct("<2H")
 _DIRECTORY_BYTES_PER_MEMBER = 512
-_METHODS = {
+_METHOD_NAMES = {
     1: "shrink",
     6: "implode",
     9: "deflate64",
@@ -100,14 +100,14 @@ class ZipContainer:
             return None
         if member.size > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {max_bytes}. Pack"
-                " the model again."
+                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {max_bytes}."
+                " Pack the model again."
             )
         with self.open(member) as stream:
             return stream.read()
 
     def open(self, member: Member) -> BinaryIO:
-        """Open a member; the end of its bytes checks their number and CRC-32."""
+        """Open a member; reading to the end checks the number of bytes and their CRC-32."""
         try:
             info = self._infos[member.name]
             return cast(
@@ -154,7 +154,7 @@ class _MemberReader:
         self._is_copied = False
 
     def plain_range(self) -> FileRange | None:
-        """Return where a stored member's bytes begin in the file, or None if it is compressed."""
+        """Return the position of a stored member's bytes, or None if the member is compressed."""
         if self._info.compress_type != zipfile.ZIP_STORED:
             return None
         header = os.pread(self._file.fileno(), _LOCAL_HEADER_SIZE, self._info.header_offset)
@@ -225,7 +225,7 @@ def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
             " password."
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        method = _METHODS.get(info.compress_type, f"method {info.compress_type}")
+        method = _METHOD_NAMES.get(info.compress_type, f"method {info.compress_type}")
         raise UnsupportedCompression(
             f"{source}: {shown(original)} is compressed by {method}. {REFUSED} Pack the model"
             " again, deflated or stored."
@@ -280,7 +280,7 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
 
 
 def directory_size(file: BinaryIO) -> int | None:
-    """Return the bytes of the central directory, by the record at the end of the file.
+    """Return the size of the central directory in bytes, from the record at the end of the file.
 
     Returns:
         None if the file has no such record.

@@ -98,8 +98,8 @@ _OTHER_FILES = re.compile(
 )
 _UNNEEDED = re.compile(r"trainer_state\.json|all_results\.json|requirements\.txt|(?:tf_|flax_).*")
 # Folders of a sentence-transformers model, and of chat templates.
-_PARTS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")
-# A line in the head of a model card.
+_SUBFOLDERS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")
+# A line in the front matter of a model card.
 _PIPELINE_TAG = re.compile(r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE)
 _EXTERNAL_CODE = re.compile(r'[^"]*--[^"]*')
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -160,8 +160,8 @@ class Pretrained:
                 f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             )
             raise CannotPack(
-                f"{self.directory} lacks weights that {index} names: {examples}. Download or save the"
-                " model again."
+                f"{self.directory} lacks weights that {index} names: {examples}. Download or save"
+                " the model again."
             )
         return needed_files(self.names, shards, str(self.directory))
 
@@ -214,8 +214,8 @@ class Pretrained:
         tag = self._pipeline_tag()
         if tag in tasks:
             return _EMBEDDINGS[0] if tag in _EMBEDDINGS else str(tag)
-        usual_task = self._usual_task(tasks)
-        if usual_task is None:
+        default_task = self._default_task(tasks)
+        if default_task is None:
             hint = (
                 f"the architecture {self.architecture}"
                 if self.architecture
@@ -225,7 +225,7 @@ class Pretrained:
                 f"{self.directory} has {hint}, which does not tell its task. Name it with --task,"
                 f" which is one of {', '.join(tasks or TASKS)}."
             )
-        return usual_task
+        return default_task
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks of the architecture; empty if they are unknown."""
@@ -260,7 +260,7 @@ class Pretrained:
             else ()
         )
 
-    def _usual_task(self, tasks: tuple[str, ...]) -> str | None:
+    def _default_task(self, tasks: tuple[str, ...]) -> str | None:
         kind = str(self.config.get("model_type", ""))
         labels = [str(label).lower() for label in (self.config.get("id2label") or {}).values()]
         if MODULES in self.names and _EMBEDDINGS[0] in tasks:
@@ -294,8 +294,8 @@ class Pretrained:
         if "README.md" not in self.names:
             return None
         with (self.directory / "README.md").open(encoding="utf-8", errors="replace") as card:
-            head = card.read(1 << 16).split("\n---", 1)[0]
-        match = _PIPELINE_TAG.search(head) if head.startswith("---") else None
+            front_matter = card.read(1 << 16).split("\n---", 1)[0]
+        match = _PIPELINE_TAG.search(front_matter) if front_matter.startswith("---") else None
         return str(match[1]) if match else None
 
 
@@ -304,12 +304,12 @@ def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     facts = manifest.get(MANIFEST_KEY)
     if not isinstance(facts, dict):
         return ()
-    needs = {
+    conditions = {
         "transformers": True,
         "peft": facts.get("adapters"),
         "audio": facts.get("task") in AUDIO_TASKS,
     }
-    return tuple(extra for extra, needed in needs.items() if needed)
+    return tuple(extra for extra, is_needed in conditions.items() if is_needed)
 
 
 def family(task: str) -> str:
@@ -348,7 +348,7 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
         path = PurePosixPath(name)
         folder = str(path.parent)
         if any(part.startswith(".") for part in path.parts) or not (
-            folder == "." or _PARTS.fullmatch(folder) or path.suffix == ".py"
+            folder == "." or _SUBFOLDERS.fullmatch(folder) or path.suffix == ".py"
         ):
             continue
         if (folder == "." and shards and name in shards) or (

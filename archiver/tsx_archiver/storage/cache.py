@@ -5,12 +5,12 @@
             files/                    the archive's members
             complete.json             their sizes; its mtime is the time of the last open or close
             lock                      has a shared lock while a process uses the entry
-        partial/<sha256>.<random>/    an entry that is being made, locked by its maker
-        building/<two digits>         locked while an entry with this prefix is looked up or made
+        partial/<sha256>.<random>/    an incomplete entry, locked by the process that creates it
+        building/<two digits>         locked while an entry with this prefix is searched or created
         seen/<sha256 of a path>       the digest of the file, valid while the file does not change
 
 A process that dies leaves an unlocked partial entry, which the next cleanup removes. If a file of
-an entry does not have its recorded size, the archive is unpacked into a new entry, since other
+an entry does not have its recorded size, the archive is unpacked into a new entry, because other
 processes may still use the old one. A thread cleans up after an archive is opened.
 """
 
@@ -45,7 +45,7 @@ from tsx_archiver.storage.private_directory import (
 DAY_S = 86400.0
 
 logger = logging.getLogger("tsx.archive")
-_cleaning = threading.Lock()
+_cleanup_lock = threading.Lock()
 
 
 class CacheLimits(NamedTuple):
@@ -155,9 +155,9 @@ class Cache:
             ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
-        """Return the entry of an archive, and make it if it is missing.
+        """Return the entry of an archive, and create it if it is missing.
 
-        This waits while another process makes the same entry.
+        If another process is creating the same entry, this waits for it.
 
         Args:
             digest: The SHA-256 of the archive.
@@ -190,14 +190,14 @@ class Cache:
     def _clean_in_thread(self) -> None:
         """Clean up unless another thread does.
 
-        Errors are ignored, since the next cleanup tries again.
+        Errors are ignored, because the next cleanup tries again.
         """
-        if _cleaning.acquire(blocking=False):
+        if _cleanup_lock.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):
                     self.clean()
             finally:
-                _cleaning.release()
+                _cleanup_lock.release()
 
     def clean(self, now: float | None = None) -> None:
         """Remove leftovers of dead processes, and unused entries above the limits."""
@@ -207,21 +207,21 @@ class Cache:
         self._clean_leftovers(now)
         total = count = 0
         for entry in sorted(
-            self._listing("entries"), key=lambda path: _age(path / "complete.json", now)
+            self._paths_in("entries"), key=lambda path: _age(path / "complete.json", now)
         ):
             size = _recorded_size(entry)
-            too_old = _age(entry / "complete.json", now) > self._limits.age
+            is_too_old = _age(entry / "complete.json", now) > self._limits.age
             if (
-                too_old or total + size > self._limits.total or count >= self._limits.entries
+                is_too_old or total + size > self._limits.total or count >= self._limits.entries
             ) and self._remove_unused(entry):
                 continue
             total, count = total + size, count + 1
 
     def _clean_leftovers(self, now: float) -> None:
-        for partial in self._listing("partial"):
+        for partial in self._paths_in("partial"):
             if (partial / "lock").exists() or _age(partial, now) > self._limits.orphan_age:
                 self._remove_unused(partial)
-        for digest_record in self._listing("seen"):
+        for digest_record in self._paths_in("seen"):
             if _age(digest_record, now) > self._limits.age:
                 digest_record.unlink(missing_ok=True)
 
@@ -233,9 +233,9 @@ class Cache:
                 entry,
                 _recorded_size(entry),
                 max(now - _age(entry / "complete.json", now), 0.0),
-                self._in_use(entry),
+                self._is_in_use(entry),
             )
-            for entry in self._listing("entries")
+            for entry in self._paths_in("entries")
         ]
         return sorted(entries, key=lambda entry: -entry.used)
 
@@ -246,7 +246,7 @@ class Cache:
         unused_entries = [entry for entry in self.listing() if now - entry.used >= age]
         return [entry for entry in unused_entries if self._remove_unused(entry.directory)]
 
-    def _in_use(self, entry: Path) -> bool:
+    def _is_in_use(self, entry: Path) -> bool:
         # This keeps other processes from opening the entry while its lock is tested.
         building = FileLock(self.root / "building" / entry.name[:2])
         try:
@@ -257,20 +257,20 @@ class Cache:
                 return not lock.lock_exclusive(wait=False)
             finally:
                 lock.close()
-        except OSError:  # Another process has removed it.
+        except OSError:  # Another process has removed the entry.
             return False
         finally:
             building.close()
 
     def _find(self, digest: str) -> CacheEntry | None:
-        for directory in self._listing("entries"):
+        for directory in self._paths_in("entries"):
             if not directory.name.startswith(f"{digest}."):
                 continue
             try:
                 if not (directory / "lock").exists() or not _is_trusted_directory(directory):
                     continue
                 lock = FileLock(directory / "lock")
-            except FileNotFoundError:  # Another process has removed it.
+            except FileNotFoundError:  # Another process has removed the entry.
                 continue
             if lock.lock_shared() and lock.is_current() and _is_complete(directory):
                 os.utime(directory / "complete.json")
@@ -331,7 +331,7 @@ class Cache:
             return False
         try:
             lock = FileLock(directory / "lock")
-        except OSError:  # Another process has removed it.
+        except OSError:  # Another process has removed the entry.
             return True
         try:
             if not lock.lock_exclusive(wait=False):
@@ -345,7 +345,7 @@ class Cache:
         finally:
             lock.close()
 
-    def _listing(self, name: str) -> list[Path]:
+    def _paths_in(self, name: str) -> list[Path]:
         return list((self.root / name).iterdir())
 
 
@@ -375,10 +375,10 @@ def _is_trusted_directory(directory: Path) -> bool:
 def _is_complete(directory: Path) -> bool:
     """Tell whether every file exists and has its recorded size.
 
-    Additional files are allowed, since a handler may write some.
+    Additional files are allowed, because a handler may write some.
     """
     try:
-        for name, size in _sizes(directory).items():
+        for name, size in _read_sizes(directory).items():
             status = os.lstat(directory / "files" / name)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return False
@@ -387,13 +387,13 @@ def _is_complete(directory: Path) -> bool:
     return True
 
 
-def _sizes(directory: Path) -> dict[str, int]:
+def _read_sizes(directory: Path) -> dict[str, int]:
     return dict(json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"])
 
 
 def _recorded_size(directory: Path) -> int:
     try:
-        return sum(_sizes(directory).values())
+        return sum(_read_sizes(directory).values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 

@@ -116,7 +116,8 @@ def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
     """
     if not isinstance(data, dict):
         raise InvalidSpec(
-            f"{source} holds {_describe_type(data)} instead of keys and values: models: ... and dag: ..."
+            f"{source} holds {_describe_type(data)} instead of keys and values: models: ... and"
+            " dag: ..."
         )
     problems: list[str] = []
     models, settings = _models(data.get("models"), source, problems)
@@ -147,8 +148,8 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         data = {}
     if not isinstance(data, dict):
         raise InvalidSpec(
-            f"{source}: models holds {_describe_type(data)}, not one model for each key. Write models: and,"
-            " below it, NAME: and url: FILE.mar"
+            f"{source}: models holds {_describe_type(data)}, not one model for each key. Write"
+            " models: and, below it, NAME: and url: FILE.mar"
         )
     known = keys_of(NodeSettings)
     default_keys = {
@@ -185,8 +186,8 @@ def _settings(
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(data, dict) or not data:
         raise InvalidSpec(
-            f"{source}: dag holds {_describe_type(data)}, not the edges between the nodes. Write dag: and,"
-            " below it, NODE: [NEXT, ...]"
+            f"{source}: dag holds {_describe_type(data)}, not the edges between the nodes. Write"
+            " dag: and, below it, NODE: [NEXT, ...]"
         )
     edges: dict[str, tuple[str, ...]] = {}
     for name, successors in data.items():
@@ -199,7 +200,8 @@ def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
         )
         if not isinstance(successors, list):
             raise InvalidSpec(
-                f"{source}: dag.{name} holds {_describe_type(successors)}. Write a list of nodes: {name}:"
+                f"{source}: dag.{name} holds {_describe_type(successors)}. Write a list of nodes:"
+                f" {name}:"
                 " [NEXT, ...]"
             )
         edges[str(name)] = tuple(map(str, successors))

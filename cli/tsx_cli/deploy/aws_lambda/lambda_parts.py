@@ -144,7 +144,7 @@ class EventSourceMapping(ResourceKind):
         )
         if details is None:
             return None
-        changing = details["State"] not in ("Enabled", "Disabled")
+        is_changing = details["State"] not in ("Enabled", "Disabled")
         tags = cloud.call(
             "lambda", "list_tags", "reading tags", Resource=details["EventSourceMappingArn"]
         )["Tags"]
@@ -160,8 +160,8 @@ class EventSourceMapping(ResourceKind):
             pick(details, MAPPING_PROPERTIES),
             tags,
             outputs,
-            "changing" if changing else "ready",
-            details["State"] if changing else "",
+            "changing" if is_changing else "ready",
+            details["State"] if is_changing else "",
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:

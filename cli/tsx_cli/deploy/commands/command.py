@@ -134,9 +134,9 @@ def _plan(
 @with_options(deployment_options)
 def status(options: DeploymentOptions, as_json: AsJson = False) -> None:
     """Show a deployment: its state, its model, its instances, its alarms."""
-    from tsx_cli.deploy.commands.verbs import show_state
+    from tsx_cli.deploy.commands.verbs import show_deployment
 
-    show_state(*options, as_json=as_json)
+    show_deployment(*options, as_json=as_json)
 
 
 @app.command()
@@ -193,14 +193,14 @@ def invoke(
 
     --json shows its content type.
     """
-    from tsx_cli.deploy.commands.verbs import ask
+    from tsx_cli.deploy.commands.verbs import invoke_deployment
     from tsx_cli.requests.predict import check_delivery, deliver
 
     check_delivery(output, as_json=as_json)
     if (body is None) == (input_option is None):
         raise UsageError("name one file to send: `tsx deploy invoke FILE`")
-    answer = ask(*options, body or input_option or "", content_type, accept)
-    deliver(answer, output, as_json=as_json)
+    response = invoke_deployment(*options, body or input_option or "", content_type, accept)
+    deliver(response, output, as_json=as_json)
 
 
 @app.command()
@@ -216,7 +216,7 @@ def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
 @with_options(deployment_options)
 def rollback(
     options: DeploymentOptions,
-    to: Annotated[
+    number: Annotated[
         int | None,
         typer.Option(
             "--version", help="Version number as shown by `history`; by default the previous one."
@@ -226,9 +226,9 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Return to an earlier version."""
-    from tsx_cli.deploy.commands.verbs import go_back
+    from tsx_cli.deploy.commands.verbs import roll_back
 
-    go_back(*options, to, ask=not yes, as_json=as_json)
+    roll_back(*options, number, ask=not yes, as_json=as_json)
 
 
 @app.command()
@@ -251,6 +251,6 @@ def destroy(
     as_json: AsJson = False,
 ) -> None:
     """Remove a deployment completely, after asking for its name."""
-    from tsx_cli.deploy.commands.verbs import remove
+    from tsx_cli.deploy.commands.verbs import destroy_deployment
 
-    remove(*options, purge=purge, ask=not yes, as_json=as_json)
+    destroy_deployment(*options, purge=purge, ask=not yes, as_json=as_json)

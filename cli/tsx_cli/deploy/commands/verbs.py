@@ -117,7 +117,7 @@ def emit_files(
     print(f"Next, in {directory}: {emitted_files.next_step}")
 
 
-def show_state(file: Path | None, options: Options, *, as_json: bool) -> None:
+def show_deployment(file: Path | None, options: Options, *, as_json: bool) -> None:
     location = locate_named_deployment(file, options)
     status = location.platform.status(location.cloud, location.name)
     if status is None:
@@ -152,7 +152,7 @@ def show_logs(
     )
 
 
-def ask(
+def invoke_deployment(
     file: Path | None, options: Options, body: str, content_type: str | None, accept: str | None
 ) -> Response:
     location = locate_named_deployment(file, options)
@@ -177,12 +177,12 @@ def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
         show_versions(versions)
 
 
-def go_back(
-    file: Path | None, options: Options, to: int | None, *, ask: bool, as_json: bool
+def roll_back(
+    file: Path | None, options: Options, number: int | None, *, ask: bool, as_json: bool
 ) -> None:
     location = locate_named_deployment(file, options)
     version = _find_earlier_version(
-        location.platform.versions(location.cloud, location.name), to, location
+        location.platform.versions(location.cloud, location.name), number, location
     )
     # The hint contains the number, because a second run without it would go back further.
     retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
@@ -222,7 +222,9 @@ def _move_requests(
     _print_status(location, as_json=as_json)
 
 
-def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool) -> None:
+def destroy_deployment(
+    file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool
+) -> None:
     location = locate_named_deployment(file, options)
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
@@ -261,7 +263,7 @@ def _plan_deployment(
     local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):
         account = cloud.account
-        image_by_digest, image_bytes = by_digest(spec.image or "", cloud)
+        image_by_digest, image_bytes = resolve_digest(spec.image or "", cloud)
         facts = replace(facts, account=account, image=image_by_digest)
     elif spec.target == "kubernetes" and spec.image is not None:
         facts = replace(facts, image=pin_digest(spec.image))
@@ -317,7 +319,7 @@ def _print_status(location: Location, *, as_json: bool) -> None:
         print_json(status) if as_json else show_status(status)
 
 
-def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
+def resolve_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     """Return an image of ECR by its digest, because a tag may mean another image tomorrow."""
     host, slash, path = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
@@ -333,15 +335,15 @@ def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
 
 
 def _find_earlier_version(
-    versions: Sequence[DeployedVersion], to: int | None, location: Location
+    versions: Sequence[DeployedVersion], number: int | None, location: Location
 ) -> DeployedVersion:
     if not versions:
         raise _absence_error(location)
-    if to is not None:
-        version = next((version for version in versions if version.number == to), None)
+    if number is not None:
+        version = next((version for version in versions if version.number == number), None)
         if version is None:
             raise UsageError(
-                f"--version: there is no version {to}; there are"
+                f"--version: there is no version {number}; there are"
                 f" {', '.join(str(version.number) for version in versions)}"
             )
         return version

@@ -37,11 +37,12 @@ class ContainerTarget:
         Raises:
             UsageError: Other machines can reach the container, and its tokens are not set.
         """
-        missing = [name for name in required_tokens(spec) if not os.environ.get(name)]
-        if missing:
+        missing_variables = [name for name in required_tokens(spec) if not os.environ.get(name)]
+        if missing_variables:
             raise UsageError(
                 f"container.host is {spec.container.host}, which other machines can reach: set"
-                f" {' and '.join(missing)} in this command's environment, or env.{OPEN_VARIABLE}=true to"
+                f" {' and '.join(missing_variables)} in this command's environment, or"
+                f" env.{OPEN_VARIABLE}=true to"
                 " serve without"
             )
         image = str(facts.image)
@@ -84,12 +85,12 @@ class ContainerTarget:
         self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
-        earlier = [
+        other_containers = [
             resource
             for resource in self.existing_resources(cloud, spec.name)
             if resource.name not in names
         ]
-        return earlier[: -(spec.keep - 1) or None]
+        return other_containers[: -(spec.keep - 1) or None]
 
     def versions(self, cloud: ContainerHost, name: str) -> list[DeployedVersion]:
         return [
@@ -190,7 +191,9 @@ def predict(
     accept: str | None,
     token: str | None = None,
 ) -> Response:
-    """Send a request, and read the whole response; the default token is the environment's.
+    """Send a request, and read the whole response.
+
+    The environment variable TSX_INFERENCE_TOKEN has the default token.
 
     Raises:
         CliError: The server does not answer, or answers with an error.

@@ -303,9 +303,9 @@ def _failure_text(
         problem = "is running but unhealthy"
     else:
         problem = ending_of(state)
-    last = "\n".join(log)
+    log_text = "\n".join(log)
     return (
-        f"{name} {problem}. Its last log lines:\n{last}"
-        if last
+        f"{name} {problem}. Its last log lines:\n{log_text}"
+        if log_text
         else f"{name} {problem}, and printed nothing"
     )

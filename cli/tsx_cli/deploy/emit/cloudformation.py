@@ -16,7 +16,7 @@ from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
-# Placeholders for values of the stack. They contain NUL, which the name of an archive cannot.
+# Placeholders for values of the stack. They contain NUL, which no archive's name contains.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 SHAPES = Path(__file__).with_name("shapes.yaml")
 TSX_PREFIX = "Tsx::"  # prefix of the kinds that CloudFormation does not have
@@ -189,13 +189,13 @@ def _version_properties(function: Mapping[str, Any]) -> dict[str, Any]:
     """
     description = digest(function)
     image = function["Code"]["ImageUri"]
-    entries: Any = (
+    description_value: Any = (
         {"Fn::Sub": f"{description} ${{Image}}"}
         if isinstance(image, Mapping)
         else f"{description} {image}"
     )
     return {
-        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": entries},
+        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": description_value},
         "UpdateReplacePolicy": "Retain",
         "DeletionPolicy": "Retain",
     }

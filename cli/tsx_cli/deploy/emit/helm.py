@@ -145,7 +145,7 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
 
 
 def values(spec: DeploySpec, image: str) -> dict[str, Any]:
-    """Return the values of the chart, in the order of VALUES."""
+    """Return the values of the chart, in the order of VALUE_DESCRIPTIONS."""
     settings = spec.kubernetes
     values_by_key = {
         to_camel(key): value
@@ -187,10 +187,10 @@ def schema() -> dict[str, Any]:
     keda["properties"]["prometheus"] = {
         "anyOf": [keda["properties"]["prometheus"], {"type": "null"}]
     }
-    known = Kubernetes.model_json_schema()["properties"]
-    properties = _object({key: value for key, value in known.items() if key not in OMITTED_KEYS})[
-        "properties"
-    ]
+    all_properties = Kubernetes.model_json_schema()["properties"]
+    properties = _object(
+        {key: value for key, value in all_properties.items() if key not in OMITTED_KEYS}
+    )["properties"]
     image = _object({key: {"type": "string"} for key in ("repository", "tag", "digest")})
     image["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     image["properties"]["repository"]["minLength"] = 1
@@ -214,12 +214,12 @@ def schema() -> dict[str, Any]:
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    # If a validator precedes these bounds, pydantic leaves their names as they are.
-    bounds = {"ge": "minimum", "le": "maximum"}
+    # pydantic does not convert its names of limits if a validator precedes them.
+    keywords = {"ge": "minimum", "le": "maximum"}
     json_properties = {
         to_camel(key): {
-            bounds.get(name, name): bound
-            for name, bound in value.items()
+            keywords.get(name, name): argument
+            for name, argument in value.items()
             if name not in ("title", "default")
         }
         for key, value in properties.items()

@@ -267,6 +267,6 @@ def _failure_text(message: str, change: Change, done: Sequence[Change], retry_hi
         else "Nothing was changed."
     )
     return (
-        f"{message.rstrip('.')}. {created_text} {retry_hint} to continue, or `tsx deploy destroy` to"
-        " remove all of it."
+        f"{message.rstrip('.')}. {created_text} {retry_hint} to continue, or `tsx deploy destroy`"
+        " to remove all of it."
     )

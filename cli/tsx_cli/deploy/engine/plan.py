@@ -56,7 +56,7 @@ class Change:
         if self.reason:
             data["reason"] = self.reason
         if self.resource.change_settings:
-            data["how"] = _plain(self.resource.change_settings)
+            data["how"] = _describe_refs(self.resource.change_settings)
         return data
 
 
@@ -103,22 +103,24 @@ def plan(
         traits: The traits of all kinds, by kind.
         unwanted: The existing resources of this deployment that are not wanted.
     """
-    ordered = sort_by_needs(desired)
+    sorted_resources = sort_by_needs(desired)
     changing_ids: set[str] = set()  # ids of resources whose outputs will change
     changes = []
-    for resource in ordered:
-        change = _change(resource, observed, traits.get(resource.kind, Traits()), changing_ids)
+    for resource in sorted_resources:
+        change = _compute_change(
+            resource, observed, traits.get(resource.kind, Traits()), changing_ids
+        )
         if change.action in ("create", "replace"):
             changing_ids.add(resource.id)
         changes.append(change)
     unwanted_by_id = {resource.id: (resource, existing) for resource, existing in unwanted}
-    deleted = [
+    deletions = [
         unwanted_by_id[resource.id]
         for resource in reversed(
             sort_by_needs([resource for resource, _ in unwanted_by_id.values()])
         )
     ]
-    changes += [Change("delete", resource, existing) for resource, existing in deleted]
+    changes += [Change("delete", resource, existing) for resource, existing in deletions]
     return Plan(tuple(changes))
 
 
@@ -141,12 +143,12 @@ def sort_by_needs(resources: Sequence[Resource]) -> list[Resource]:
     except CycleError as error:
         raise ValueError(f"resources depend on each other in a cycle: {error.args[1]}") from error
     position_by_id = {resource.id: number for number, resource in enumerate(resources)}
-    ordered = []
+    sorted_resources = []
     while sorter.is_active():
         for id in sorted(sorter.get_ready(), key=position_by_id.__getitem__):
-            ordered.append(by_id[id])
+            sorted_resources.append(by_id[id])
             sorter.done(id)
-    return ordered
+    return sorted_resources
 
 
 def _needs(resource: Resource) -> set[str]:
@@ -167,7 +169,7 @@ def _needs(resource: Resource) -> set[str]:
     return {*resource.needs, *referred_ids(resource.properties)}
 
 
-def _change(
+def _compute_change(
     resource: Resource, observed: Mapping[str, Observed], traits: Traits, changing_ids: set[str]
 ) -> Change:
     existing = observed.get(resource.id)
@@ -273,10 +275,10 @@ def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _redact(path: str, value: Any) -> Any:
-    return hide_secrets(_plain(value), path.rpartition(".")[2])
+    return hide_secrets(_describe_refs(value), path.rpartition(".")[2])
 
 
-def _plain(value: Any) -> Any:
+def _describe_refs(value: Any) -> Any:
     return _replace_refs(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
 
 
@@ -338,8 +340,8 @@ def _changed_parts(
                 (old_value.get(key), old_text.get(key)),
                 (value, new_text[key]),
             )
-    elif (old_items := _by_name(old_value, old_text)) and (
-        new_items := _by_name(new_value, new_text)
+    elif (old_items := _items_by_name(old_value, old_text)) and (
+        new_items := _items_by_name(new_value, new_text)
     ):
         for key in dict.fromkeys([*old_items, *new_items]):
             yield from _changed_parts(
@@ -349,7 +351,7 @@ def _changed_parts(
         yield path, old_text, new_text
 
 
-def _by_name(value: Any, text: Any) -> dict[str, tuple[Any, Any]]:
+def _items_by_name(value: Any, text: Any) -> dict[str, tuple[Any, Any]]:
     is_named = isinstance(value, (list, tuple)) and all(
         isinstance(item, Mapping) and "name" in item for item in value
     )

@@ -187,15 +187,16 @@ def _notes(
         )
     if _adds_compiler(spec, facts):
         notes.append(
-            f"the image gets g++ if its base has none, because {facts.compiling_part} compiles the model"
+            f"the image gets g++ if its base has none, because {facts.compiling_part} compiles the"
+            " model"
         )
     if unpinned := unpinned_requirements(facts.requirements):
         examples = ", ".join(unpinned[:5]) + (
             f" and {len(unpinned) - 5} more" if len(unpinned) > 5 else ""
         )
         notes.append(
-            f"the archive's requirements leave versions open: {examples}. An image that is built later"
-            " under the same name may have others; pin them with == (`uv pip compile"
+            f"the archive's requirements leave versions open: {examples}. An image that is built"
+            " later under the same name may have others; pin them with == (`uv pip compile"
             " --generate-hashes` pins what they need as well)"
         )
     return notes

@@ -373,7 +373,8 @@ def _scaling_ranges(cloud: Cluster, name: str) -> list[str]:
             else ""
         )
         ranges.append(
-            f"{scaled_object['spec']['minReplicaCount']} to {scaled_object['spec']['maxReplicaCount']}{problem}"
+            f"{scaled_object['spec']['minReplicaCount']} to"
+            f" {scaled_object['spec']['maxReplicaCount']}{problem}"
         )
     return ranges
 

@@ -72,8 +72,8 @@ def _check(spec: DeploySpec) -> None:
     ]
     if ignored_keys:
         raise UsageError(
-            f"kubernetes.{ignored_keys[0]} has no effect on an InferenceService, as KServe decides that"
-            " itself. Remove it"
+            f"kubernetes.{ignored_keys[0]} has no effect on an InferenceService, as KServe decides"
+            " that itself. Remove it"
         )
     if settings.metrics_from and not settings.allow_from:
         raise UsageError(
@@ -110,8 +110,8 @@ def _check(spec: DeploySpec) -> None:
     alarm_names = [text for text in spec.canary.alarms if parse_bound(text) is None]
     if alarm_names:
         raise UsageError(
-            f"--alarm: '{alarm_names[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and"
-            " p95>300ms"
+            f"--alarm: '{alarm_names[0]}' is not a bound; a canary on Kubernetes is watched by"
+            " 5xx>0 and p95>300ms"
         )
 
 

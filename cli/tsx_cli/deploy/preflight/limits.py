@@ -324,8 +324,8 @@ def _device(profile: TargetProfile, model: ModelProfile) -> Iterator[LimitFindin
         subject = f"{kind} has" if kind else f"{profile.name} has here"
         yield LimitFinding(
             False,
-            f"the archive is configured for a GPU, but {subject} none: it will run on the CPU, slower"
-            " than measured",
+            f"the archive is configured for a GPU, but {subject} none: it will run on the CPU,"
+            " slower than measured",
         )
     if model.device == "cpu" and profile.device == GPU:
         text = (

@@ -137,8 +137,8 @@ class Outlook:
             return [f"{capacity_text}: to scale, {self.key} = {self.fitting_target}"]
         if self.target > self.in_flight:
             return [
-                f"{capacity_text}, and {self.key} = {self.target:g} lets more wait before a replica starts:"
-                f" {self.fitting_target} fits"
+                f"{capacity_text}, and {self.key} = {self.target:g} lets more wait before a replica"
+                f" starts: {self.fitting_target} fits"
             ]
         return []
 

@@ -142,8 +142,8 @@ def _arguments(
     names = [facts.model_name for facts in archives]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
-            f"ray.models: several archives have the model name {', '.join(duplicates)}, which requests"
-            " name; pack one under another"
+            f"ray.models: several archives have the model name {', '.join(duplicates)}, which"
+            " requests name; pack one under another"
         )
     cpus, gpus = settings.num_cpus, settings.num_gpus
     if best is not None and measured is not None:

@@ -77,8 +77,8 @@ class RunningApplication:
                     for resource, amount in deployment["required_resources"].items()
                 )
                 messages.append(
-                    f"{len(waiting_replicas)} of its replicas ({needs or 'no resources'} each) have no"
-                    " node yet"
+                    f"{len(waiting_replicas)} of its replicas ({needs or 'no resources'} each) have"
+                    " no node yet"
                 )
         return next((text for text in (*messages, self.details["message"]) if text), "")
 

@@ -135,8 +135,9 @@ def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     if current is not None and current != member:
         wanted_form = "an endpoint of its own" if member is None else member
         raise CliError(
-            f"{spec.name} is {current} now, and the specification asks for {wanted_form}. Its clients"
-            " would have to follow: deploy it under another --name, and then destroy this one"
+            f"{spec.name} is {current} now, and the specification asks for {wanted_form}. Its"
+            " clients would have to follow: deploy it under another --name, and then destroy this"
+            " one"
         )
     return spec if member is None else _with_settings(cloud, spec, member)
 

@@ -157,8 +157,8 @@ def _reason_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]
         )
         return (
             (
-                f"The trust policy of the role does not allow {service} to assume it: {show_hint}, and"
-                f" {fix_hint} sets the one that is needed"
+                f"The trust policy of the role does not allow {service} to assume it: {show_hint},"
+                f" and {fix_hint} sets the one that is needed"
             ),
             False,
         )
@@ -169,8 +169,8 @@ def _reason_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]
     )
     return (
         (
-            f"The trust policy of the role names {service}{conditions}: {show_hint}. A new role can be"
-            " assumed within a minute"
+            f"The trust policy of the role names {service}{conditions}: {show_hint}. A new role can"
+            " be assumed within a minute"
         ),
         True,
     )
