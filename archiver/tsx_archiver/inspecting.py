@@ -126,7 +126,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         ['digits.py', 'MAR-INF/MANIFEST.json']
     """
     path = Path(path)
-    with _open(path, limits) as source:
+    with _open_source(path, limits) as source:
         checksums = source.manifest.checksums
         members = [
             MemberInfo(
@@ -138,11 +138,13 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
             for member in source.container.members
             if not member.is_directory
         ]
-        config, problems = _config(source)
-        present = {member.name: None for member in members}
-        forms, form_problems = _forms(source, config)
+        config, problems = _read_config(source)
+        member_names = {member.name: None for member in members}
+        forms, form_problems = _read_forms(source, config)
         problems += (
-            source.manifest.missing_files(present) + config.missing_warm_up(present) + form_problems
+            source.manifest.missing_files(member_names)
+            + config.missing_warm_up(member_names)
+            + form_problems
         )
         return Inspection(
             path,
@@ -151,7 +153,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
             source.manifest,
             config,
             members,
-            _model(source, path),
+            _describe_model(source, path),
             forms,
             problems,
         )
@@ -163,7 +165,7 @@ def manifest_of(path: Path, *, limits: Limits = Limits()) -> Manifest:  # noqa: 
     Raises:
         ArchiveError: The archive cannot be read or is unsafe.
     """
-    with _open(path, limits) as source:
+    with _open_source(path, limits) as source:
         return source.manifest
 
 
@@ -179,7 +181,7 @@ def read_member(
     Raises:
         ArchiveError: The archive cannot be read, or the file has more than `most` bytes.
     """
-    with _open(Path(path), limits) as source:
+    with _open_source(Path(path), limits) as source:
         content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
     if content is not None and len(content) > most:
         raise CorruptMember(
@@ -206,10 +208,10 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
         []
     """
     path = Path(path)
-    with _open(path, limits) as source:
+    with _open_source(path, limits) as source:
         findings = _check_members(source, path)
         try:
-            config, problems = _config(source)
+            config, problems = _read_config(source)
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
@@ -217,11 +219,13 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
                 config.missing_warm_up(
                     {source.name_in_model(member) for member in source.container.members}
                 )
-                + _forms(source, config)[1]
+                + _read_forms(source, config)[1]
             )
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
-        present = {source.name_in_model(member): None for member in source.container.members}
-        findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
+        member_names = {source.name_in_model(member): None for member in source.container.members}
+        findings += [
+            Finding(True, None, text) for text in source.manifest.missing_files(member_names)
+        ]
         return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
@@ -260,18 +264,18 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             " lengths and CRCs were checked"
         )
         findings.append(Finding(False, None, text))
-    missing = (
+    missing_names = (
         sorted(set(checksums) - read_names)
         if not any(finding.is_fault and finding.member is None for finding in findings)
         else []
     )
     return findings + [
         Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it")
-        for name in missing
+        for name in missing_names
     ]
 
 
-def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
+def _read_config(source: _Source) -> tuple[ModelConfig, list[str]]:
     # This module imports pydantic, which is slow.
     from tsx_archiver.metadata.modelconfig import ModelConfig, parse_model_config
 
@@ -288,7 +292,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
     return config, [f"{name}: {problem}" for problem in problems]
 
 
-def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
+def _read_forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
     content = source.container.read(
         f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MAX_FILE_BYTES + 1
     )
@@ -299,7 +303,7 @@ def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
     return forms, forms.problems(config.forms or (), source.manifest.checksums)
 
 
-def _model(source: _Source, path: Path) -> ModelFile | None:
+def _describe_model(source: _Source, path: Path) -> ModelFile | None:
     """Describe the serialized file.
 
     The description seeks in the file. Therefore a compressed member is copied to a temporary file.
@@ -335,7 +339,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
 
 
 @contextmanager
-def _open(path: Path, limits: Limits) -> Iterator[_Source]:
+def _open_source(path: Path, limits: Limits) -> Iterator[_Source]:
     name = unnamed_archive_name(path.absolute())
     if is_directory(path):
         directory = model_root(path)

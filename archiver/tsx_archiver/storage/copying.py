@@ -40,13 +40,13 @@ class PlainSource(Protocol):
     """A stream whose bytes may exist in a file as they are, without compression."""
 
     def plain_range(self) -> FileRange | None:
-        """Return where the bytes begin in the file, or None if they are compressed."""
+        """Return the range of the bytes in the file, or None if they are compressed."""
 
     def check_copy(self, count: int, crc: int) -> None:
         """Check bytes that were copied.
 
         Raises:
-            CorruptMember: Their number or CRC-32 differs from the stream's.
+            CorruptMember: The number or the CRC-32 of the bytes differs from the stream's.
         """
 
 
@@ -54,11 +54,11 @@ class InputFile(io.FileIO):
     """A file that may be copied as a whole."""
 
     def plain_range(self) -> FileRange | None:
-        """Return the bytes from the position on."""
+        """Return the range that begins at the current position."""
         return FileRange(self.fileno(), self.tell())
 
     def check_copy(self, count: int, crc: int) -> None:
-        """Move the position behind the copied bytes."""
+        """Move the position past the copied bytes."""
         self.seek(count, os.SEEK_CUR)
 
 
@@ -86,24 +86,24 @@ def copy_plain(
     if source is None or not isinstance(stream, PlainSource):
         return None
     target.flush()
-    copy = FileRange(target.fileno(), target.tell())
+    target_range = FileRange(target.fileno(), target.tell())
     buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
     crc = done = 0
     with ThreadPoolExecutor(2) as executor:
-        count = copy_range(source, copy, min(size, _CHUNK_BYTES))
+        count = copy_range(source, target_range, min(size, _CHUNK_BYTES))
         while count:
-            copied = done + count
+            copied_size = done + count
             next_count = executor.submit(
                 copy_range,
-                source.skip(copied),
-                copy.skip(copied),
-                min(size - copied, _CHUNK_BYTES),
+                source.skip(copied_size),
+                target_range.skip(copied_size),
+                min(size - copied_size, _CHUNK_BYTES),
             )
-            chunk = _read_back(copy.skip(done), buffer[:count])
+            chunk = _read_back(target_range.skip(done), buffer[:count])
             next_crc = executor.submit(zlib.crc32, chunk, crc)
             on_chunk(chunk)
-            crc, done, count = next_crc.result(), copied, next_count.result()
-    target.seek(copy.start + done)
+            crc, done, count = next_crc.result(), copied_size, next_count.result()
+    target.seek(target_range.start + done)
     stream.check_copy(done, crc)
     return crc
 

@@ -13,7 +13,7 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     ScalableTarget,
-    existing_scaling,
+    existing_scaling_resources,
     scaled_dimensions,
     without_foreign_scaling,
 )
@@ -114,9 +114,8 @@ class LambdaTarget:
             DeployedVersion(
                 int(config["Version"]),
                 hash_of(config),
-                datetime.fromisoformat(config["LastModified"][:19]).replace(
-                    tzinfo=timezone.utc
-                ),  # The slice removes fractions and +0000.
+                # The slice removes fractions and +0000.
+                datetime.fromisoformat(config["LastModified"][:19]).replace(tzinfo=timezone.utc),
                 _tags_in_description(config),
                 config["Version"] == current,
                 canary.get(config["Version"], 0.0),
@@ -127,13 +126,13 @@ class LambdaTarget:
     def rollback_resources(
         self, cloud: Cloud, name: str, version: DeployedVersion
     ) -> list[Resource]:
-        return [_alias_to(name, str(version.number))]
+        return [_alias_resource(name, str(version.number))]
 
     def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         _, canary = _alias(cloud, name)
         if not canary:
             raise CliError(f"{name} has no canary: one version has all requests")
-        return [_alias_to(name, next(iter(canary)))]
+        return [_alias_resource(name, next(iter(canary)))]
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         function = _function(cloud, name)
@@ -141,7 +140,7 @@ class LambdaTarget:
             return None
         current, canary = _alias(cloud, name)
         versions = {config["Version"]: config for config in versions_of(cloud, name)}
-        running = versions.get(current, {})
+        current_config = versions.get(current, {})
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
         provisioned = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
         return {
@@ -150,14 +149,14 @@ class LambdaTarget:
             "region": cloud.region,
             "status": function.outputs["status"],
             "reason": "" if function.state == "changing" else function.reason,
-            "model": _tags_in_description(running).get("tsx:model"),
+            "model": _tags_in_description(current_config).get("tsx:model"),
             "version": current,
             "canary": [
                 {"version": key, "percent": percent, **_model(versions.get(key, {}))}
                 for key, percent in canary.items()
             ],
-            "memory": running.get("MemorySize"),
-            "timeout": running.get("Timeout"),
+            "memory": current_config.get("MemorySize"),
+            "timeout": current_config.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
             "queues": [
                 {"arn": mapping["EventSourceArn"], "state": mapping["State"]}
@@ -185,7 +184,7 @@ class LambdaTarget:
             response = cloud.client("lambda").invoke(
                 FunctionName=name, Qualifier=ALIAS, Payload=event
             )
-            head, separator, streamed = response["Payload"].read().partition(HEAD_SEPARATOR)
+            head, separator, streamed_body = response["Payload"].read().partition(HEAD_SEPARATOR)
         payload = json.loads(head or b"null")
         if "FunctionError" in response:
             raise CloudError(
@@ -197,7 +196,7 @@ class LambdaTarget:
             return Response.complete(json.dumps(payload).encode(), "application/json")
         text = payload.get("body") or ""
         content = (
-            streamed
+            streamed_body
             if separator
             else base64.b64decode(text)
             if payload.get("isBase64Encoded")
@@ -234,7 +233,7 @@ def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
     }
 
 
-def _alias_to(name: str, version: str) -> Resource:
+def _alias_resource(name: str, version: str) -> Resource:
     return Resource(
         "Alias",
         "AWS::Lambda::Alias",
@@ -285,7 +284,9 @@ def _related_resources(cloud: Cloud, name: str) -> list[Resource]:
 def _scaling_resources(cloud: Cloud, name: str) -> list[Resource]:
     if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return []
-    return existing_scaling(scaling_target(name), scaling_rule(name), ("Function", "Provisioned"))
+    return existing_scaling_resources(
+        scaling_target(name), scaling_rule(name), ("Function", "Provisioned")
+    )
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:

@@ -38,7 +38,7 @@ WHEN_INTERRUPTED = (
 class LambdaFunction(ResourceKind):
     """A function.
 
-    Requests go to its versions, so a change of it takes effect with the next version.
+    Requests go to the versions of a function, so a change takes effect with the next version.
     """
 
     traits = Traits(

@@ -95,14 +95,14 @@ def scaling_target(name: str) -> str:
 
 def _check(spec: DeploySpec, settings: Lambda) -> None:
     if settings.managed_instances is None:
-        too_large = [
+        excessive_keys = [
             f"lambda.{key}"
             for key, value in (("memory", settings.memory), ("storage", settings.storage))
             if value > MAX_MIB
         ]
-        if too_large:
+        if excessive_keys:
             raise UsageError(
-                f"{too_large[0]}: Lambda gives at most {MAX_MIB} MiB; use {MANAGED} for more"
+                f"{excessive_keys[0]}: Lambda gives at most {MAX_MIB} MiB; use {MANAGED} for more"
             )
         return
     clashes = {
@@ -116,26 +116,30 @@ def _check(spec: DeploySpec, settings: Lambda) -> None:
             f"a function on managed instances has no {', '.join(fields)}: its instances always run."
             " Remove one of them"
         )
-    managed = settings.managed_instances
-    if managed.gpu_memory is not None and settings.architecture != "x86_64":
+    instance_settings = settings.managed_instances
+    if instance_settings.gpu_memory is not None and settings.architecture != "x86_64":
         raise UsageError(
             f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for"
             f" {settings.architecture}"
         )
-    if managed.provider is None and not (managed.subnets and managed.operator_role):
+    if instance_settings.provider is None and not (
+        instance_settings.subnets and instance_settings.operator_role
+    ):
         raise UsageError(
             f"{MANAGED} needs subnets and operator_role for the instances, or provider, the ARN of"
             " a capacity provider"
         )
 
 
-def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
-    types, max_cpus = list(managed.instance_types) or None, managed.most_cpus
+def _provider(
+    spec: DeploySpec, instance_settings: ManagedInstances, tags: Mapping[str, str]
+) -> Resource:
+    types, max_cpus = list(instance_settings.instance_types) or None, instance_settings.most_cpus
     properties = {
-        "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
+        "PermissionsConfig": {"CapacityProviderOperatorRoleArn": instance_settings.operator_role},
         "VpcConfig": {
-            "SubnetIds": list(managed.subnets),
-            "SecurityGroupIds": list(managed.security_groups),
+            "SubnetIds": list(instance_settings.subnets),
+            "SecurityGroupIds": list(instance_settings.security_groups),
         },
         "InstanceRequirements": without_none(
             {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
@@ -189,13 +193,13 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     return properties, content_hash
 
 
-def _managed_instances(managed: ManagedInstances | None) -> dict[str, Any]:
-    if managed is None:
+def _managed_instances(instance_settings: ManagedInstances | None) -> dict[str, Any]:
+    if instance_settings is None:
         return {}
-    memory, gpu = managed.memory_per_cpu, managed.gpu_memory
+    memory, gpu = instance_settings.memory_per_cpu, instance_settings.gpu_memory
     config = {
-        "CapacityProviderArn": managed.provider or Ref("CapacityProvider", "Arn"),
-        "PerExecutionEnvironmentMaxConcurrency": managed.concurrency,
+        "CapacityProviderArn": instance_settings.provider or Ref("CapacityProvider", "Arn"),
+        "PerExecutionEnvironmentMaxConcurrency": instance_settings.concurrency,
         "ExecutionEnvironmentMemoryGiBPerVCpu": memory and float(memory),
     }
     return {
@@ -232,7 +236,7 @@ def _provisioned_concurrency(spec: DeploySpec, settings: Lambda) -> list[Resourc
     number = settings.provisioned if settings.autoscaling is None else settings.autoscaling.min
     alias_arguments = {"FunctionName": spec.name, "Qualifier": ALIAS}
     fields = {"ProvisionedConcurrentExecutions": number}
-    fixed, change_settings = (
+    properties, change_settings = (
         (alias_arguments | fields, {})
         if settings.autoscaling is None
         else (alias_arguments, fields)
@@ -242,7 +246,7 @@ def _provisioned_concurrency(spec: DeploySpec, settings: Lambda) -> list[Resourc
             "Provisioned",
             "Tsx::Lambda::ProvisionedConcurrency",
             alias_of(spec.name),
-            fixed,
+            properties,
             ("Alias",),
             change_settings=change_settings,
         )
@@ -265,12 +269,12 @@ def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     Callers of a public URL need both permissions. For callers in the same account, their own policy
     is enough.
     """
-    public = settings.url == "public"
+    is_public = settings.url == "public"
     mode = "RESPONSE_STREAM" if settings.streaming else "BUFFERED"
     properties = {
         "TargetFunctionArn": spec.name,
         "Qualifier": ALIAS,
-        "AuthType": "NONE" if public else "AWS_IAM",
+        "AuthType": "NONE" if is_public else "AWS_IAM",
         "InvokeMode": mode,
     }
     resource_list = [
@@ -284,7 +288,7 @@ def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
         "Action": "lambda:InvokeFunction",
         "InvokedViaFunctionUrl": True,
     }
-    permissions = (url_permission, function_permission) if public else ()
+    permissions = (url_permission, function_permission) if is_public else ()
     for number, permission in enumerate(permissions, start=1):
         fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **permission}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"

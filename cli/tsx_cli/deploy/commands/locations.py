@@ -57,7 +57,7 @@ AWS_KINDS: Mapping[str, ResourceKind] = {
 
 @dataclass(frozen=True)
 class Location:
-    """The location of a deployment; its kinds and its platform get `cloud`."""
+    """The location of a deployment; the methods of its kinds and its platform get `cloud`."""
 
     name: str
     target: str
@@ -75,7 +75,7 @@ class Location:
         )
 
     def leftovers(self, resources: Sequence[Resource]) -> list[Resource]:
-        """Return what a deployment leaves in AWS: its log, its images, and their repository."""
+        """Return the deployment's remaining resources in AWS: its log, images and repository."""
         if not self.log_name:
             return []
         is_deployed = any(

@@ -68,18 +68,18 @@ def typical_seconds(change: Change) -> float:
     shift = (
         change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     )
-    traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get(
+    routing: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get(
         "TrafficRoutingConfiguration", {}
     )
     rolling_policy = shift.get("RollingUpdatePolicy")
-    steps = (
+    rolling_s = (
         0
         if rolling_policy is None
         else math.ceil(100 / rolling_policy["MaximumBatchSize"]["Value"])
         * rolling_policy["WaitIntervalInSeconds"]
     )
-    bake = change.resource.change_settings.get("bake", 0) if change.action == "update" else 0
-    return typical_s + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
+    bake_s = change.resource.change_settings.get("bake", 0) if change.action == "update" else 0
+    return typical_s + routing.get("WaitIntervalInSeconds", 0) + rolling_s + bake_s
 
 
 def minutes(seconds: float) -> str:

@@ -28,7 +28,7 @@ else:
 
 
 def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
-    """Return name, target and location, for verbs that need no model.
+    """Read only the name, the target and the location, for verbs that need no model.
 
     Other keys have their defaults.
 
@@ -40,7 +40,7 @@ def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {
+    section_types: dict[str, type[SpecSection]] = {
         "build": Build,
         "sagemaker": SageMaker,
         "container": Container,
@@ -49,7 +49,8 @@ def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec
     }
     try:
         sections: dict[str, Any] = {
-            key: part.model_validate(values.get(key, {})) for key, part in parts.items()
+            key: section_type.model_validate(values.get(key, {}))
+            for key, section_type in section_types.items()
         }
     except ValidationError as error:
         raise UsageError(
@@ -198,7 +199,7 @@ def _known_keys(path: tuple[Any, ...]) -> list[str]:
             (field for name, field in model.model_fields.items() if key in (name, field.alias)),
             None,
         )
-        parts = (
+        types = (
             []
             if field is None
             else [
@@ -207,7 +208,7 @@ def _known_keys(path: tuple[Any, ...]) -> list[str]:
                 if isinstance(kind, type)
             ]
         )
-        model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
+        model = next((kind for kind in types if issubclass(kind, SpecSection)), None)
         if model is None:
             return []
     return _fields(model)

@@ -30,7 +30,10 @@ class Baking(NamedTuple):
 
 
 class CanaryAction(NamedTuple):
-    """A step of a canary: `move` gives the new version all requests, `rollback` the former one."""
+    """A step of a canary.
+
+    `move` gives the new version all requests, and `rollback` gives them to the earlier version.
+    """
 
     action: Literal["begin", "wait", "move", "rollback"]
     text: str = ""  # the progress, or the reason of a rollback

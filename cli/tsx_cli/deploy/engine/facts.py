@@ -63,7 +63,7 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
 
     Raises:
         ArchiveError: The archive cannot be read.
-        CliError: It is a directory, or its record of forms is invalid.
+        CliError: The path is a directory, or the record of forms is invalid.
     """
     if archive.is_dir():
         raise CliError(
@@ -71,7 +71,7 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
         )
     inspection = inspect_archive(archive, limits=archive_limits())
     manifest, name = inspection.manifest, inspection.manifest.requirements_file
-    requirements = _read(inspection, name) if name else b""
+    requirements = _read_small_member(inspection, name) if name else b""
     with archive.open("rb") as file:
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")
@@ -114,7 +114,7 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
     return tuple(form for form in map(all_forms.named, names) if form is not None)
 
 
-def _read(inspection: Inspection, name: str) -> bytes:
+def _read_small_member(inspection: Inspection, name: str) -> bytes:
     return read_member(inspection.source, name, most=MAX_TEXT_BYTES, limits=archive_limits()) or b""
 
 
@@ -126,7 +126,9 @@ def _compiling_part(inspection: Inspection) -> str:
         for member in inspection.members
         if member.name.endswith(".py") and member.size <= MAX_TEXT_BYTES
     ]
-    return next((name for name in sources if _calls_compiler(_read(inspection, name))), "")
+    return next(
+        (name for name in sources if _calls_compiler(_read_small_member(inspection, name))), ""
+    )
 
 
 def _calls_compiler(source: bytes) -> bool:
@@ -170,7 +172,7 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
 
 
 def owner_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a resource that outlives the version it was created for."""
+    """Return the tags of a resource that outlives the version for which it was created."""
     return {key: tags[key] for key in ("tsx:name", "tsx:target")}
 
 
@@ -182,8 +184,8 @@ def write_model_data(archive: Path, directory: Path) -> Path:
     path = directory / "model.tar.gz"
     with (
         path.open("wb") as file,
-        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as tar,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w") as tar,
         archive.open("rb") as content,
     ):
         member = tarfile.TarInfo(archive.name)

@@ -24,7 +24,7 @@ class ImagePlatform(NamedTuple):
 
 
 def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
-    """Return why a server in an image does not use a form, or None if it may."""
+    """Return the reason why a server in an image does not use a form, or None if it may."""
     bound, device = form.bound, device_of(form)
     # A form for the CPU also runs in an image for Neuron: such a machine has a CPU, too.
     if device != image.device and (device, image.device) != ("cpu", NEURON):
@@ -54,11 +54,11 @@ def device_of(form: FormRecord) -> str:
 
 
 def form_extras(
-    forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]
+    forms: Sequence[FormRecord], image: ImagePlatform, allowed: Collection[str]
 ) -> dict[str, str]:
     """Return the extras of tsx-serve that an image needs, each with a form that needs it.
 
-    Only known extras are returned, because anybody may have written the archive.
+    Only extras in `allowed` are returned, because anybody may have written the archive.
     """
     pairs = [
         (extra, form.name)
@@ -67,7 +67,9 @@ def form_extras(
         for extra in _list(form.bound.get("extras"))
     ]
     return {
-        extra: name for extra, name in reversed(pairs) if isinstance(extra, str) and extra in known
+        extra: name
+        for extra, name in reversed(pairs)
+        if isinstance(extra, str) and extra in allowed
     }
 
 
@@ -77,12 +79,13 @@ def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
         reason = mismatch(form, image)
         if reason is not None:
             notes.append(f"the form {form.name} is not used: {reason}")
-        elif needed := [
+        elif required_hardware := [
             *_list(form.bound.get("cpu")),
             *([form.bound["gpu"]] if "gpu" in form.bound else []),
         ]:
             notes.append(
-                f"the form {form.name} is used only on machines with {', '.join(map(str, needed))}"
+                f"the form {form.name} is used only on machines with"
+                f" {', '.join(map(str, required_hardware))}"
             )
     return notes
 

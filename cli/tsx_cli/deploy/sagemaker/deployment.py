@@ -12,7 +12,7 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
-    existing_scaling,
+    existing_scaling_resources,
     scaled_dimensions,
     without_foreign_scaling,
 )
@@ -248,7 +248,9 @@ def _existing_scaling_resources(cloud: Cloud, name: str) -> list[Resource]:
     return [
         resource
         for n, target_name in enumerate(target_names)
-        for resource in existing_scaling(target_name, scaling_rule(name), ("Endpoint",), n)
+        for resource in existing_scaling_resources(
+            target_name, scaling_rule(name), ("Endpoint",), n
+        )
     ]
 
 

@@ -170,7 +170,7 @@ def scaled_dimensions(resources: Sequence[Resource]) -> list[str]:
     return [resource.name.split("|")[2] for resource in resources if resource.kind == TARGET]
 
 
-def existing_scaling(
+def existing_scaling_resources(
     target_name: str, policy: str, needs: tuple[str, ...], number: int | str = ""
 ) -> list[Resource]:
     """Return an existing target and its rule, without their properties."""
