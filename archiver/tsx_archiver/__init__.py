@@ -1,4 +1,7 @@
-"""The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
+"""The .mar archive: its manifest, writing, opening and verification.
+
+This package imports neither torch nor another package of tsx.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +89,8 @@ __all__ = [
     "write_archive",
 ]
 
-# Imported when one of their names is asked for: for their help, commands need a light module of
-# this package and none of these.
+# The modules of these names. A module is imported when one of its names is first used, because
+# loading all of them would slow down the help of every command.
 _MODULES = (
     "errors",
     "inspecting",
@@ -102,7 +105,7 @@ _MODULES = (
     "rewriting",
     "storage.cache",
     "writing",
-    "metadata.modelconfig",  # the last, as it imports pydantic
+    "metadata.modelconfig",  # searched last, because it imports pydantic, which is slow
 )
 
 

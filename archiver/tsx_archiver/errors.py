@@ -2,19 +2,19 @@
 
     ArchiveError
     ├── CannotPack
-    │   ├── InputMissing           a file named for packing does not exist
+    │   ├── InputMissing           a file to pack does not exist
     │   ├── DuplicateInput         two files would have one name inside the archive
     │   ├── InvalidModelName
     │   └── OutputExists
     ├── InvalidConfig              model-config.yaml cannot be used
-    ├── InvalidManifest            MANIFEST.json cannot be used, or names something outside the archive
+    ├── InvalidManifest            MANIFEST.json is unusable, or names a file outside the archive
     ├── CannotOpen
     │   ├── ArchiveNotFound
     │   ├── EmptyArchive
     │   ├── TruncatedArchive
     │   ├── ForeignFile            a file of another kind
-    │   └── CorruptMember          a member's bytes are not what the archive says
-    │       └── WrongChecksum      ... by the sha-256 in the manifest
+    │   └── CorruptMember          a member's bytes differ from the archive's headers
+    │       └── WrongChecksum      a member's SHA-256 differs from the manifest's
     ├── UnsafeArchive
     │   ├── UnsafePath             a member would land outside the directory
     │   ├── LinkMember
@@ -26,14 +26,14 @@
     │   └── UnsupportedCompression
     └── CacheError                 the cache directory cannot be used
 
-A text says what was wrong, with which value, and what to do next.
+A message says what was wrong, with which value, and what to do next.
 """
 
 from __future__ import annotations
 
 
 class ArchiveError(Exception):
-    """The root."""
+    """The base class of the package's errors; `message` is the text for the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class CannotPack(ArchiveError):
 
 
 class InputMissing(CannotPack, FileNotFoundError):
-    """Also a FileNotFoundError, which is what TorchServe's archiver raises here."""
+    """A file to pack does not exist; also a FileNotFoundError, as TorchServe's archiver raises."""
 
 
 class DuplicateInput(CannotPack):

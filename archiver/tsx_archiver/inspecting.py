@@ -73,7 +73,7 @@ class Inspection:
         members: The files.
         model: The description of the serialized file, or None.
         forms: The forms of the model that `tsx optimize` added.
-        problems: Texts about details that will probably not do what the author meant.
+        problems: Warnings about settings that will probably not do what the author meant.
     """
 
     source: Path
@@ -93,7 +93,7 @@ class Finding(NamedTuple):
     Attributes:
         is_fault: Whether it makes the archive unusable.
         member: The name of the file, or None.
-        text: What was found.
+        text: The description for the user.
     """
 
     is_fault: bool
@@ -107,7 +107,7 @@ class _Source(NamedTuple):
     container: ArchiveFile
     manifest: Manifest
 
-    def inside(self, member: Member) -> str:
+    def name_in_model(self, member: Member) -> str:
         return member.name[len(self.root) + 1 :] if self.root else member.name
 
 
@@ -126,25 +126,25 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         ['digits.py', 'MAR-INF/MANIFEST.json']
     """
     path = Path(path)
-    with _opened(path, limits) as source:
+    with _open_source(path, limits) as source:
         checksums = source.manifest.checksums
         members = [
             MemberInfo(
-                source.inside(member),
+                source.name_in_model(member),
                 member.size,
                 member.packed,
-                checksums.get(source.inside(member)),
+                checksums.get(source.name_in_model(member)),
             )
             for member in source.container.members
             if not member.is_directory
         ]
-        config, problems = _config(source)
-        present = {member.name: None for member in members}
-        forms, problems_of_forms = _forms(source, config)
+        config, problems = _read_config(source)
+        member_names = {member.name: None for member in members}
+        forms, form_problems = _read_forms(source, config)
         problems += (
-            source.manifest.missing_files(present)
-            + config.missing_warm_up(present)
-            + problems_of_forms
+            source.manifest.missing_files(member_names)
+            + config.missing_warm_up(member_names)
+            + form_problems
         )
         return Inspection(
             path,
@@ -153,7 +153,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
             source.manifest,
             config,
             members,
-            _model(source, path),
+            _describe_model(source, path),
             forms,
             problems,
         )
@@ -165,7 +165,7 @@ def manifest_of(path: Path, *, limits: Limits = Limits()) -> Manifest:  # noqa: 
     Raises:
         ArchiveError: The archive cannot be read or is unsafe.
     """
-    with _opened(path, limits) as source:
+    with _open_source(path, limits) as source:
         return source.manifest
 
 
@@ -179,9 +179,9 @@ def read_member(
     """Return the bytes of a small file, or None if there is no such file.
 
     Raises:
-        ArchiveError: The archive cannot be read, or the file has more than `most`.
+        ArchiveError: The archive cannot be read, or the file has more than `most` bytes.
     """
-    with _opened(Path(path), limits) as source:
+    with _open_source(Path(path), limits) as source:
         content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
     if content is not None and len(content) > most:
         raise CorruptMember(
@@ -208,35 +208,37 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
         []
     """
     path = Path(path)
-    with _opened(path, limits) as source:
+    with _open_source(path, limits) as source:
         findings = _check_members(source, path)
         try:
-            config, problems = _config(source)
+            config, problems = _read_config(source)
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
             problems += (
                 config.missing_warm_up(
-                    {source.inside(member) for member in source.container.members}
+                    {source.name_in_model(member) for member in source.container.members}
                 )
-                + _forms(source, config)[1]
+                + _read_forms(source, config)[1]
             )
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
-        present = {source.inside(member): None for member in source.container.members}
-        findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
+        member_names = {source.name_in_model(member): None for member in source.container.members}
+        findings += [
+            Finding(True, None, text) for text in source.manifest.missing_files(member_names)
+        ]
         return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
 def _check_members(source: _Source, path: Path) -> list[Finding]:
     checksums = {normal(name): digest for name, digest in source.manifest.checksums.items()}
     findings = []
-    seen = set()
+    read_names = set()
     stream = source.container.stream()
     while True:
         try:
             member, file = next(stream)
-            name = source.inside(member)
-            seen.add(name)
+            name = source.name_in_model(member)
+            read_names.add(name)
             digest = content_digest(file)
             if name in checksums and digest != checksums[name].lower():
                 raise wrong_checksum(path, name, checksums[name], digest)
@@ -262,27 +264,27 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             " lengths and CRCs were checked"
         )
         findings.append(Finding(False, None, text))
-    missing = (
-        sorted(set(checksums) - seen)
+    missing_names = (
+        sorted(set(checksums) - read_names)
         if not any(finding.is_fault and finding.member is None for finding in findings)
         else []
     )
     return findings + [
         Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it")
-        for name in missing
+        for name in missing_names
     ]
 
 
-def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
-    # It imports pydantic.
+def _read_config(source: _Source) -> tuple[ModelConfig, list[str]]:
+    # This module imports pydantic, which is slow.
     from tsx_archiver.metadata.modelconfig import ModelConfig, parse_model_config
 
     name = source.manifest.config_file or (None if source.manifest.data else DEFAULT_CONFIG)
     if name is None:
         return ModelConfig(), []
-    inner = normal(name)
+    member_name = normal(name)
     content = source.container.read(
-        f"{source.root}/{inner}" if source.root else inner, MAX_CONFIG_BYTES + 1
+        f"{source.root}/{member_name}" if source.root else member_name, MAX_CONFIG_BYTES + 1
     )
     if content is None:
         return ModelConfig(), []
@@ -290,7 +292,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
     return config, [f"{name}: {problem}" for problem in problems]
 
 
-def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
+def _read_forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
     content = source.container.read(
         f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MAX_FILE_BYTES + 1
     )
@@ -301,55 +303,56 @@ def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
     return forms, forms.problems(config.forms or (), source.manifest.checksums)
 
 
-def _model(source: _Source, path: Path) -> ModelFile | None:
+def _describe_model(source: _Source, path: Path) -> ModelFile | None:
     """Describe the serialized file.
 
-    The description seeks in the file, so a compressed member is copied to a temporary file.
+    The description seeks in the file. Therefore a compressed member is copied to a temporary file.
     """
     name = source.manifest.serialized_file
     member = next(
         (
             member
             for member in source.container.members
-            if name and source.inside(member) == normal(name)
+            if name and source.name_in_model(member) == normal(name)
         ),
         None,
     )
     if member is None or member.is_directory:
         return None
-    inner = Path(normal(str(name)))
+    member_name = Path(normal(str(name)))
     if isinstance(source.container, _Directory):
         with (source.container.root / member.name).open("rb") as file:
-            return describe_model_stream(file, inner)
+            return describe_model_stream(file, member_name)
     if member.size > _MAX_MODEL_BYTES:
         return ModelFile(
-            inner,
+            member_name,
             "unknown",
             member.size,
-            problem=f"{inner} is too large to read inside the archive; unpack the archive first.",
+            problem=f"{member_name} is too large to read inside the archive; unpack the archive first.",
         )
     with tempfile.TemporaryFile() as copy:
         for candidate, stream in source.container.stream():
             if candidate == member:
                 shutil.copyfileobj(stream, copy, MIB)
                 break
-        return describe_model_stream(cast(BinaryIO, copy), inner)
+        return describe_model_stream(cast(BinaryIO, copy), member_name)
 
 
 @contextmanager
-def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
+def _open_source(path: Path, limits: Limits) -> Iterator[_Source]:
     name = unnamed_archive_name(path.absolute())
     if is_directory(path):
-        root = model_root(path)
-        manifest = directory_manifest(root, name, path)
-        yield _Source("directory", "", _Directory(root), manifest)
+        directory = model_root(path)
+        manifest = directory_manifest(directory, name, path)
+        yield _Source("directory", "", _Directory(directory), manifest)
         return
     with open_source(path) as file:
         refuse_model_file(file, path)
         container = open_container(file, str(path), limits)
         try:
-            top = root_of(container.members)
-            yield _Source(container.form, top, container, read_manifest(container, top, name, path))
+            root = root_of(container.members)
+            manifest = read_manifest(container, root, name, path)
+            yield _Source(container.form, root, container, manifest)
         finally:
             container.close()
 

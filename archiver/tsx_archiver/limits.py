@@ -17,7 +17,7 @@ class Limits:
         members: The largest number of files and directories.
         total: The largest unpacked size in bytes.
         ratio: The largest ratio of unpacked to packed size. Deflate cannot exceed 1032.
-        ratio_floor: Bytes that members above `ratio`, or a whole .tar.gz, may unpack to.
+        ratio_floor: Bytes to which members above `ratio`, or a whole .tar.gz, may unpack.
     """
 
     members: int = 100_000

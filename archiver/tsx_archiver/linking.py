@@ -1,4 +1,4 @@
-"""A directory like an unpacked archive, with links to the files of a model and copies of its code."""
+"""A directory like an unpacked archive, with links to a model's files and copies of its code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_archiver.storage.cache import Cache, as_cache
 def link_members(
     plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False
 ) -> dict[str, int]:
-    """Fill a directory, and return the sizes of the files that are no symbolic links.
+    """Fill a directory, and return the sizes of the files that are not symbolic links.
 
     Args:
         plan: The members.
@@ -36,9 +36,9 @@ def link_members(
             or ".py" in (target.suffix, member.source.suffix)
             or member.name == plan.manifest["model"].get("configFile")
         ):
-            # Links to code and to configuration are refused.
+            # Opening refuses links to code and configuration, so these files are copied.
             shutil.copyfile(member.source, target)
-        elif not hard or not _linked(member.source, target):
+        elif not hard or not _try_hard_link(member.source, target):
             target.symlink_to(member.source.absolute())
             continue
         sizes[member.name] = member.size
@@ -51,8 +51,9 @@ def link_members(
 def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> OpenArchive:
     """Open a model as an entry of the cache that links to its files.
 
-    A file with a hard link stays until the entry is removed, and isolated workers can read it.
-    Neither holds for a symbolic link to another file system.
+    Files on the cache's file system get hard links: they exist until the entry is removed, and
+    isolated workers can read them. Neither holds for files on another file system, which get
+    symbolic links.
 
     Args:
         plan: The members.
@@ -62,23 +63,23 @@ def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> O
     Raises:
         ArchiveError: The model cannot be opened.
     """
-    store = as_cache(cache)
+    archive_cache = as_cache(cache)
     digest = hashlib.sha256(
         json.dumps([source, plan.manifest, sorted(member.name for member in plan.members)]).encode()
     ).hexdigest()
-    entry = store.open(digest, lambda target: link_members(plan, target, hard=True))
+    entry = archive_cache.open(digest, lambda target: link_members(plan, target, hard=True))
     try:
-        opened = open_archive(entry.files)
+        archive = open_archive(entry.files)
     except BaseException:
         entry.lock.close()
         raise
-    opened._lock = entry.lock
-    return opened
+    archive._lock = entry.lock
+    return archive
 
 
-def _linked(source: Path, target: Path) -> bool:
+def _try_hard_link(source: Path, target: Path) -> bool:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # The target is on another file system, or on one without hard links.
         return False
     return True

@@ -88,7 +88,11 @@ def is_inside(path: Path, directory: Path) -> bool:
     """
     try:
         return path.resolve().is_relative_to(directory.resolve())
-    except (OSError, RuntimeError, ValueError):  # a circle of links, or an impossible name
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # The links form a circle, or the name is impossible.
         return False
 
 
@@ -115,7 +119,7 @@ def normal(name: str) -> str:
 def collision_key(name: str) -> str:
     """Return a key that is equal for names that some file systems treat as one.
 
-    They differ in case or in Unicode normalization only.
+    Such names differ only in case or in Unicode normalization.
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
@@ -127,9 +131,9 @@ def shown(name: str) -> str:
 
 
 def similar_file(path: Path) -> str:
-    """Return `; did you mean 'X'?` for the file beside a missing one that has nearly its name."""
+    """Return `; did you mean 'X'?` for a file with a similar name in the same directory."""
     with suppress(OSError, ValueError):
         names = [entry.name for entry in islice(path.parent.iterdir(), MAX_COMPARED_FILES)]
-        for near in difflib.get_close_matches(path.name, names, n=1, cutoff=MIN_SIMILARITY):
-            return f"; did you mean '{near}'?"
+        for name in difflib.get_close_matches(path.name, names, n=1, cutoff=MIN_SIMILARITY):
+            return f"; did you mean '{name}'?"
     return ""

@@ -81,7 +81,7 @@ class OpenArchive(LockedDirectory):
         directory: The directory of its files.
         manifest: The manifest.
         config: The content of model-config.yaml.
-        problems: Texts about details that will probably not do what the author meant.
+        problems: Warnings about settings that will probably not do what the author meant.
         digest: The SHA-256 of the archive's file, or None for a directory.
     """
 
@@ -93,8 +93,8 @@ class OpenArchive(LockedDirectory):
     digest: str | None = None
 
 
-# The arguments are the step (reading or unpacking), the bytes so far and the bytes in all.
-Opening: TypeAlias = Callable[[str, int, int], None]
+# The arguments are the step (reading or unpacking), the bytes so far and the total bytes.
+OpeningProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 def open_archive(
@@ -103,18 +103,19 @@ def open_archive(
     cache: Path | Cache | None = None,
     limits: Limits = Limits(),  # noqa: B008
     name: str | None = None,
-    progress: Opening = lambda step, done, total: None,
+    progress: OpeningProgress = lambda step, done, total: None,
 ) -> OpenArchive:
-    """Open a .mar, .model, .tar.gz or .tgz, told apart by their bytes, or a directory.
+    """Open an archive file (.mar, .model, .tar.gz or .tgz) or a directory.
 
-    An unsafe archive is refused before a byte is written.
+    The bytes of a file determine its format. An unsafe archive is refused before anything is
+    written.
 
     Args:
         source: The archive. A directory is used in place.
-        cache: Where the archive is unpacked; the default is the user's cache directory.
+        cache: The cache for the unpacked archive; the default is the user's cache directory.
         limits: The largest sizes and numbers of files.
-        name: The model's name if the manifest has none; the default is made from the file's name.
-        progress: Called with the step, and the bytes done and in all.
+        name: The model's name if the manifest has none; the default comes from the file's name.
+        progress: Called with the step, the bytes so far, and the total bytes.
 
     Raises:
         ArchiveError: The archive is missing, damaged, unsafe or too large.
@@ -131,23 +132,24 @@ def open_archive(
     with open_source(source) as file:
         refuse_model_file(file, source)
 
-        def checksums_in(container: ArchiveFile, root: str) -> Mapping[str, str]:
+        def read_checksums(container: ArchiveFile, root: str) -> Mapping[str, str]:
             return read_manifest(container, root, default_name, source).checksums
 
-        entry, digest = unpack_file(file, source, cache, limits, checksums_in, progress)
+        entry, digest = unpack_file(file, source, cache, limits, read_checksums, progress)
     try:
-        opened = _open_directory(model_root(entry.files), default_name, source)
+        archive = _open_directory(model_root(entry.files), default_name, source)
     except BaseException:
         entry.lock.close()
         raise
-    opened.digest, opened._lock = digest, entry.lock
-    return opened
+    archive.digest, archive._lock = digest, entry.lock
+    return archive
 
 
 def is_directory(source: Path) -> bool:
-    """Tell whether a path is a readable directory; `open_source` explains why it is not.
+    """Tell whether a path is a readable directory.
 
-    Path.is_dir raises for some reasons and hides others.
+    Path.is_dir raises some errors and hides others. Here every error means False, and `open_source`
+    then explains it.
     """
     try:
         return stat.S_ISDIR(source.stat().st_mode)
@@ -160,7 +162,7 @@ def open_source(source: Path) -> BinaryIO:
 
     Raises:
         ArchiveNotFound: There is no such file.
-        CannotOpen: The file cannot be opened, or is no regular file.
+        CannotOpen: The file cannot be opened, or is not a regular file.
     """
     try:
         # Opening a pipe would wait for its writer.
@@ -170,7 +172,8 @@ def open_source(source: Path) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError) as error:
         suggestion = similar_file(source) or "."
         raise ArchiveNotFound(
-            f"{source} does not exist{suggestion} Check the path, or pack a model with 'tsx archive'."
+            f"{source} does not exist{suggestion} Check the path, or pack a model with 'tsx"
+            " archive'."
         ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -185,7 +188,7 @@ def open_source(source: Path) -> BinaryIO:
         raise CannotOpen(
             f"{source} cannot be opened ({error.strerror}). Check its permissions."
         ) from error
-    except ValueError as error:  # a NUL, or a character that cannot be encoded
+    except ValueError as error:  # The path contains NUL, or a character that cannot be encoded.
         raise ArchiveNotFound(
             f"{shown(str(source))} does not exist: no file can have this name. Check the path."
         ) from error
@@ -195,7 +198,7 @@ def read_manifest(container: ArchiveFile, root: str, default_name: str, source: 
     """Read the manifest of an archive.
 
     Raises:
-        ForeignFile: There is no manifest, and no file of a model either.
+        ForeignFile: The archive has neither a manifest nor a file of a model.
         InvalidManifest: The manifest cannot be used.
     """
     content = container.read(
@@ -203,14 +206,17 @@ def read_manifest(container: ArchiveFile, root: str, default_name: str, source: 
     )
     if content is not None:
         return parse_manifest(content, default_name=default_name, source=str(source))
-    _refuse_foreign(
+    _refuse_foreign_files(
         [member.name for member in container.members if not member.is_directory], source
     )
     return Manifest(default_name=default_name)
 
 
 def refuse_model_file(file: BinaryIO, source: Path) -> None:
-    """Raise an error that names the kind of a model file, which may itself be a zip file."""
+    """Raise an error that names the kind of the file if it is a model file.
+
+    A model file may itself be a zip file, like an archive.
+    """
     kind = describe_model_stream(file, source).kind
     file.seek(0)
     if kind != "unknown":
@@ -225,8 +231,8 @@ def unpack_file(
     source: Path,
     cache: Path | Cache | None,
     limits: Limits,
-    checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]],
-    progress: Opening = lambda step, done, total: None,
+    read_checksums: Callable[[ArchiveFile, str], Mapping[str, str]],
+    progress: OpeningProgress = lambda step, done, total: None,
 ) -> tuple[CacheEntry, str]:
     """Unpack an archive into the cache unless it is there, and return the entry and the SHA-256.
 
@@ -235,23 +241,30 @@ def unpack_file(
         source: The path of the archive.
         cache: The cache.
         limits: The largest sizes and numbers of files.
-        checksums_in: Called with the archive and the model's directory in it before anything is
+        read_checksums: Called with the archive and the model's directory in it before anything is
             written. It may refuse the archive, and returns the checksums of the manifest.
-        progress: Called with the step, and the bytes done and in all.
+        progress: Called with the step, the bytes so far, and the total bytes.
     """
     state = file_state(file)
-    store = as_cache(cache)
-    digest = file_digest(file, source, store.root / "seen", _counter(progress, "reading", state[0]))
+    archive_cache = as_cache(cache)
+    digest = file_digest(
+        file, source, archive_cache.root / "seen", _progress_counter(progress, "reading", state[0])
+    )
 
-    def make(target: Path) -> dict[str, int]:
+    def unpack_entry(target: Path) -> dict[str, int]:
         container = open_container(file, str(source), limits)
         try:
             root = root_of(container.members)
-            checksums = checksums_in(container, root)
+            checksums = read_checksums(container, root)
             total = sum(member.size for member in container.members)
-            store.check_room(total)
+            archive_cache.check_room(total)
             sizes = _unpack(
-                container, target, root, checksums, source, _counter(progress, "unpacking", total)
+                container,
+                target,
+                root,
+                checksums,
+                source,
+                _progress_counter(progress, "unpacking", total),
             )
         finally:
             container.close()
@@ -261,10 +274,10 @@ def unpack_file(
             )
         return sizes
 
-    return store.open(digest, make), digest
+    return archive_cache.open(digest, unpack_entry), digest
 
 
-def _counter(progress: Opening, step: str, total: int) -> Callable[[int], None]:
+def _progress_counter(progress: OpeningProgress, step: str, total: int) -> Callable[[int], None]:
     done = 0
 
     def count(size: int) -> None:
@@ -285,20 +298,20 @@ def _unpack(
 ) -> dict[str, int]:
     """Write all members to a new directory, and return their sizes by name."""
     sizes = {}
-    missing = {normal(name) for name in checksums}
+    missing_names = {normal(name) for name in checksums}
     for member, stream in container.stream():
         path = target / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         name = member.name[len(root) + 1 :] if root else member.name
-        digest = _write(stream, path, member.size, str(source), member.name, count)
-        missing.discard(name)
+        digest = _write_member(stream, path, member.size, str(source), member.name, count)
+        missing_names.discard(name)
         if name in checksums and digest != checksums[name].lower():
             raise wrong_checksum(source, name, checksums[name], digest)
         sizes[member.name] = member.size
-    if missing:
+    if missing_names:
         raise WrongChecksum(
-            f"{source}: the manifest has a sha-256 for {shown(min(missing))}, which is missing. Pack"
-            " the model again."
+            f"{source}: the manifest has a sha-256 for {shown(min(missing_names))}, which is"
+            " missing. Pack the model again."
         )
     for member in container.members:
         if member.is_directory:
@@ -307,7 +320,7 @@ def _unpack(
 
 
 def wrong_checksum(source: Path, name: str, expected: str, actual: str) -> WrongChecksum:
-    """Return the error for a member with another SHA-256 than in the manifest."""
+    """Return the error for a member whose SHA-256 differs from the manifest's."""
     return WrongChecksum(
         f"{source}: the sha-256 of {shown(name)} is {actual[:16]}..., not the manifest's"
         f" {expected[:16]}...: it is damaged or was changed. Copy or download the file again, or"
@@ -315,7 +328,7 @@ def wrong_checksum(source: Path, name: str, expected: str, actual: str) -> Wrong
     )
 
 
-def _write(
+def _write_member(
     stream: BinaryIO, path: Path, size: int, source: str, name: str, count: Callable[[int], None]
 ) -> str:
     """Copy exactly `size` bytes to a new file, and return their SHA-256."""
@@ -357,12 +370,12 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
         root = model_root(directory)
         refuse_foreign_link(root, directory, source or directory)
         manifest = directory_manifest(root, default_name, source or directory)
-        config, problems = _config(root, manifest)
+        config, problems = _read_config(root, manifest)
     except OSError as error:
         raise CannotOpen(
             f"{error.filename} cannot be read ({error.strerror}). Check its permissions."
         ) from error
-    named = [
+    file_names = [
         name
         for name in (
             manifest.handler_file,
@@ -372,12 +385,12 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
         )
         if name
     ]
-    present = {
+    existing_files = {
         normal(name): None
-        for name in [*named, manifest.config_file or ""]
+        for name in [*file_names, manifest.config_file or ""]
         if name and (root / name).exists()
     }
-    problems += manifest.missing_files(present)
+    problems += manifest.missing_files(existing_files)
     problems += config.missing_warm_up(
         {entry.file for entry in config.warmup or () if (root / entry.file).is_file()}
     )
@@ -387,15 +400,15 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
 def model_root(directory: Path) -> Path:
     """Return the only directory inside, if there is nothing else, or the directory itself.
 
-    Hidden files and those of macOS do not count.
+    Hidden files and macOS's metadata do not count.
     """
-    tops = [
+    entries = [
         path
         for path in directory.iterdir()
         if not path.name.startswith(".") and path.name != "__MACOSX"
     ]
-    if len(tops) == 1 and tops[0].is_dir() and tops[0].name not in MANIFEST_DIRECTORIES:
-        return tops[0]
+    if len(entries) == 1 and entries[0].is_dir() and entries[0].name not in MANIFEST_DIRECTORIES:
+        return entries[0]
     return directory
 
 
@@ -410,12 +423,14 @@ def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
                 " Pack the model again."
             )
         return parse_manifest(path.read_bytes(), default_name=default_name, source=str(source))
-    _refuse_foreign([entry.name for entry in root.iterdir() if entry.is_file()], source)
+    _refuse_foreign_files([entry.name for entry in root.iterdir() if entry.is_file()], source)
     return Manifest(default_name=default_name)
 
 
 def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
-    """Refuse a link out of the model's directory, since errors quote values of files.
+    """Refuse a link out of the model's directory.
+
+    Error messages quote values of files, so a link could disclose the content of another file.
 
     Raises:
         UnsafePath: The path leads out of `root`.
@@ -428,7 +443,7 @@ def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
         )
 
 
-def _refuse_foreign(names: list[str], source: Path) -> None:
+def _refuse_foreign_files(names: list[str], source: Path) -> None:
     if not names:
         raise EmptyArchive(f"{source} contains no files. Check the path.")
     if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
@@ -438,9 +453,9 @@ def _refuse_foreign(names: list[str], source: Path) -> None:
         )
 
 
-def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
+def _read_config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
     """Read the configuration that the manifest names, or model-config.yaml without a manifest."""
-    # It imports pydantic.
+    # This module imports pydantic, which is slow.
     from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config
 
     name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)

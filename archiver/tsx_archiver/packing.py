@@ -1,4 +1,4 @@
-"""The plan of an archive: its members and its manifest, checked before a byte is written."""
+"""The plan of an archive: its members and its manifest, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ BUILTIN_HANDLERS = (
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
 CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # built into TorchServe's C++ backend
-# Compiled files hold timestamps, and Python compiles again anyway.
+# Compiled files contain timestamps, so the same sources would give different archives. Python
+# compiles the sources again anyway.
 _SKIPPED_DIRECTORIES = ("__pycache__",)
 
 Warn = Callable[[str], None]
@@ -57,7 +58,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ArchiveSpec:
-    """What to pack; the fields are the flags of torch-model-archiver.
+    """The description of an archive to pack; the fields are the flags of torch-model-archiver.
 
     Attributes:
         model_name: The name of the model and of the archive.
@@ -71,9 +72,9 @@ class ArchiveSpec:
         runtime: `python`, `python3`, or `LSP` for TorchServe's C++ backend.
         requirements_file: The path of a requirements.txt.
         config_file: The path of a model-config.yaml.
-        contents: Further files as bytes, by their names in the archive.
-        files: Further paths, by their names in the archive.
-        extra_manifest: Further keys of the manifest.
+        contents: Additional files as bytes, by their names in the archive.
+        files: Additional paths, by their names in the archive.
+        extra_manifest: Additional keys of the manifest.
     """
 
     model_name: str
@@ -111,9 +112,10 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
     """Check a spec and find all its files.
 
     Args:
-        spec: What to pack.
+        spec: The description of the archive.
         warn: Called for a doubtful detail: a pattern without a match, or a key or value of
-            model-config.yaml that the server will not use. Without it, a doubtful detail raises.
+            model-config.yaml that the server will not use. Without it, such a detail raises an
+            error.
 
     Raises:
         ArchiveError: The spec cannot be packed.
@@ -152,7 +154,9 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
                         raise InputMissing(f"{text}. Copy that file there as well.")
                     members.add(planned_file(data_name, data_file), str(data_file))
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
-    return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+    return PackingPlan(
+        spec.model_name, members.sorted(), _merge_manifest(manifest, spec.extra_manifest)
+    )
 
 
 class Members:
@@ -181,13 +185,13 @@ class Members:
                 f"{origin} would overwrite the archive's own {manifest}. Leave it out of the extra"
                 " files."
             )
-        twin = self._members.get(key)
-        if twin is None:
+        existing = self._members.get(key)
+        if existing is None:
             self._members[key] = (member, origin)
-        elif not _same_file(twin[0].source, member.source):
+        elif not _same_file(existing[0].source, member.source):
             raise DuplicateInput(
-                f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of"
-                " them."
+                f"{existing[1]} and {origin} would both be {member.name} in the archive. Rename one"
+                " of them."
             )
 
     def __contains__(self, name: str) -> bool:
@@ -214,7 +218,7 @@ class Members:
             self.add(planned_file(file.relative_to(path).as_posix(), file), str(file))
 
     def sorted(self) -> list[PlannedMember]:
-        """Return the members by name, after a check that no file is a directory of another."""
+        """Check that no file is a directory of another, and return the members sorted by name."""
         for key, (member, origin) in self._members.items():
             for depth in range(1, key.count("/") + 1):
                 parent = self._members.get("/".join(key.split("/")[:depth]))
@@ -266,8 +270,9 @@ def _add_handler(spec: ArchiveSpec, members: Members) -> str:
 
 
 def check_config(path: Path, warn: Warn | None = None) -> None:
-    """Refuse a model-config.yaml with unused keys or values, or only warn of them."""
-    from tsx_archiver.metadata.modelconfig import load_model_config  # It imports pydantic.
+    """Refuse a model-config.yaml with unused keys or values, or only warn about them."""
+    # This module imports pydantic, which is slow.
+    from tsx_archiver.metadata.modelconfig import load_model_config
 
     config, problems = load_model_config(path)
     if problems and (warn is None or not config.raw):
@@ -301,15 +306,15 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
         else:
             suggestion = similar_file(Path(text)) or "."
             raise InputMissing(
-                f"The extra file {text} does not exist{suggestion} Check the path; several are separated"
-                " by commas."
+                f"The extra file {text} does not exist{suggestion} Check the path; several are"
+                " separated by commas."
             )
 
 
 def _walk(directory: Path, parents: frozenset[str]) -> Iterator[Path]:
     """Yield every file below a directory; links are followed, but not to a parent directory."""
-    real = os.path.realpath(directory)
-    if real in parents:
+    real_path = os.path.realpath(directory)
+    if real_path in parents:
         raise CannotPack(
             f"{directory} is a link to one of its parent directories. Remove the link."
         )
@@ -317,14 +322,14 @@ def _walk(directory: Path, parents: frozenset[str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
         elif path.name not in _SKIPPED_DIRECTORIES:
-            yield from _walk(path, parents | {real})
+            yield from _walk(path, parents | {real_path})
 
 
 def planned_file(name: str, path: Path) -> PlannedMember:
     """Return a member for a file.
 
     Raises:
-        CannotPack: The path is a broken link, or no regular file.
+        CannotPack: The path is a broken link, or is not a regular file.
     """
     if not path.exists():
         raise InputMissing(f"{path} is a broken link. Remove it, or restore what it points to.")
@@ -339,8 +344,8 @@ def _same_file(first: Path | bytes, second: Path | bytes) -> bool:
     return first == second
 
 
-def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    further = {
+def _merge_manifest(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    extra_keys = {
         key: value
         for key, value in extra.items()
         if key not in (CHECKSUMS_KEY, "archiverVersion", "model") and key not in manifest
@@ -350,7 +355,7 @@ def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any
         for key, value in (extra.get("model") or {}).items()
         if key not in manifest["model"] and not key.endswith("File")
     }
-    return {**manifest, "model": {**manifest["model"], **model}, **further}
+    return {**manifest, "model": {**manifest["model"], **model}, **extra_keys}
 
 
 def created_on() -> str:
@@ -360,9 +365,9 @@ def created_on() -> str:
     checkout changes, can therefore be used.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    moment = (
+    time = (
         datetime.fromtimestamp(int(epoch), timezone.utc)
         if epoch.isdigit()
         else datetime(1980, 1, 1, tzinfo=timezone.utc)
     )
-    return moment.strftime("%d/%m/%Y %H:%M:%S")
+    return time.strftime("%d/%m/%Y %H:%M:%S")

@@ -48,7 +48,7 @@ def pretrained_spec(
     task: str | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """Describe what to pack, with notes for the user.
+    """Describe an archive of a Hugging Face model, and return notes for the user with it.
 
     Args:
         directory: The directory of the model.
@@ -61,7 +61,7 @@ def pretrained_spec(
         adapters: Directories of PEFT adapters by name.
 
     Raises:
-        ArchiveError: The directory holds no model that can be served.
+        ArchiveError: The directory does not contain a model that can be served.
     """
     if not (directory / CONFIG).is_file() and (directory / ADAPTER_CONFIG).is_file():
         kind, base = read_adapter("adapter", directory)
@@ -69,28 +69,29 @@ def pretrained_spec(
             f"{directory} is an adapter ({kind}) of {base}. Name that model, and add --adapter"
             f" NAME={directory}"
         )
-    model = Pretrained(directory, list(_names(directory)))
+    model = Pretrained(directory, list(_file_names(directory)))
     config = directory / DEFAULT_CONFIG if DEFAULT_CONFIG in model.names else None
     if config is not None and not task:
-        from tsx_archiver.metadata.modelconfig import load_model_config  # It imports pydantic.
+        # This module imports pydantic, which is slow.
+        from tsx_archiver.metadata.modelconfig import load_model_config
 
         settings = load_model_config(config)[0].huggingface
         task = settings.task if settings else None
-    chosen = model.task(task)
+    chosen_task = model.task(task)
     files = {f"{DIRECTORY}/{file}": directory / file for file in model.needed}
-    title = name or model_name_from(source.rpartition("/")[2])
-    handler = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)
+    model_name = name or model_name_from(source.rpartition("/")[2])
+    handler = handler or (GENERATION_HANDLER if chosen_task == GENERATION else HANDLER)
     notes = [
         f"{source}: Hugging Face model, {model.architecture or 'no architecture named'}, task"
-        f" {chosen}" + (" with a chat template" if model.has_chat_template else ""),
+        f" {chosen_task}" + (" with a chat template" if model.has_chat_template else ""),
         *([f"revision {revision}"] if revision else []),
-        f"name {title}, version {version or DEFAULT_VERSION}",
+        f"name {model_name}, version {version or DEFAULT_VERSION}",
         f"handler {handler}",
     ]
     pickles = model.pickles
     for label, folder in (adapters or {}).items():
         kind, base = read_adapter(label, folder)
-        needed = needed_files(_names(folder), (), str(folder))
+        needed = needed_files(_file_names(folder), (), str(folder))
         files |= {
             f"{DIRECTORY}/{ADAPTERS}/{label}/{file}": folder / file
             for file in needed
@@ -106,10 +107,11 @@ def pretrained_spec(
     if model.code:
         notes.append(
             f"note: {model.code[0]} is code of the model's author. It runs only with"
-            f" --trust-remote-code, or where the server's setting trust_remote_code names {title}"
+            " --trust-remote-code, or where the server's setting trust_remote_code names"
+            f" {model_name}"
         )
-    facts = {
-        "task": chosen,
+    origin = {
+        "task": chosen_task,
         "architecture": model.architecture,
         "source": source,
         "revision": revision,
@@ -117,28 +119,28 @@ def pretrained_spec(
         "adapters": list(adapters or ()),
     }
     spec = ArchiveSpec(
-        model_name=title,
+        model_name=model_name,
         version=version or DEFAULT_VERSION,
         handler=handler,
         config_file=config,
         files=files,
-        contents=_sample(chosen, model),
-        extra_manifest={MANIFEST_KEY: {key: value for key, value in facts.items() if value}},
+        contents=_example_files(chosen_task, model),
+        extra_manifest={MANIFEST_KEY: {key: value for key, value in origin.items() if value}},
     )
     return spec, notes
 
 
-def _names(directory: Path) -> Iterator[str]:
+def _file_names(directory: Path) -> Iterator[str]:
     """Yield the names of all files below a directory, without hidden folders."""
     for path, folders, files in os.walk(directory):
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         yield from ((Path(path) / file).relative_to(directory).as_posix() for file in sorted(files))
 
 
-def _sample(task: str, model: Pretrained) -> dict[str, bytes]:
-    """Return a file with a request that any model of the task can answer."""
+def _example_files(task: str, model: Pretrained) -> dict[str, bytes]:
+    """Return a file with an example request, which any model of the task can process."""
     if task in AUDIO_TASKS:
-        return {f"{SAMPLES}/example.wav": _sound()}
+        return {f"{SAMPLES}/example.wav": _tone_wav()}
     if task in (
         "image-classification",
         "image-segmentation",
@@ -146,10 +148,10 @@ def _sample(task: str, model: Pretrained) -> dict[str, bytes]:
         "depth-estimation",
     ):
         return {f"{SAMPLES}/example.png": gradient_png()}
-    return {f"{SAMPLES}/{EXAMPLE}": json.dumps(_request(task, model)).encode()}
+    return {f"{SAMPLES}/{EXAMPLE}": json.dumps(_example_request(task, model)).encode()}
 
 
-def _request(task: str, model: Pretrained) -> dict[str, Any]:
+def _example_request(task: str, model: Pretrained) -> dict[str, Any]:
     labels: Sequence[str] = ("software", "cooking")
     question = {"question": "What does tsx serve?", "context": TEXT}
     if task == "question-answering":
@@ -174,15 +176,15 @@ def _request(task: str, model: Pretrained) -> dict[str, Any]:
             "inputs": "Once upon a time",
             "parameters": {"max_new_tokens": 16, "do_sample": False},
         }
-    picture = base64.b64encode(gradient_png()).decode()
+    image = base64.b64encode(gradient_png()).decode()
     if task == "zero-shot-image-classification":
-        return {"inputs": picture, "parameters": {"candidate_labels": labels}}
+        return {"inputs": image, "parameters": {"candidate_labels": labels}}
     if task == "image-text-to-text":
-        content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is this?"}]
+        content = [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]
         message: Any = (
             [{"role": "user", "content": content}]
             if model.has_chat_template
-            else {"image": picture, "text": "What is this?"}
+            else {"image": image, "text": "What is this?"}
         )
         return {"inputs": message, "parameters": {"max_new_tokens": 16, "do_sample": False}}
     return {"inputs": TEXT}
@@ -200,19 +202,19 @@ def gradient_png(side: int = 64) -> bytes:
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
+        + chunk(b"IHDR", header)
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
 
 
-def _sound() -> bytes:
-    """Return a second of a tone of 250 Hz as a WAV file."""
-    sound = io.BytesIO()
-    with wave.open(sound, "wb") as out:
+def _tone_wav() -> bytes:
+    """Return a WAV file with a tone of 250 Hz that lasts one second."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as out:
         out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         out.writeframes(
             b"".join(
@@ -220,4 +222,4 @@ def _sound() -> bytes:
                 for step in range(SAMPLE_RATE)
             )
         )
-    return sound.getvalue()
+    return buffer.getvalue()

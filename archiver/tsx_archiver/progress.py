@@ -10,7 +10,7 @@ from tsx_archiver.writing import Progress
 
 @contextmanager
 def progress_bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
-    """Show a bar, and yield the `progress` of `write_archive`, or None without a bar."""
+    """Show a bar, and yield the `progress` of `write_archive`, or None if no bar is shown."""
     if not shown:
         yield None
         return

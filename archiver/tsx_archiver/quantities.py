@@ -1,4 +1,4 @@
-"""Quantities as text: a time such as `10m`, a size such as `100MB`, a share such as `20%`.
+"""Quantities as text: a time such as `10m`, a size such as `100MB`, a fraction such as `20%`.
 
 All parsers raise ValueError for other text.
 """
@@ -50,7 +50,7 @@ def parse_percent(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """Parse a share: 0.2 for `20%` and `0.2`."""
+    """Parse a fraction: 0.2 for `20%` and `0.2`."""
     try:
         return parse_percent(text) / 100 if text.strip().endswith("%") else _finite(text)
     except ValueError:

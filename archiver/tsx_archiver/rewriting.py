@@ -1,6 +1,6 @@
-"""The change of an existing archive: files are added, replaced or removed, atomically.
+"""Atomic changes to an existing archive: members are added, replaced or removed.
 
-The other members and their digests stay unchanged.
+The other members and their digests stay the same.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from tsx_archiver.writing import (
     Sink,
     TarSink,
     ZipSink,
+    is_worth_deflating,
     manifest_content,
     new_tar,
     new_zip,
-    opened_source,
-    worth_deflating,
+    open_member_source,
 )
 
-# A .tar.gz above this share of its members' size is not compressed.
-_MAX_COMPRESSED_SHARE = 0.95
+# A .tar.gz above this fraction of its members' size was not compressed, and stays uncompressed.
+_MAX_COMPRESSED_RATIO = 0.95
 
-Content: TypeAlias = bytes | Path  # bytes of a new member, or the file that holds them
+Content: TypeAlias = bytes | Path  # the bytes of a new member, or the file that contains them
 
 
 def rewrite_archive(
@@ -67,8 +67,8 @@ def rewrite_archive(
 ) -> None:
     """Replace, add and remove members of an archive, in constant memory.
 
-    The form (.mar, .tar.gz or directory) and the compression of each member stay. The same archive
-    and the same changes give the same bytes. An error leaves the archive unchanged.
+    The format (.mar, .tar.gz or directory) and the compression of each member stay the same. The
+    same archive and the same changes give the same bytes. An error leaves the archive unchanged.
 
     Args:
         path: The archive.
@@ -98,7 +98,7 @@ def rewrite_archive(
             )
     try:
         change = _Change(
-            {name: _planned(name, content) for name, content in names.items()},
+            {name: _plan_member(name, content) for name, content in names.items()},
             frozenset(map(normal, remove)),
             model or {},
         )
@@ -112,7 +112,7 @@ def rewrite_archive(
         ) from error
 
 
-def _planned(name: str, content: Content) -> PlannedMember:
+def _plan_member(name: str, content: Content) -> PlannedMember:
     return (
         PlannedMember(name, content, len(content))
         if isinstance(content, bytes)
@@ -123,13 +123,15 @@ def _planned(name: str, content: Content) -> PlannedMember:
 class _Change(NamedTuple):
     """The change of an archive."""
 
-    new: Mapping[str, PlannedMember]
-    removed: frozenset[str]  # names of members and directories
+    new_members: Mapping[str, PlannedMember]
+    removed_names: frozenset[str]  # names of members and directories
     model: Mapping[str, str]  # keys of the manifest's `model`
 
-    def removes(self, name: str) -> bool:
+    def is_removed(self, name: str) -> bool:
         """Tell whether a member or one of its directories is removed."""
-        return name in self.removed or any(parent in self.removed for parent in _parents(name))
+        return name in self.removed_names or any(
+            parent in self.removed_names for parent in _parents(name)
+        )
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -147,15 +149,15 @@ class _SourceArchive(NamedTuple):
     manifest: dict[str, Any]
     checksums: Mapping[str, str]
 
-    def inside(self, name: str) -> str:
+    def name_in_model(self, name: str) -> str:
         """Return the name of a member inside the model's directory."""
         return name[len(self.root) + 1 :] if self.root else name
 
 
-class _Part(NamedTuple):
+class _OutputMember(NamedTuple):
     """A member of the new archive, named inside the model's directory.
 
-    Its source is the old archive if its bytes are unchanged.
+    `member.source` is the path of the old archive if the member's bytes are unchanged.
     """
 
     member: PlannedMember
@@ -170,16 +172,16 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
         stack.callback(container.close)
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
-        old = _SourceArchive(
+        old_archive = _SourceArchive(
             path,
             container,
             root,
             manifest.data,
             {normal(name): digest for name, digest in manifest.checksums.items()},
         )
-        _refuse_collisions(old, change)
+        _refuse_collisions(old_archive, change)
         with write_atomically(path) as out:
-            _write(old, change, out, path.stat().st_size)
+            _write_changed_archive(old_archive, change, out, path.stat().st_size)
             shutil.copymode(path, out.name)
             if file_state(file) != state:
                 raise CorruptMember(
@@ -187,135 +189,153 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
                 )
 
 
-def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
-    """Refuse new names that some file systems treat as an existing one.
+def _refuse_collisions(old_archive: _SourceArchive, change: _Change) -> None:
+    """Refuse new names that some file systems treat as equal to an existing one.
 
     A name may not be both a file and a directory either.
     """
-    names = (old.inside(member.name) for member in old.container.members if not member.is_directory)
-    present = {collision_key(name): name for name in names if not change.removes(name)}
-    for name in sorted(change.new):
+    names = (
+        old_archive.name_in_model(member.name)
+        for member in old_archive.container.members
+        if not member.is_directory
+    )
+    names_by_key = {collision_key(name): name for name in names if not change.is_removed(name)}
+    for name in sorted(change.new_members):
         key = collision_key(name)
-        twin = next(
-            (present[parent] for parent in _parents(key) if parent in present),
-            present.get(key, name),
+        existing = next(
+            (names_by_key[parent] for parent in _parents(key) if parent in names_by_key),
+            names_by_key.get(key, name),
         )
-        if twin != name or any(inner.startswith(f"{key}/") for inner in present):
+        if existing != name or any(path.startswith(f"{key}/") for path in names_by_key):
             raise CannotPack(
-                f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of"
-                " them."
+                f"{old_archive.path} holds {shown(existing)} where {shown(name)} would be added."
+                " Rename one of them."
             )
-        present[key] = name
+        names_by_key[key] = name
 
 
-def _write(old: _SourceArchive, change: _Change, out: BinaryIO, size: int) -> None:
-    if isinstance(old.container, ZipContainer):
-        old_stored = old.container.stored()
-        all_stored = all(old_stored.values())
-        prefix = f"{old.root}/" if old.root else ""
+def _write_changed_archive(
+    old_archive: _SourceArchive, change: _Change, out: BinaryIO, size: int
+) -> None:
+    if isinstance(old_archive.container, ZipContainer):
+        was_stored = old_archive.container.stored_by_name()
+        all_stored = all(was_stored.values())
+        prefix = f"{old_archive.root}/" if old_archive.root else ""
 
-        def stored(member: PlannedMember) -> bool:
-            if member.source != old.path:
-                return all_stored or not worth_deflating(member)
-            return old_stored[member.name]
+        def is_stored(member: PlannedMember) -> bool:
+            if member.source != old_archive.path:
+                return all_stored or not is_worth_deflating(member)
+            return was_stored[member.name]
 
         with new_zip(out) as archive:
-            _fill(old, change, ZipSink(archive, out, stored), prefix)
+            _add_members(old_archive, change, ZipSink(archive, out, is_stored), prefix)
         return
-    total = sum(member.size for member in old.container.members)
-    level = DEFLATE_LEVEL if size < _MAX_COMPRESSED_SHARE * total else 0
+    total = sum(member.size for member in old_archive.container.members)
+    level = DEFLATE_LEVEL if size < _MAX_COMPRESSED_RATIO * total else 0
     with new_tar(out, level) as tar:
-        _fill(old, change, TarSink(tar, old.root), "")
+        _add_members(old_archive, change, TarSink(tar, old_archive.root), "")
 
 
-def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None:
+def _add_members(old_archive: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None:
     checksums = {}
-    for part in _parts(old, change):
-        name = part.member.name
-        member = part.member._replace(name=prefix + name)
-        stream = CountingStream(part.stream, member, lambda count: None)
+    for output in _output_members(old_archive, change):
+        name = output.member.name
+        member = output.member._replace(name=prefix + name)
+        stream = CountingStream(output.stream, member, lambda count: None)
         sink.add(member, stream)
         stream.check_end()
         digest = checksums[name] = stream.digest.hexdigest()
-        expected = old.checksums.get(name, digest) if member.source == old.path else digest
-        if expected.lower() != digest:
-            raise wrong_checksum(old.path, name, expected, digest)
-    if any(old.inside(member.name) == MANIFEST_PATH for member in old.container.members):
-        changed = {**old.manifest, "model": {**(old.manifest.get("model") or {}), **change.model}}
-        content = manifest_content(changed, checksums)
+        expected_digest = (
+            old_archive.checksums.get(name, digest) if member.source == old_archive.path else digest
+        )
+        if expected_digest.lower() != digest:
+            raise wrong_checksum(old_archive.path, name, expected_digest, digest)
+    if any(
+        old_archive.name_in_model(member.name) == MANIFEST_PATH
+        for member in old_archive.container.members
+    ):
+        new_manifest = {
+            **old_archive.manifest,
+            "model": {**(old_archive.manifest.get("model") or {}), **change.model},
+        }
+        content = manifest_content(new_manifest, checksums)
         sink.add(PlannedMember(prefix + MANIFEST_PATH, content, len(content)), BytesIO(content))
 
 
-def _parts(old: _SourceArchive, change: _Change) -> Iterator[_Part]:
-    """Yield the old members in their order, without the manifest.
+def _output_members(old_archive: _SourceArchive, change: _Change) -> Iterator[_OutputMember]:
+    """Yield the members of the new archive without the manifest, in the order of the old archive.
 
-    A new member comes before the first old one with a greater name.
+    An added member comes before the first old one with a greater name.
     """
-    new = sorted(
-        change.new.keys()
-        - {old.inside(member.name) for member in old.container.members if not member.is_directory}
+    added_names = sorted(
+        change.new_members.keys()
+        - {
+            old_archive.name_in_model(member.name)
+            for member in old_archive.container.members
+            if not member.is_directory
+        }
     )
-    for member, stream in old.container.stream():
-        name = old.inside(member.name)
+    for member, stream in old_archive.container.stream():
+        name = old_archive.name_in_model(member.name)
         if name == MANIFEST_PATH:
             continue
-        while new and new[0] < name:
-            yield from _new_part(change.new[new.pop(0)])
-        if name in change.new:
-            yield from _new_part(change.new[name])
-        elif not change.removes(name):
-            yield _Part(PlannedMember(name, old.path, member.size), stream)
-    for name in new:
-        yield from _new_part(change.new[name])
+        while added_names and added_names[0] < name:
+            yield from _open_new_member(change.new_members[added_names.pop(0)])
+        if name in change.new_members:
+            yield from _open_new_member(change.new_members[name])
+        elif not change.is_removed(name):
+            yield _OutputMember(PlannedMember(name, old_archive.path, member.size), stream)
+    for name in added_names:
+        yield from _open_new_member(change.new_members[name])
 
 
-def _new_part(member: PlannedMember) -> Iterator[_Part]:
-    with opened_source(member.source) as stream:
-        yield _Part(member, stream)
+def _open_new_member(member: PlannedMember) -> Iterator[_OutputMember]:
+    with open_member_source(member.source) as stream:
+        yield _OutputMember(member, stream)
 
 
 def _rewrite_directory(path: Path, change: _Change) -> None:
     """Change a directory: write all new files, then rename them, then remove old files."""
     root = model_root(path)
     manifest = directory_manifest(root, path.name, path)
-    removed = {file for name in change.removed for file in _files(root / name)} - {
-        root / name for name in change.new
+    removed_files = {file for name in change.removed_names for file in _files_in(root / name)} - {
+        root / name for name in change.new_members
     }
     partials: dict[str, Path] = {}
     try:
-        for member in change.new.values():
+        for member in change.new_members.values():
             _write_partial(root, member, partials)
         data = dict(manifest.data)
         if data and (change.model or manifest.checksums):
             checksums = {
                 name: digest
                 for name, digest in manifest.checksums.items()
-                if not change.removes(normal(name))
+                if not change.is_removed(normal(name))
             }
             if manifest.checksums:
                 for name, partial in partials.items():
                     with partial.open("rb") as file:
                         checksums[name] = file_digest(file, partial)
-            changed = {**data, "model": {**(data.get("model") or {}), **change.model}}
+            new_manifest = {**data, "model": {**(data.get("model") or {}), **change.model}}
             content = (
-                manifest_content(changed, checksums)
+                manifest_content(new_manifest, checksums)
                 if manifest.checksums
-                else json.dumps(changed, indent=2, ensure_ascii=False).encode()
+                else json.dumps(new_manifest, indent=2, ensure_ascii=False).encode()
             )
             _write_partial(root, PlannedMember(MANIFEST_PATH, content, len(content)), partials)
         for name, partial in partials.items():
             partial.replace(root / name)
-        for old in removed:
-            old.unlink()
+        for removed_file in removed_files:
+            removed_file.unlink()
     finally:
         for partial in partials.values():
             partial.unlink(missing_ok=True)
-        for directory in {file.parent for file in (*removed, *partials.values())}:
+        for directory in {file.parent for file in (*removed_files, *partials.values())}:
             _remove_empty(directory, root)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Yield a file, or all files of a directory."""
+def _files_in(path: Path) -> Iterator[Path]:
+    """Yield the path itself if it is a file, or all files of the directory."""
     if path.is_dir() and not path.is_symlink():
         yield from (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
     elif path.exists() or path.is_symlink():
@@ -326,7 +346,7 @@ def _write_partial(root: Path, member: PlannedMember, partials: dict[str, Path])
     target = root / member.name
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = partials[member.name] = partial_path(target)
-    with opened_source(member.source) as source, partial.open("xb") as out:
+    with open_member_source(member.source) as source, partial.open("xb") as out:
         shutil.copyfileobj(source, out, MIB)
     if target.exists():
         shutil.copymode(target, partial)

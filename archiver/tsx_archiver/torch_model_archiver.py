@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
     arguments = parser().parse_args(argv)
     try:
-        _write(
+        _write_archive(
             spec_of(arguments),
             Path(arguments.export_path),
             arguments.archive_format,
@@ -102,11 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: bool) -> None:
+def _write_archive(
+    spec: ArchiveSpec, export_path: Path, archive_format: Format, force: bool
+) -> None:
     path = output_path(spec.model_name, export_path, archive_format)
     if force and path.exists():
         warn(f"Overwriting {path} ...")
-    # `write_archive` plans again, and warns.
+    # This plan is only needed for its size. `write_archive` plans again, and prints the warnings.
     plan = plan_archive(spec, warn=lambda text: None)
     size = sum(member.size for member in plan.members)
     with progress_bar(

@@ -1,4 +1,4 @@
-"""The writing of an archive: in one pass, in constant memory, reproducibly and atomically."""
+"""Functions that write an archive in one pass, in constant memory, reproducibly and atomically."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tsx_archiver.storage.copying import MIN_SIZE_BYTES, InputFile, copy_plain
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 
-# The arguments are the name of a member, the bytes read so far and in all. It is called at least
-# once for each member.
+# The arguments are the name of a member, the bytes read so far, and the total bytes. Each member
+# has at least one call.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
-# The number goes up when the same inputs give other bytes.
+# The number increases when a new release packs the same inputs into different bytes.
 ARCHIVER_VERSION = "tsx-2"
 
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
@@ -48,10 +48,10 @@ _BLOCK = 4096
 # zipalign's extra field: its id, the size of its content, the alignment, and zeros.
 _PADDING = struct.Struct("<3H")
 _PADDING_ID = 0xD935
-_SAMPLES = 16
+_SAMPLE_COUNT = 16
 _SAMPLE_SIZE = 64 * 1024
-_MAX_DEFLATED_SHARE = 0.75  # Deflating is worth it below this share of the size.
-WEIGHTS = (*MODEL_SUFFIXES, ".ckpt", ".gguf")
+_MAX_DEFLATED_RATIO = 0.75  # A member is deflated if its samples shrink below this fraction.
+WEIGHT_SUFFIXES = (*MODEL_SUFFIXES, ".ckpt", ".gguf")
 
 
 def write_archive(
@@ -66,14 +66,14 @@ def write_archive(
     """Pack an archive and return its path; an error leaves no partial output.
 
     Args:
-        spec: What to pack.
-        destination: The archive, if the path ends like one of this format. Otherwise the directory
+        spec: The description of the archive.
+        destination: The archive, if the path has a suffix of the format. Otherwise the directory
             for `<model name>.mar`, which is created.
         format: `default` (a compressed zip file), `zip-store`, `tgz`, or `no-archive` (a
             directory).
         force: Whether to replace an existing archive.
-        progress: Called with the name of a file, the bytes read so far and in all.
-        warn: Called for a doubtful detail, see `plan_archive`.
+        progress: Called with the name of a file, the bytes read so far, and the total bytes.
+        warn: Called for a doubtful detail; see `plan_archive`.
 
     Raises:
         ArchiveError: The spec cannot be packed.
@@ -103,7 +103,7 @@ def write_plan(
     progress: Progress | None = None,
     kind: str = "model",
 ) -> None:
-    """Write a planned archive; the errors are those of `write_archive`."""
+    """Write a planned archive; the errors are the same as for `write_archive`."""
     try:
         if path.exists() and not force:
             raise OutputExists(
@@ -124,7 +124,7 @@ def write_plan(
 
 
 def output_path(model_name: str, destination: Path, format: Format) -> Path:
-    """Return the path of an archive, see `write_archive`."""
+    """Return the path of an archive; see `write_archive`."""
     destination = Path(destination)
     if destination.name.lower().endswith(_FILE_SUFFIXES[format]) and not destination.is_dir():
         return destination
@@ -143,7 +143,7 @@ def _write_and_replace(
 ) -> None:
     if format == "no-archive":
         with _new_directory(path) as directory:
-            _fill(plan, _DirectorySink(directory), progress)
+            _add_members(plan, _DirectorySink(directory), progress)
         return
     if path.is_dir():
         raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
@@ -151,16 +151,16 @@ def _write_and_replace(
         if format == "tgz":
             _write_tar(plan, file, progress)
         else:
-            _write_zip(plan, file, progress, stored=format == "zip-store")
+            _write_zip(plan, file, progress, store_all=format == "zip-store")
 
 
-def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
+def _add_members(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
     """Add all members, then the manifest with their checksums, so that each file is read once."""
     total = sum(member.size for member in plan.members)
     done = 0
     checksums = {}
     for member in plan.members:
-        with opened_source(member.source) as raw:
+        with open_member_source(member.source) as raw:
             stream = CountingStream(raw, member, _reporter(progress, member.name, done, total))
             sink.add(member, stream)
             stream.check_end()
@@ -172,22 +172,22 @@ def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
 
 def manifest_content(manifest: Mapping[str, Any], checksums: Mapping[str, str]) -> bytes:
     """Return the JSON of a manifest with checksums."""
-    complete = {**manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
-    return json.dumps(complete, indent=2, ensure_ascii=False).encode() + b"\n"
+    full_manifest = {**manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
+    return json.dumps(full_manifest, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _reporter(
-    progress: Progress | None, name: str, before: int, total: int
+    progress: Progress | None, name: str, bytes_before: int, total: int
 ) -> Callable[[int], None]:
     def report(count: int) -> None:
         if progress is not None:
-            progress(name, before + count, total)
+            progress(name, bytes_before + count, total)
 
     return report
 
 
 class CountingStream:
-    """The bytes of a file that is packed: hashed, reported, and checked against the planned size."""
+    """The bytes of a packed file: hashed, reported, and checked against the planned size."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw
@@ -207,22 +207,22 @@ class CountingStream:
         count = min(remaining, size) if size >= 0 else remaining
         chunk = self._raw.read(count)
         while len(chunk) < count:  # An unbuffered read may stop early.
-            more = self._raw.read(count - len(chunk))
-            if not more:
-                raise self._changed()
-            chunk += more
-        self._add(chunk)
+            next_chunk = self._raw.read(count - len(chunk))
+            if not next_chunk:
+                raise self._change_error()
+            chunk += next_chunk
+        self._count_chunk(chunk)
         return chunk
 
     def copy_to(self, out: BinaryIO) -> int | None:
         """Copy the file in the kernel, and return its CRC-32.
 
         Returns:
-            None, without any effect, if the kernel cannot copy it.
+            None, without any effect, if the kernel cannot copy the file.
         """
-        return copy_plain(self._raw, out, self._member.size, self._add)
+        return copy_plain(self._raw, out, self._member.size, self._count_chunk)
 
-    def _add(self, chunk: bytes | memoryview) -> None:
+    def _count_chunk(self, chunk: bytes | memoryview) -> None:
         self.digest.update(chunk)
         self._count += len(chunk)
         self._report(self._count)
@@ -234,9 +234,9 @@ class CountingStream:
             CannotPack: The file has changed.
         """
         if self._count != self._member.size or self._raw.read(1):
-            raise self._changed()
+            raise self._change_error()
 
-    def _changed(self) -> CannotPack:
+    def _change_error(self) -> CannotPack:
         return CannotPack(
             f"{self._member.source!s} changed while it was packed. Pack again once nothing writes"
             " to it."
@@ -253,26 +253,26 @@ class ZipSink:
     """
 
     def __init__(
-        self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]
+        self, archive: zipfile.ZipFile, file: BinaryIO, is_stored: Callable[[PlannedMember], bool]
     ) -> None:
         """Write to an archive.
 
         Args:
             archive: The archive.
             file: The file to which `archive` writes.
-            stored: Tells whether to store a member without compression.
+            is_stored: Tells whether to store a member without compression.
         """
         self._zip = archive
         self._file = file
-        self._stored = stored
+        self._is_stored = is_stored
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
         """Add a member, stored or deflated."""
         info = zipfile.ZipInfo(member.name, _ZIP_TIME)
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
-        info.file_size = member.size  # `open` needs it to choose zip64.
-        info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
+        info.file_size = member.size  # `open` needs the size to choose zip64.
+        info.compress_type = zipfile.ZIP_STORED if self._is_stored(member) else zipfile.ZIP_DEFLATED
         if (
             info.compress_type == zipfile.ZIP_STORED
             and member.size >= MIN_SIZE_BYTES
@@ -286,7 +286,7 @@ class ZipSink:
     def _add_aligned(self, info: zipfile.ZipInfo, stream: CountingStream) -> None:
         """Write a member without `zipfile`, which cannot copy in the kernel.
 
-        The padding is in the member's own header, not in the directory.
+        The padding is only in the member's local header, not in the central directory.
         """
         file = self._file
         info.header_offset = file.seek(self._zip.start_dir)
@@ -313,25 +313,26 @@ def _copy(stream: CountingStream, out: BinaryIO) -> int:
 
 
 def _write_zip(
-    plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool
+    plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, store_all: bool
 ) -> None:
     limits = Limits()
     with new_zip(file) as archive:
-        _fill(
+        _add_members(
             plan,
-            ZipSink(archive, file, lambda member: stored or not worth_deflating(member)),
+            ZipSink(archive, file, lambda member: store_all or not is_worth_deflating(member)),
             progress,
         )
-        dense = sum(
+        dense_bytes = sum(
             info.file_size
             for info in archive.infolist()
             if limits.is_dense(info.file_size, info.compress_size)
         )
-    # The samples missed much repetition, and readers would refuse the archive as a zip bomb.
-    if dense > limits.ratio_floor:
+    # The samples missed much repetition, so readers would refuse the archive as a zip bomb. It is
+    # written again without compression.
+    if dense_bytes > limits.ratio_floor:
         file.seek(0)
         file.truncate()
-        _write_zip(plan, file, progress, stored=True)
+        _write_zip(plan, file, progress, store_all=True)
 
 
 def new_zip(file: BinaryIO) -> zipfile.ZipFile:
@@ -340,23 +341,23 @@ def new_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 class TarSink:
-    """A tar file whose members are in the directory `top`."""
+    """A tar file whose members are in the directory `root`."""
 
-    def __init__(self, archive: tarfile.TarFile, top: str) -> None:
+    def __init__(self, archive: tarfile.TarFile, root: str) -> None:
         self._tar = archive
-        self._top = top
+        self._root = root
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
         """Add a member without owner and time."""
-        info = tarfile.TarInfo(f"{self._top}/{member.name}" if self._top else member.name)
+        info = tarfile.TarInfo(f"{self._root}/{member.name}" if self._root else member.name)
         info.size = member.size
         info.mode = _FILE_MODE
         self._tar.addfile(info, cast(BinaryIO, stream))
 
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
-    """Write a .tar.gz, compressed if that is worth it for most of the bytes."""
-    deflatable = sum(member.size for member in plan.members if worth_deflating(member))
+    """Write a .tar.gz, which is compressed if most of the bytes are worth it."""
+    deflatable = sum(member.size for member in plan.members if is_worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
     if level and Limits().too_dense(sum(member.size for member in plan.members), file.tell()):
@@ -367,21 +368,23 @@ def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> 
 
 def _gzip_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None, level: int) -> None:
     with new_tar(file, level) as archive:
-        _fill(plan, TarSink(archive, plan.model_name), progress)
+        _add_members(plan, TarSink(archive, plan.model_name), progress)
 
 
 @contextmanager
 def new_tar(file: BinaryIO, level: int) -> Iterator[tarfile.TarFile]:
     """Open a new .tar.gz for writing."""
     with (
-        gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        gzip.GzipFile(
+            filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0
+        ) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         yield archive
 
 
 class _DirectorySink:
-    """A directory in place of an archive."""
+    """A directory that takes the place of an archive."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -395,29 +398,30 @@ class _DirectorySink:
                 shutil.copyfileobj(stream, out, MIB)
 
 
-def worth_deflating(member: PlannedMember) -> bool:
+def is_worth_deflating(member: PlannedMember) -> bool:
     """Tell whether to deflate a member.
 
-    Weights are stored, since deflating gigabytes takes minutes and saves a few percent. For other
-    files, samples decide. A file above the ratio of zip bombs is stored as well.
+    Weights are stored, because deflating gigabytes takes minutes and saves a few percent. For other
+    files, samples decide. A file that compresses as much as a zip bomb is stored as well, because
+    readers would refuse it.
     """
-    if member.size == 0 or member.name.lower().endswith(WEIGHTS):
+    if member.size == 0 or member.name.lower().endswith(WEIGHT_SUFFIXES):
         return False
-    with opened_source(member.source) as file:
-        packed = size = 0
-        step = max(member.size // _SAMPLES, _SAMPLE_SIZE)
+    with open_member_source(member.source) as file:
+        compressed_size = sampled_size = 0
+        step = max(member.size // _SAMPLE_COUNT, _SAMPLE_SIZE)
         for start in range(0, member.size, step):
             file.seek(start)
             sample = file.read(min(_SAMPLE_SIZE, member.size - start))
-            packed += len(zlib.compress(sample, DEFLATE_LEVEL))
-            size += len(sample)
-    return packed < _MAX_DEFLATED_SHARE * size and (
-        member.size <= Limits().ratio_floor or size <= Limits().ratio * packed
+            compressed_size += len(zlib.compress(sample, DEFLATE_LEVEL))
+            sampled_size += len(sample)
+    return compressed_size < _MAX_DEFLATED_RATIO * sampled_size and (
+        member.size <= Limits().ratio_floor or sampled_size <= Limits().ratio * compressed_size
     )
 
 
 @contextmanager
-def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
+def open_member_source(source: Path | bytes) -> Iterator[BinaryIO]:
     """Open the bytes of a member."""
     if isinstance(source, bytes):
         yield BytesIO(source)
@@ -429,18 +433,18 @@ def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
     """Yield a directory that replaces `path` at the end of the context."""
-    partial, old = partial_path(path), partial_path(path)
+    partial, backup = partial_path(path), partial_path(path)
     partial.mkdir(parents=True)
     try:
         yield partial
         if path.is_symlink() or path.is_file():
             path.unlink()
         elif path.exists():
-            path.rename(old)
+            path.rename(backup)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        if old.exists() and not path.exists():
-            old.rename(path)
+        if backup.exists() and not path.exists():
+            backup.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)

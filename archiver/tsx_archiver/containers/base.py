@@ -58,7 +58,8 @@ class MemberList:
         self.limits = limits
         self.members: list[Member] = []
         self.total = 0
-        # Sizes of all dense members together, since many small bombs are one large bomb.
+        # The sums over all members above the ratio: many small zip bombs are as harmful as one
+        # large bomb.
         self._dense = self._dense_packed = 0
         self._by_key: dict[str, Member] = {}
 
@@ -85,22 +86,22 @@ class MemberList:
                 self._dense_packed + member.packed,
             )
             if self._dense > self.limits.ratio_floor:
-                raise too_dense(
+                raise zip_bomb_error(
                     self.source,
                     f"member {shown(member.name)}",
                     self._dense,
                     self._dense_packed,
                     self.limits,
                 )
-        self._refuse_twin(member)
+        self._refuse_duplicate(member)
         self.members.append(member)
 
-    def _refuse_twin(self, member: Member) -> None:
+    def _refuse_duplicate(self, member: Member) -> None:
         key = collision_key(member.name)
-        twin = self._by_key.get(key)
-        if twin is not None and not (twin.is_directory and member.is_directory):
+        existing = self._by_key.get(key)
+        if existing is not None and not (existing.is_directory and member.is_directory):
             raise DuplicateMember(
-                f"{self.source} has two members for one file, {shown(twin.name)} and"
+                f"{self.source} has two members for one file, {shown(existing.name)} and"
                 f" {shown(member.name)}. {REFUSED} Pack it again."
             )
         self._by_key[key] = member
@@ -121,7 +122,9 @@ class MemberList:
         return self.members
 
 
-def too_dense(source: str, part: str, size: int, packed: int, limits: Limits) -> ArchiveTooLarge:
+def zip_bomb_error(
+    source: str, part: str, size: int, packed: int, limits: Limits
+) -> ArchiveTooLarge:
     """Return the error for a zip bomb."""
     return ArchiveTooLarge(
         f"{source}: {part} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio}"
@@ -133,15 +136,16 @@ def too_dense(source: str, part: str, size: int, packed: int, limits: Limits) ->
 def root_of(members: Sequence[Member]) -> str:
     """Return the directory of the model inside the archive.
 
-    It is the only directory at the top, as in TorchServe's .tar.gz, or an empty string.
+    If all files lie in one top-level directory, as in TorchServe's .tar.gz, it is that directory.
+    Otherwise it is the archive's root, an empty string.
     """
-    tops = set()
+    directories = set()
     for member in members:
         top, slash, _ = member.name.partition("/")
-        if top.startswith(".") or top == "__MACOSX":  # files of file managers
+        if top.startswith(".") or top == "__MACOSX":  # hidden files, and those of macOS
             continue
         if not slash and not member.is_directory:
             return ""
-        tops.add(top)
-    directory = tops.pop() if len(tops) == 1 else ""
+        directories.add(top)
+    directory = directories.pop() if len(directories) == 1 else ""
     return "" if directory in MANIFEST_DIRECTORIES else directory

@@ -12,10 +12,10 @@ from tsx_archiver.limits import Limits
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
-    """Open an archive file by its first bytes, whatever its name.
+    """Open an archive file in the format that its first bytes show, whatever its name.
 
     Raises:
-        ArchiveError: The file is no archive, or an unsafe one.
+        ArchiveError: The file is not an archive, or is unsafe.
     """
     head = file.read(4)
     file.seek(0)

@@ -1,6 +1,7 @@
-"""Archives in the form .tar.gz.
+"""Archives in the format .tar.gz.
 
-They have no list of members, so a first pass checks every member and a second one unpacks.
+A tar file has no list of its members. Therefore a first pass checks every member, and a second one
+unpacks them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from tsx_archiver.containers.base import REFUSED, Member, MemberList, too_dense
+from tsx_archiver.containers.base import REFUSED, Member, MemberList, zip_bomb_error
 from tsx_archiver.errors import (
     ArchiveTooLarge,
     CorruptMember,
@@ -24,7 +25,7 @@ from tsx_archiver.errors import (
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.names import MANIFEST_PATH, safe_member_name, shown
 
-_BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
+_DAMAGE_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
 _MAX_READ_BYTES = 4 * MIB
 
 
@@ -46,7 +47,7 @@ class TarContainer:
                 self._manifests[member.name] = _read(stream, MAX_MANIFEST_BYTES)
         self.members = members.finish()
         if limits.too_dense(members.total, self._size):
-            raise too_dense(source, "the archive", members.total, self._size, limits)
+            raise zip_bomb_error(source, "the archive", members.total, self._size, limits)
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
         """Yield each file member with a stream of its bytes.
@@ -65,7 +66,10 @@ class TarContainer:
                 yield member, stream
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the bytes of a small member, or None; all but the manifest cost a pass."""
+        """Return the bytes of a small member, or None if there is no such member.
+
+        The manifest is kept in memory. Any other member costs a pass over the archive.
+        """
         content = self._manifests.get(name)
         if content is None:
             content = next(
@@ -78,7 +82,8 @@ class TarContainer:
             )
         if content is not None and len(content) > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has more than {max_bytes} bytes. Pack the model again."
+                f"{self._source}: {shown(name)} has more than {max_bytes} bytes. Pack the model"
+                " again."
             )
         return content
 
@@ -95,44 +100,45 @@ class TarContainer:
                         member = _member(info, self._source)
                         if member is not None:
                             yield member, cast(BinaryIO, _MemberReader(tar, info, self._source))
-                        tar.members = []  # type: ignore[attr-defined]  # Frees memory; typeshed lacks the field.
+                        # This frees memory. typeshed lacks the field.
+                        tar.members = []  # type: ignore[attr-defined]
                     self._check_end(stream)
             except tarfile.ReadError as error:
                 if stream.count <= tarfile.BLOCKSIZE:
-                    raise self._foreign(error) from error
-                raise self._broken(error) from error
-            except _BROKEN as error:
-                raise self._broken(error) from error
+                    raise self._foreign_error(error) from error
+                raise self._damage_error(error) from error
+            except _DAMAGE_ERRORS as error:
+                raise self._damage_error(error) from error
 
     def _check_end(self, stream: _ForwardReader) -> None:
         """Check that the tar ended properly, and read on to gzip's checksum.
 
-        tarfile takes an invalid header for the end.
+        tarfile reports an invalid header as the end of the archive.
         """
-        if stream.last.strip(b"\0"):
+        if stream.last_chunk.strip(b"\0"):
             if stream.count <= tarfile.BLOCKSIZE:
-                raise self._foreign("invalid header")
-            raise self._broken("a member's header is invalid")
+                raise self._foreign_error("invalid header")
+            raise self._damage_error("a member's header is invalid")
         while stream.read(MIB):
             pass
 
-    def _foreign(self, reason: object) -> ForeignFile:
+    def _foreign_error(self, reason: object) -> ForeignFile:
         return ForeignFile(
-            f"{self._source} is gzipped, but does not contain a tar archive ({reason}). Pack the model"
-            " with 'tsx archive'."
+            f"{self._source} is gzipped, but does not contain a tar archive ({reason}). Pack the"
+            " model with 'tsx archive'."
         )
 
-    def _broken(self, reason: object) -> TruncatedArchive:
+    def _damage_error(self, reason: object) -> TruncatedArchive:
         return TruncatedArchive(
             f"{self._source} is damaged or truncated ({reason}). Copy or download it again."
         )
 
 
 class _ForwardReader:
-    """The unpacked bytes of a gzip file for tarfile, which seeks forwards only.
+    """The unpacked bytes of a gzip file, as a file object for tarfile that seeks forwards only.
 
     A seek back would unpack everything again. The reader counts bytes, so that it notices a bomb in
-    headers or after the last member, and it refuses to read a very large header.
+    headers or after the last member. It refuses to read a very large header.
     """
 
     def __init__(self, stream: gzip.GzipFile, packed: int, source: str, limits: Limits) -> None:
@@ -141,8 +147,9 @@ class _ForwardReader:
         self._source = source
         self._limits = limits
         self.count = 0  # bytes unpacked so far
-        self.last = b""  # last unpacked bytes; tarfile goes back by one byte before a header
-        self._back = 0  # distance of the position from `count`, within `last`
+        # The last unpacked bytes are kept, because tarfile seeks back by one byte before a header.
+        self.last_chunk = b""
+        self._rewound_bytes = 0  # bytes at the end of `last_chunk` that will be read again
 
     def read(self, size: int = -1) -> bytes:
         """Read at most `size` bytes.
@@ -154,23 +161,29 @@ class _ForwardReader:
             raise ArchiveTooLarge(
                 f"{self._source} holds a header of {size} bytes. {REFUSED} Pack the model again."
             )
-        repeated = self.last[len(self.last) - self._back :][:size] if self._back else b""
-        self._back -= len(repeated)
+        repeated = (
+            self.last_chunk[len(self.last_chunk) - self._rewound_bytes :][:size]
+            if self._rewound_bytes
+            else b""
+        )
+        self._rewound_bytes -= len(repeated)
         unpacked = self._stream.read(size - len(repeated)) if size > len(repeated) else b""
         if size > len(repeated):
-            self.last = unpacked
+            self.last_chunk = unpacked
         self.count += len(unpacked)
-        slack = self._limits.members * 4 * tarfile.BLOCKSIZE  # headers, and padding
+        slack = self._limits.members * 4 * tarfile.BLOCKSIZE  # bytes of headers and padding
         if (
             self._limits.too_dense(self.count, self._packed)
             or self.count > self._limits.total + slack
         ):
-            raise too_dense(self._source, "the archive", self.count, self._packed, self._limits)
+            raise zip_bomb_error(
+                self._source, "the archive", self.count, self._packed, self._limits
+            )
         return repeated + unpacked
 
     def tell(self) -> int:
         """Return the position."""
-        return self.count - self._back
+        return self.count - self._rewound_bytes
 
     def seek(self, position: int) -> int:
         """Go to a position: forwards, or back within the last read."""
@@ -178,8 +191,8 @@ class _ForwardReader:
             if not self.read(min(position - self.tell(), MIB)):
                 break
         back = self.count - position
-        if 0 <= back <= len(self.last):
-            self._back = back
+        if 0 <= back <= len(self.last_chunk):
+            self._rewound_bytes = back
         elif back > 0:
             raise tarfile.ReadError(f"cannot go back to {position} from {self.count}")
         return self.tell()
@@ -202,7 +215,7 @@ class _MemberReader:
         assert self._stream is not None
         try:
             return self._stream.read(size)
-        except _BROKEN as error:
+        except _DAMAGE_ERRORS as error:
             raise TruncatedArchive(
                 f"{self._source} ends inside {shown(self._name)} ({error}). Copy or download it"
                 " again."

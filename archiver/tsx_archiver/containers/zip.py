@@ -1,6 +1,6 @@
-"""Archives in the form .mar, which are zip files.
+"""Archives in the format .mar, which are zip files.
 
-The list of members is checked first, and the bytes of a member while they are read.
+The list of members is checked when the archive is opened, and a member's bytes while they are read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tsx_archiver.limits import Limits
 from tsx_archiver.names import safe_member_name, shown
 from tsx_archiver.storage.copying import FileRange
 
+# The end of the central directory, its zip64 locator, and its zip64 form (APPNOTE.TXT, 4.3.14 to
+# 4.3.16).
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -36,7 +38,7 @@ _LOCAL_HEADER_SIZE = 30
 # The lengths of the name and of the extra field, at the end of a local header.
 _NAME_AND_EXTRA = struct.Struct("<2H")
 _DIRECTORY_BYTES_PER_MEMBER = 512
-_METHODS = {
+_METHOD_NAMES = {
     1: "shrink",
     6: "implode",
     9: "deflate64",
@@ -98,14 +100,14 @@ class ZipContainer:
             return None
         if member.size > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {max_bytes}. Pack"
-                " the model again."
+                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {max_bytes}."
+                " Pack the model again."
             )
         with self.open(member) as stream:
             return stream.read()
 
     def open(self, member: Member) -> BinaryIO:
-        """Open a member; the end of its bytes checks their number and CRC-32."""
+        """Open a member; reading to the end checks the number of bytes and their CRC-32."""
         try:
             info = self._infos[member.name]
             return cast(
@@ -124,8 +126,8 @@ class ZipContainer:
                 " the file again."
             ) from error
 
-    def stored(self) -> dict[str, bool]:
-        """Tell for each file member whether it is stored without compression."""
+    def stored_by_name(self) -> dict[str, bool]:
+        """Return whether each file member is stored without compression, by its name."""
         return {
             name: info.compress_type == zipfile.ZIP_STORED
             for name, info in self._infos.items()
@@ -152,7 +154,7 @@ class _MemberReader:
         self._is_copied = False
 
     def plain_range(self) -> FileRange | None:
-        """Return where a stored member lies in the file, or None if it is compressed."""
+        """Return the position of a stored member's bytes, or None if the member is compressed."""
         if self._info.compress_type != zipfile.ZIP_STORED:
             return None
         header = os.pread(self._file.fileno(), _LOCAL_HEADER_SIZE, self._info.header_offset)
@@ -165,10 +167,10 @@ class _MemberReader:
         """Check bytes that were copied elsewhere.
 
         Raises:
-            CorruptMember: The CRC-32 is not that of the archive.
+            CorruptMember: The CRC-32 differs from the archive's.
         """
         if count == self._member.size and crc != self._info.CRC:
-            raise self._damaged(f"Bad CRC-32 for file {shown(self._member.name)}")
+            raise self._damage_error(f"Bad CRC-32 for file {shown(self._member.name)}")
         self._count, self._is_copied = count, True
 
     def read(self, size: int = -1) -> bytes:
@@ -180,7 +182,7 @@ class _MemberReader:
         try:
             chunk = b"" if self._is_copied else self._stream.read(size)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise self._damaged(error) from error
+            raise self._damage_error(error) from error
         self._count += len(chunk)
         if not chunk and size != 0 and self._count != self._member.size:
             raise CorruptMember(
@@ -189,7 +191,7 @@ class _MemberReader:
             )
         return chunk
 
-    def _damaged(self, reason: object) -> CorruptMember:
+    def _damage_error(self, reason: object) -> CorruptMember:
         return CorruptMember(
             f"{self._source}: {shown(self._member.name)} is damaged ({reason}). Copy or download it"
             " again, or pack it again."
@@ -223,7 +225,7 @@ def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
             " password."
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        method = _METHODS.get(info.compress_type, f"method {info.compress_type}")
+        method = _METHOD_NAMES.get(info.compress_type, f"method {info.compress_type}")
         raise UnsupportedCompression(
             f"{source}: {shown(original)} is compressed by {method}. {REFUSED} Pack the model"
             " again, deflated or stored."
@@ -250,17 +252,17 @@ def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> None:
     """Refuse members that share bytes, which let a small file unpack to petabytes."""
-    following = end
+    next_start = end
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         if (
             info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename) + info.compress_size
-            > following
+            > next_start
         ):
             raise CorruptMember(
                 f"{source}: the bytes of {shown(info.filename)} overlap those of another member."
                 f" {REFUSED} Pack the model again."
             )
-        following = info.header_offset
+        next_start = info.header_offset
 
 
 def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
@@ -278,7 +280,7 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
 
 
 def directory_size(file: BinaryIO) -> int | None:
-    """Return the bytes of the central directory, by the record at the end of the file.
+    """Return the size of the central directory in bytes, from the record at the end of the file.
 
     Returns:
         None if the file has no such record.
@@ -287,11 +289,11 @@ def directory_size(file: BinaryIO) -> int | None:
     tail_size = min(size, _MAX_COMMENT_BYTES + _END.size + _END64_LOCATOR.size)
     file.seek(size - tail_size)
     tail = file.read(tail_size)
-    at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or at + _END.size > len(tail):
+    offset = tail.rfind(b"PK\x05\x06")
+    if offset < 0 or offset + _END.size > len(tail):
         return None
-    directory = int(_END.unpack_from(tail, at)[5])
-    locator = at - _END64_LOCATOR.size
+    directory = int(_END.unpack_from(tail, offset)[5])
+    locator = offset - _END64_LOCATOR.size
     if locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
         file.seek(min(_END64_LOCATOR.unpack_from(tail, locator)[2], size))
         record = file.read(_END64.size)

@@ -11,8 +11,8 @@ logger = logging.getLogger("tsx.archive")
 def compile_options(pt2: Any) -> dict[str, Any] | None:
     """Return the arguments for torch.compile, or None if it is off.
 
-    `pt2` is a backend's name, `{compile: {enable: true, backend: ..., mode: ...}}`, or in the old
-    form the arguments themselves.
+    `pt2` is a backend's name, or `{compile: {enable: true, backend: ..., mode: ...}}`. In the old
+    form it is the mapping of the arguments itself.
     """
     if not pt2:
         return None
@@ -37,7 +37,7 @@ def compile_options(pt2: Any) -> dict[str, Any] | None:
     return dict(pt2)
 
 
-def wants_ahead(pt2: Any) -> bool:
+def is_compiled_ahead(pt2: Any) -> bool:
     """Tell whether AOTInductor compiles, or has compiled, the model before its first call.
 
     `pt2` is then `{export: {aot_compile: true}}`.
@@ -52,6 +52,6 @@ def needs_compiler(pt2: Any) -> bool:
     AOTInductor and torch.compile's default backend need one.
     """
     options = compile_options(pt2)
-    return wants_ahead(pt2) or (
+    return is_compiled_ahead(pt2) or (
         options is not None and options.get("backend", "inductor") == "inductor"
     )

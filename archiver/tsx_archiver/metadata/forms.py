@@ -1,4 +1,4 @@
-"""`tsx-forms.json`: the forms that `tsx optimize` adds to an archive beside the original model.
+"""`tsx-forms.json`: the forms that `tsx optimize` adds to the original model in an archive.
 
     {"format": 1,
      "made_of": {"model.pth": sha256, "model.py": sha256},  members from which the forms were built
@@ -28,7 +28,7 @@ REFERENCE = "reference"  # the name of the original model
 FORMAT = 1
 MAX_FILE_BYTES = 4 << 20
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-# Parts of forms' names, the least precise first.
+# The precisions that a form's name may contain, the least precise first.
 PRECISIONS = ("int4", "int8", "pruned", "bf16", "fp16")
 
 
@@ -60,7 +60,7 @@ class KeptForms:
     made_of: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> FormRecord | None:
-        """Return the form of a name, or None."""
+        """Return the form with a name, or None."""
         return next((form for form in self.forms if form.name == name), None)
 
     def stale_since(self, checksums: Mapping[str, Any]) -> str | None:
@@ -79,7 +79,12 @@ class KeptForms:
         )
 
     def problems(self, wanted: Sequence[str], checksums: Mapping[str, Any]) -> list[str]:
-        """Explain why forms of model-config.yaml cannot be used on any machine."""
+        """Explain why forms that model-config.yaml names cannot be used on any machine.
+
+        Args:
+            wanted: The names of the forms in model-config.yaml.
+            checksums: The checksums of the manifest.
+        """
         missing = [name for name in wanted if name != REFERENCE and self.named(name) is None]
         problems = [
             f"forms names {name}, which {FORMS_FILE} does not have; run tsx optimize, or remove the"
@@ -104,7 +109,7 @@ class KeptForms:
 
 
 def form_precision(name: str) -> str | None:
-    """Return the precision in a form's name, or None if it is that of the original."""
+    """Return the precision in a form's name, or None if the form keeps the original's."""
     return next((part for part in PRECISIONS if part in name.split("-")), None)
 
 

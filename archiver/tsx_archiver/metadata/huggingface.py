@@ -1,7 +1,7 @@
 """Directories of Hugging Face's `save_pretrained`: their task, and the files that serving needs.
 
-Everything follows from names and small JSON files, without transformers. It therefore works for
-directories and for listings of repositories.
+Both are derived from file names and small JSON files, without transformers. Therefore this also
+works for listings of repositories on the Hub.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ TASKS = (
 ALIASES = {"chat": GENERATION, "rerank": "text-ranking"}
 AUDIO_TASKS = ("automatic-speech-recognition", "audio-classification")
 
-# The tasks of architectures by the ends of their names, the usual task first.
 _EMBEDDINGS = ("feature-extraction", "sentence-similarity")
+# Suffix of an architecture's name -> its tasks, the usual task first.
 _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": (
         "text-classification",
@@ -80,7 +80,7 @@ _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForAudioClassification": ("audio-classification",),
 }
 _TRANSLATION = re.compile(r"translation_[\w-]+_to_[\w-]+", re.ASCII)
-# Model types of ForConditionalGeneration.
+# Values of `model_type` whose ForConditionalGeneration recognizes speech.
 _SPEECH = ("whisper", "speech_to_text", "moonshine", "seamless_m4t", "seamless_m4t_v2")
 _AUDIO_TYPES = re.compile(
     "wav2vec2|hubert|wavlm|unispeech|sew|data2vec-audio|audio-spectrogram|whisper"
@@ -98,22 +98,22 @@ _OTHER_FILES = re.compile(
 )
 _UNNEEDED = re.compile(r"trainer_state\.json|all_results\.json|requirements\.txt|(?:tf_|flax_).*")
 # Folders of a sentence-transformers model, and of chat templates.
-_PARTS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")
-# A line in the head of a model card.
+_SUBFOLDERS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")
+# A line in the front matter of a model card.
 _PIPELINE_TAG = re.compile(r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE)
 _EXTERNAL_CODE = re.compile(r'[^"]*--[^"]*')
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_huggingface(path: Path) -> bool:
-    """Tell whether a path is the directory of a model or of an adapter, but no unpacked archive."""
+    """Tell whether a path is the directory of a model or an adapter, not of an unpacked archive."""
     if not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
         return False
     if (path / ADAPTER_CONFIG).is_file():
         return True
     try:
         config = _read_object(path / CONFIG)
-    except CannotPack:  # Packing reports the error.
+    except CannotPack:  # Packing will report the error.
         return (path / CONFIG).is_file() and any(
             _WEIGHTS.fullmatch(file.name) for file in path.iterdir()
         )
@@ -156,10 +156,12 @@ class Pretrained:
             else shards_of(self.directory / index)
         )
         if missing := [name for name in shards if name not in self.names]:
-            some = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            examples = f"{missing[0]}" + (
+                f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            )
             raise CannotPack(
-                f"{self.directory} lacks weights that {index} names: {some}. Download or save the"
-                " model again."
+                f"{self.directory} lacks weights that {index} names: {examples}. Download or save"
+                " the model again."
             )
         return needed_files(self.names, shards, str(self.directory))
 
@@ -212,8 +214,8 @@ class Pretrained:
         tag = self._pipeline_tag()
         if tag in tasks:
             return _EMBEDDINGS[0] if tag in _EMBEDDINGS else str(tag)
-        usual = self._usual_task(tasks)
-        if usual is None:
+        default_task = self._default_task(tasks)
+        if default_task is None:
             hint = (
                 f"the architecture {self.architecture}"
                 if self.architecture
@@ -223,7 +225,7 @@ class Pretrained:
                 f"{self.directory} has {hint}, which does not tell its task. Name it with --task,"
                 f" which is one of {', '.join(tasks or TASKS)}."
             )
-        return usual
+        return default_task
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks of the architecture; empty if they are unknown."""
@@ -241,7 +243,8 @@ class Pretrained:
                 else ("summarization", "translation", "text2text-generation")
             )
         if name.endswith("ForObjectDetection") and "text_config" in self.config:
-            return ()  # It detects objects that a request names.
+            # No task covers such a model, which detects the objects that a request names.
+            return ()
         by_suffix = _TASKS_BY_SUFFIX.items()
         tasks = next((tasks for suffix, tasks in by_suffix if name.endswith(suffix)), ())
         if tasks or not name.endswith("Model"):
@@ -257,25 +260,27 @@ class Pretrained:
             else ()
         )
 
-    def _usual_task(self, tasks: tuple[str, ...]) -> str | None:
+    def _default_task(self, tasks: tuple[str, ...]) -> str | None:
         kind = str(self.config.get("model_type", ""))
         labels = [str(label).lower() for label in (self.config.get("id2label") or {}).values()]
         if MODULES in self.names and _EMBEDDINGS[0] in tasks:
             return _EMBEDDINGS[0]
         if "zero-shot-classification" in tasks:
-            entails = any(label.startswith("entail") for label in labels)
+            has_entailment = any(label.startswith("entail") for label in labels)
             return (
                 "zero-shot-classification"
-                if entails
+                if has_entailment
                 else "text-ranking"
                 if len(labels) == 1
                 else tasks[0]
             )
         if "summarization" in tasks:
             params: dict[str, Any] = self.config.get("task_specific_params") or {}
-            named = {"summarization", "translation"} & {name.partition("_")[0] for name in params}
-            if len(named) == 1:
-                return next(iter(named))
+            candidates = {"summarization", "translation"} & {
+                name.partition("_")[0] for name in params
+            }
+            if len(candidates) == 1:
+                return next(iter(candidates))
             return (
                 "translation"
                 if kind in _TRANSLATION_TYPES
@@ -289,8 +294,8 @@ class Pretrained:
         if "README.md" not in self.names:
             return None
         with (self.directory / "README.md").open(encoding="utf-8", errors="replace") as card:
-            head = card.read(1 << 16).split("\n---", 1)[0]
-        match = _PIPELINE_TAG.search(head) if head.startswith("---") else None
+            front_matter = card.read(1 << 16).split("\n---", 1)[0]
+        match = _PIPELINE_TAG.search(front_matter) if front_matter.startswith("---") else None
         return str(match[1]) if match else None
 
 
@@ -299,12 +304,12 @@ def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     facts = manifest.get(MANIFEST_KEY)
     if not isinstance(facts, dict):
         return ()
-    needs = {
+    conditions = {
         "transformers": True,
         "peft": facts.get("adapters"),
         "audio": facts.get("task") in AUDIO_TASKS,
     }
-    return tuple(extra for extra, needed in needs.items() if needed)
+    return tuple(extra for extra, is_needed in conditions.items() if is_needed)
 
 
 def family(task: str) -> str:
@@ -343,7 +348,7 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
         path = PurePosixPath(name)
         folder = str(path.parent)
         if any(part.startswith(".") for part in path.parts) or not (
-            folder == "." or _PARTS.fullmatch(folder) or path.suffix == ".py"
+            folder == "." or _SUBFOLDERS.fullmatch(folder) or path.suffix == ".py"
         ):
             continue
         if (folder == "." and shards and name in shards) or (
@@ -357,28 +362,28 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
         ):
             needed.append(name)
     if "." not in weights:
-        foreign = [
+        unsupported = [
             name
             for name in all_names
             if name.endswith(
                 (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".ckpt", ".pt", ".pth")
             )
         ]
-        hint = f" that are served (it has {', '.join(foreign[:3])})" if foreign else ""
+        hint = f" that are served (it has {', '.join(unsupported[:3])})" if unsupported else ""
         raise CannotPack(
             f"{source} has no weights{hint}. Save the model with save_pretrained, as"
             " model.safetensors."
         )
     for files in weights.values():
-        safe = [name for name in files if name.endswith(".safetensors")]
-        needed += safe or files
+        safetensors = [name for name in files if name.endswith(".safetensors")]
+        needed += safetensors or files
     if shards:
         needed.append(_INDEXES[0] if next(iter(shards)).endswith(".safetensors") else _INDEXES[1])
     return sorted(needed)
 
 
 def weights_size(archive: Path) -> int:
-    """Return the bytes of the weights in an unpacked archive."""
+    """Return the size of the weights in an unpacked archive, in bytes."""
     return sum(
         file.stat().st_size
         for file in (archive / DIRECTORY).glob("*")
@@ -405,7 +410,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 
 def check_references(directory: Path) -> None:
-    """Check that no index and no processor names weights outside of the model.
+    """Check that no index and no processor names weights outside the model.
 
     Raises:
         CannotPack: One of them does.
@@ -424,7 +429,7 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
     """Return the kind of a PEFT adapter, such as LORA, and its base model.
 
     Raises:
-        CannotPack: The directory holds no adapter, or the name cannot be used.
+        CannotPack: The directory does not contain an adapter, or the name cannot be used.
     """
     if not _ADAPTER_NAME.fullmatch(name):
         raise CannotPack(
@@ -467,7 +472,7 @@ def _read_object(
     """Read a JSON object.
 
     Raises:
-        CannotPack: The file cannot be read, or holds no object.
+        CannotPack: The file cannot be read, or is not a JSON object.
     """
     try:
         content = load_json(path.read_bytes(), most_bytes=most_bytes, most_values=most_values)

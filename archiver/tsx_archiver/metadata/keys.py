@@ -51,13 +51,13 @@ def read_keys(
         kind: The dataclass.
         data: The mapping.
         section: The name of the mapping in the file, for problems.
-        ignored: Known keys that are not read.
+        ignored: Known keys that this dataclass does not read.
         closed: Whether every unknown key is a problem, not only one similar to a known key.
         **fields: Further fields of the dataclass.
 
     Returns:
-        An instance and the problems. The instance is None if `data` is no mapping, or lacks a key
-        without a default.
+        An instance and the problems. The instance is None if `data` is not a mapping, or lacks a
+        key without a default.
     """
     if not isinstance(data, dict):
         return None, [f"{section}: {data!r} is invalid: {_MESSAGES['dict_type']}"]
@@ -80,7 +80,7 @@ def read_keys(
         by_key: dict[str, tuple[Any, list[str]]] = {}
         for fault in faults:
             value, reasons = by_key.setdefault(str(fault["loc"][0]), (fault["input"], []))
-            if value is fault["input"]:  # A union has a fault for each of its branches.
+            if value is fault["input"]:  # pydantic reports a fault of a union once per branch.
                 reasons.append(_requirement(fault))
         problems += [
             f"{prefix}{key}: {value!r} is invalid: {' or '.join(reasons)}"
@@ -100,10 +100,13 @@ def _requirement(fault: Mapping[str, Any]) -> str:
 
 
 def _similar(name: str, known: Collection[str]) -> str | None:
-    """Return the known key that `name` probably means; often case or a separator differs."""
-    folded = {_fold(candidate): candidate for candidate in known}
-    match = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=MIN_SIMILARITY)
-    return folded[match[0]] if match else None
+    """Return the known key that `name` probably means.
+
+    Keys are compared without case and separators, which users often confuse.
+    """
+    keys_by_fold = {_fold(candidate): candidate for candidate in known}
+    match = difflib.get_close_matches(_fold(name), keys_by_fold, n=1, cutoff=MIN_SIMILARITY)
+    return keys_by_fold[match[0]] if match else None
 
 
 def _fold(name: str) -> str:

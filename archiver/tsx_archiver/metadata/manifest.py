@@ -13,7 +13,7 @@ from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, normal, path_faul
 
 MAX_MANIFEST_VALUES = 200_000  # enough for checksums of 100,000 members
 
-# A key of tsx: {member: SHA-256 in hex}. TorchServe ignores unknown keys.
+# tsx's own key: {member: SHA-256 in hex}. TorchServe ignores unknown keys.
 CHECKSUMS_KEY = "sha256"
 
 _FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "configFile")
@@ -24,7 +24,7 @@ class Manifest:
     """A checked MANIFEST.json.
 
     Attributes:
-        data: The content of the file, with old and unknown fields.
+        data: The content of the file, including outdated and unknown fields.
         default_name: The model's name if the file has none.
     """
 
@@ -82,7 +82,7 @@ class Manifest:
         return dict(self.data.get(CHECKSUMS_KEY) or {})
 
     def missing_files(self, present: Mapping[str, object]) -> list[str]:
-        """List the files that the manifest names and the archive lacks, as texts."""
+        """Return a message for each file that the manifest names and the archive lacks."""
         problems = []
         for key in _FILE_KEYS:
             name = self._text(key)
@@ -130,7 +130,7 @@ def read_manifest_json(content: bytes) -> Any:
     """Parse the JSON of a manifest, which may begin with a byte order mark.
 
     Raises:
-        ValueError: The content is no JSON, or too large.
+        ValueError: The content is not JSON, or is too large.
     """
     text = content.decode("utf-8-sig").encode()
     return load_json(text, most_bytes=MAX_MANIFEST_BYTES, most_values=MAX_MANIFEST_VALUES)

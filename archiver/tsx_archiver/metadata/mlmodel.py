@@ -1,4 +1,4 @@
-"""MLmodel, the file in which MLflow describes a model: its flavours, signature and run."""
+"""MLmodel, the file in which MLflow describes a model: its flavors, signature and training run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ DIRECTORY = "mlflow_model"  # the directory of MLflow's files in an archive
 PYTORCH, PYFUNC = "mlflow_pytorch", "mlflow_pyfunc"  # handlers
 MANIFEST_KEY = "mlflow"  # key of the manifest for the model's origin
 PYFUNC_FLAVOR = "python_function"
-_PATHS = (  # keys of flavors that MLflow joins to the path of the model's directory
+_PATH_KEYS = (  # keys of flavors that MLflow joins to the path of the model's directory
     *("code", "data", "model_binary", "model_code_path", "model_data", "model_path"),
     *("parameters_path", "path", "pickled_model", "saved_model_dir", "serialized_explainer"),
 )
-_NUMBERS = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
-_EXAMPLES = {
+_NUMERIC_DTYPES = (
+    "float16",
+    "float32",
+    "float64",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "bool",
+)
+_EXAMPLE_VALUES = {
     "boolean": False,
     "integer": 0,
     "long": 0,
@@ -39,7 +49,7 @@ class SignatureTensor(NamedTuple):
 
     Attributes:
         name: The name of the input.
-        dtype: numpy's name of the type.
+        dtype: The name of the dtype in numpy.
         shape: The shape of one row; None for a dimension of any size.
     """
 
@@ -66,7 +76,7 @@ class MLmodel:
 
     @cached_property
     def inputs(self) -> list[dict[str, Any]]:
-        """The inputs of the signature; empty without one."""
+        """The inputs of the signature; empty if there is no signature."""
         return list(json.loads((self.data.get("signature") or {}).get("inputs") or "[]"))
 
     @property
@@ -76,7 +86,7 @@ class MLmodel:
         for column in self.inputs:
             spec = column.get("tensor-spec") or {}
             shape = spec.get("shape") or ()
-            if spec.get("dtype") not in _NUMBERS or not shape or shape[0] != -1:
+            if spec.get("dtype") not in _NUMERIC_DTYPES or not shape or shape[0] != -1:
                 return ()
             tensors.append(
                 SignatureTensor(
@@ -91,9 +101,9 @@ class MLmodel:
     def example(self) -> dict[str, Any] | None:
         """A request with one row, or None if a column has no plain type."""
         types = [column.get("type") for column in self.inputs]
-        if not types or not all(kind in _EXAMPLES for kind in types):
+        if not types or not all(kind in _EXAMPLE_VALUES for kind in types):
             return None
-        row = [_EXAMPLES[str(kind)] for kind in types]
+        row = [_EXAMPLE_VALUES[str(kind)] for kind in types]
         if not all(column.get("name") for column in self.inputs):
             return {"inputs": [row]}
         columns = [column["name"] for column in self.inputs]
@@ -101,7 +111,7 @@ class MLmodel:
 
     @property
     def handler(self) -> str:
-        """The handler: torch alone if the signature names tensors, otherwise MLflow.
+        """The handler: without MLflow if the signature consists of tensors, otherwise MLflow's.
 
         Raises:
             CannotPack: The model has neither Python functions nor tensors.
@@ -129,8 +139,9 @@ def read_mlmodel(directory: Path) -> MLmodel:
         flavors = model.flavors
         if not flavors or not all(isinstance(keys, dict) for keys in flavors.values()):
             raise ValueError("it has no flavors")
-        _ = model.tensors, model.example  # These raise for an invalid signature.
-        for name in _named_paths(model.flavors):
+        # These properties raise an error for an invalid signature.
+        _ = model.tensors, model.example
+        for name in _flavor_paths(model.flavors):
             if fault := path_fault(name):
                 raise ValueError(
                     f"the file {shown(name)} of its flavors is not the model's own: {fault}"
@@ -143,9 +154,9 @@ def read_mlmodel(directory: Path) -> MLmodel:
     return model
 
 
-def _named_paths(values: Mapping[str, Any]) -> Iterator[str]:
+def _flavor_paths(values: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _named_paths(value)
-        elif key in _PATHS and value:
+            yield from _flavor_paths(value)
+        elif key in _PATH_KEYS and value:
             yield str(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
-BYTES = 1 << 60
+MAX_BYTES = 1 << 60
 ValueT = TypeVar("ValueT", bound="int | None")
 
 
@@ -25,13 +25,13 @@ class ModelLimit(NamedTuple):
         default: The default.
         setting: The server's setting with the default of all models.
         minimum: The smallest value.
-        own_minimum: The smallest value in model-config.yaml, if it differs. TorchServe accepts a
-            zero in its API only.
-        below: The bound that a value must stay below.
-        choices: The allowed values, in place of bounds.
+        config_minimum: The smallest value in model-config.yaml, if it differs. TorchServe accepts 0
+            only in its API.
+        below: The exclusive upper limit.
+        choices: The allowed values, instead of a range.
         changeable: Whether a registration, or a change while the model is served, may set it.
-            Otherwise settings alone do, and 0 is no limit.
-        saved: Whether snapshots hold it, whose layout is TorchServe's.
+            Otherwise only settings may, and 0 means no limit.
+        saved: Whether snapshots contain it; their layout is TorchServe's.
     """
 
     key: str
@@ -39,7 +39,7 @@ class ModelLimit(NamedTuple):
     default: int
     setting: str = ""
     minimum: int = 1
-    own_minimum: int | None = None
+    config_minimum: int | None = None
     below: int = 1 << 31
     choices: tuple[int, ...] = ()
     changeable: bool = True
@@ -49,8 +49,10 @@ class ModelLimit(NamedTuple):
 def row(*args: Any, **options: Any) -> Any:
     """Declare a field of `ModelLimits` by the arguments of `ModelLimit`."""
     limit = ModelLimit(*args, **options)
-    # All keys of `metadata` but the first are options of pydantic's `Field`, for `ModelConfig`.
-    bounds = {} if limit.choices else {"ge": limit.own_minimum or limit.minimum, "lt": limit.below}
+    # All keys of `metadata` except `limit` are options of pydantic's `Field`, for `ModelConfig`.
+    bounds = (
+        {} if limit.choices else {"ge": limit.config_minimum or limit.minimum, "lt": limit.below}
+    )
     return field(
         default=None, metadata={"limit": limit, "alias": limit.key, "strict": True, **bounds}
     )
@@ -65,21 +67,21 @@ class ModelLimits(Generic[ValueT]):
         "maximum number of requests in one batch; 0 counts as 1",
         1,
         minimum=0,
-        own_minimum=1,
+        config_minimum=1,
         saved=True,
     )
     max_batch_bytes: ValueT = row(
         "maxBatchBytes",
         "maximum bytes of all bodies in one batch; a single body may be larger",
         64 << 20,
-        below=BYTES,
+        below=MAX_BYTES,
     )
     max_batch_cost: ValueT = row(
         "maxBatchCost",
         "maximum cost of all requests in one batch; 0 = no limit",
         0,
         minimum=0,
-        below=BYTES,
+        below=MAX_BYTES,
         changeable=False,
     )
     max_batch_tokens: ValueT = row(
@@ -87,7 +89,7 @@ class ModelLimits(Generic[ValueT]):
         "the same in tokens, which are never guessed from bytes",
         0,
         minimum=0,
-        below=BYTES,
+        below=MAX_BYTES,
         changeable=False,
     )
     split_rows: ValueT = row(
@@ -115,7 +117,7 @@ class ModelLimits(Generic[ValueT]):
         "maximum bytes of all bodies in the queue; a single body may be larger",
         1 << 30,
         "max_queue_bytes",
-        below=BYTES,
+        below=MAX_BYTES,
     )
     response_timeout: ValueT = row(
         "responseTimeout",
@@ -124,7 +126,7 @@ class ModelLimits(Generic[ValueT]):
         120,
         "default_response_timeout",
         minimum=0,
-        own_minimum=1,
+        config_minimum=1,
         saved=True,
     )
     startup_timeout: ValueT = row(
@@ -133,7 +135,7 @@ class ModelLimits(Generic[ValueT]):
         120,
         "default_startup_timeout",
         minimum=0,
-        own_minimum=1,
+        config_minimum=1,
         saved=True,
     )
     client_timeout: ValueT = row(
@@ -176,7 +178,7 @@ class ModelLimits(Generic[ValueT]):
 
 
 LIMITS: dict[str, ModelLimit] = {
-    declared.name: declared.metadata["limit"] for declared in fields(ModelLimits)
+    limit_field.name: limit_field.metadata["limit"] for limit_field in fields(ModelLimits)
 }
 BY_KEY: dict[str, str] = {limit.key: name for name, limit in LIMITS.items()}
 CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)

@@ -37,7 +37,7 @@ from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.names import normal, path_fault
 from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
-# Keys that only handlers read, known here so that a typo in them is noticed.
+# Keys that only handlers read. They are listed so that a typo in them is noticed.
 BACKEND_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali")
 _KEYS = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
@@ -45,8 +45,8 @@ RowSize = Annotated[Positive | None, BeforeValidator(lambda size: None if size =
 Bytes = BeforeValidator(for_text(parse_bytes))
 Seconds = BeforeValidator(for_text(parse_seconds))
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-any_case = BeforeValidator(for_text(str.lower))
-one_or_several = BeforeValidator(
+ignore_case = BeforeValidator(for_text(str.lower))
+text_or_list = BeforeValidator(
     lambda value: (
         (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
     )
@@ -60,13 +60,13 @@ def _checked_task(text: str) -> str:
         raise ValueError(error.message) from error
 
 
-def _member(name: str) -> str:
+def _check_member_name(name: str) -> str:
     if fault := path_fault(name):
         raise ValueError(f"it must be the name of a file in the archive: {fault}")
     return normal(name)
 
 
-def _argument(name: str) -> str:
+def _check_argument_name(name: str) -> str:
     if not name.isidentifier():
         raise ValueError("it must be the name of an argument, such as width")
     return name
@@ -95,8 +95,8 @@ class CacheConfig:
             ],
             ...,
         ],
-        one_or_several,
-    ] = ()  # names of headers
+        text_or_list,
+    ] = ()  # names of request headers
 
 
 @dataclass(frozen=True, config=_KEYS)
@@ -106,9 +106,9 @@ class HuggingFaceConfig:
     task: Annotated[StrictStr, AfterValidator(_checked_task)] | None = None
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     engine: Literal["auto", "transformers", "vllm"] = "auto"  # text generation
-    # Text generation runs so many sequences together.
+    # The number of sequences that text generation runs at the same time.
     max_sequences: Annotated[StrictInt, Field(ge=1, lt=1 << 20)] | None = None
-    # Bytes of text generation's cache.
+    # The size in bytes of text generation's key-value cache.
     cache_memory: Annotated[StrictInt, Bytes, Field(ge=1)] | None = None
 
 
@@ -130,7 +130,7 @@ class TorchRun:
 class WarmUp:
     """An entry of `warmup`: a request or a recording that is sent before the model is served."""
 
-    file: Annotated[StrictStr, AfterValidator(_member)]  # path in the archive
+    file: Annotated[StrictStr, AfterValidator(_check_member_name)]  # path in the archive
     content_type: StrictStr | None = None
     headers: Annotated[dict[str, str], BeforeValidator(_header_values)] | None = None
     count: Positive | None = None  # requests
@@ -147,9 +147,9 @@ class ModelConfig(ModelLimits["int | None"]):
 
     min_workers: Count | None = None
     max_workers: Count | None = None
-    device_type: Annotated[Literal["cpu", "gpu", "cuda", "xpu", "mps"], any_case] | None = None
+    device_type: Annotated[Literal["cpu", "gpu", "cuda", "xpu", "mps"], ignore_case] | None = None
     device_ids: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
-    parallel_type: Annotated[Literal["pp", "tp", "pptp", "custom"], any_case] | None = None
+    parallel_type: Annotated[Literal["pp", "tp", "pptp", "custom"], ignore_case] | None = None
     parallel_level: Positive | None = None
     torchrun: TorchRun | None = None
     max_retry_timeout: Count | None = Field(default=None, alias="maxRetryTimeoutInSec")
@@ -162,7 +162,7 @@ class ModelConfig(ModelLimits["int | None"]):
     max_sequence_job_queue_size: Positive | None = None
     max_num_sequence: Positive | None = None
     use_venv: StrictBool | None = None
-    # The following keys are those of tsx; TorchServe ignores them.
+    # The following keys are tsx's own; TorchServe ignores them.
     batch_policy: StrictStr | None = None  # "wait", or a plugin's name
     # A latency target, such as p99<50ms.
     slo: Annotated[StrictStr, AfterValidator(checked_target)] | None = None
@@ -172,20 +172,21 @@ class ModelConfig(ModelLimits["int | None"]):
     cache: CacheConfig | None = None
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
-    independent_rows: StrictBool | None = None  # Requests of a SageMaker program may share a call.
+    # Whether several requests to a SageMaker program may share one call.
+    independent_rows: StrictBool | None = None
     weights_only: StrictBool | None = None
-    # The arguments of the model's class. Values of JSON only, so that a configuration cannot
-    # create other objects.
-    init_args: dict[Annotated[StrictStr, AfterValidator(_argument)], JsonValue] | None = Field(
-        default=None, alias="init_args"
-    )
+    # The arguments of the model's class. Only JSON values are allowed, so that a configuration
+    # cannot create other objects.
+    init_args: (
+        dict[Annotated[StrictStr, AfterValidator(_check_argument_name)], JsonValue] | None
+    ) = Field(default=None, alias="init_args")
     threads: Positive | None = None
-    precision: Annotated[Literal["fp32", "fp16", "bf16"], any_case] | None = None
-    # Names of forms in tsx-forms.json, in the order of trial.
+    precision: Annotated[Literal["fp32", "fp16", "bf16"], ignore_case] | None = None
+    # Names of forms in tsx-forms.json, in the order in which the server tries them.
     forms: (
         Annotated[
             tuple[Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")], ...],
-            one_or_several,
+            text_or_list,
             Field(min_length=1),
         ]
         | None
@@ -212,7 +213,7 @@ class ModelConfig(ModelLimits["int | None"]):
         return yaml.safe_dump(self.raw)
 
     def missing_warm_up(self, present: Container[str]) -> list[str]:
-        """List the missing files of `warmup`, as texts."""
+        """Return a message for each missing file of `warmup`."""
         return [
             f"warmup: {entry.file} is not in the archive"
             for entry in self.warmup or ()
@@ -223,7 +224,7 @@ class ModelConfig(ModelLimits["int | None"]):
 def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
     """Parse the content of a model-config.yaml, and return it with a list of problems.
 
-    A wrong value is a problem and counts as missing, as in TorchServe.
+    A wrong value is reported as a problem and then treated as missing, as in TorchServe.
     """
     if data is None:
         return ModelConfig(), []
@@ -269,6 +270,6 @@ def load_model_config(path: Path) -> tuple[ModelConfig, list[str]]:
     """Read a model-config.yaml, and return it with a list of problems.
 
     Raises:
-        InvalidConfig: The file is missing or no YAML.
+        InvalidConfig: The file is missing or is not YAML.
     """
     return parse_model_config(load_yaml_file(path))

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, TypeAlias
 from tsx_archiver.containers.zip import directory_size
 from tsx_archiver.errors import InputMissing
 from tsx_archiver.limits import MIB
-from tsx_archiver.metadata.onnx_file import Onnx, look_at_onnx
+from tsx_archiver.metadata.onnx_file import Onnx, detect_onnx
 from tsx_archiver.names import shown
 
 Kind: TypeAlias = Literal[
@@ -36,11 +36,12 @@ class ModelFile:
         path: The path.
         kind: The kind.
         size: The size in bytes.
-        detail: More about a known kind.
+        detail: Further information for a known kind, for display.
         device: The device of an AOTInductor package: cpu, cuda, ...
-        whole_object: The class of a pickled module, which torch does not load as weights only.
+        whole_object: The class of a pickled module, which torch refuses with `weights_only=True`.
         problem: Why the file cannot be used as it is, and what to do.
-        is_broken: Whether nothing can load it. A handler may know another unknown file.
+        is_broken: Whether no handler can load it. A file that is only of an unknown kind may suit a
+            custom handler.
     """
 
     path: Path
@@ -58,7 +59,7 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
 
     Args:
         path: The file.
-        called: The path to show in texts, if the real one tells the user nothing.
+        called: The path to show in messages, if the real one tells the user nothing.
 
     Raises:
         InputMissing: The file cannot be read.
@@ -78,7 +79,7 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
         raise InputMissing(
             f"{called or path} cannot be read ({error.strerror}). Check the path."
         ) from error
-    except ValueError as error:  # a NUL, or a character that cannot be encoded
+    except ValueError as error:  # The path contains NUL, or a character that cannot be encoded.
         raise InputMissing(
             f"{shown(str(path))} cannot be the name of a file. Check the path."
         ) from error
@@ -86,46 +87,46 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
 
 
 def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
-    """Describe an open file; `path` is shown in texts, and its suffix is a hint."""
+    """Describe an open file; `path` is shown in messages, and its suffix is a hint."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(512)
     if not head:
-        return _broken(path, 0, "is empty (0 bytes); copy or download it again")
+        return _broken_file(path, 0, "is empty (0 bytes); copy or download it again")
     if head.startswith(b"PK"):
-        return _zip(file, path, size)
+        return _describe_zip(file, path, size)
     if head.startswith(_LEGACY_TORCH):
-        return _legacy(file, path, size)
+        return _describe_legacy(file, path, size)
     if _LEGACY_TORCH.startswith(head):
-        return _broken(path, size, "is truncated; copy or download it again")
+        return _broken_file(path, size, "is truncated; copy or download it again")
     if (
         len(head) >= 9
         and head[8:9] == b"{"
         and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size)
     ):
-        return _safetensors(file, path, size)
-    onnx = look_at_onnx(file, size)
+        return _describe_safetensors(file, path, size)
+    onnx = detect_onnx(file, size)
     if onnx is Onnx.WHOLE:
         return ModelFile(path, "onnx", size)
     if onnx is Onnx.TRUNCATED and path.suffix.lower() == ".onnx":
-        return _broken(
+        return _broken_file(
             path, size, "begins as an ONNX model but is truncated; copy or download it again"
         )
-    if placeholder := _placeholder(head):
-        return _broken(path, size, placeholder)
-    return _unknown(path, size, _foreign(head))
+    if placeholder := _placeholder_problem(head):
+        return _broken_file(path, size, placeholder)
+    return _unknown_file(path, size, _foreign_problem(head))
 
 
-def _unknown(path: Path, size: int, problem: str) -> ModelFile:
+def _unknown_file(path: Path, size: int, problem: str) -> ModelFile:
     return ModelFile(path, "unknown", size, problem=f"{path} {problem}.")
 
 
-def _broken(path: Path, size: int, problem: str) -> ModelFile:
-    return replace(_unknown(path, size, problem), is_broken=True)
+def _broken_file(path: Path, size: int, problem: str) -> ModelFile:
+    return replace(_unknown_file(path, size, problem), is_broken=True)
 
 
-def _placeholder(head: bytes) -> str | None:
-    """Return the problem of a file that stands for the real one."""
+def _placeholder_problem(head: bytes) -> str | None:
+    """Return the problem of a file that was stored or downloaded in place of the real one."""
     text = head.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the model itself; run 'git lfs pull'"
@@ -134,7 +135,7 @@ def _placeholder(head: bytes) -> str | None:
     return None
 
 
-def _foreign(head: bytes) -> str:
+def _foreign_problem(head: bytes) -> str:
     if head.lstrip().startswith(b"<?xml"):
         return "is an XML file, perhaps a web page; download the file itself"
     if head.startswith(b"\x1f\x8b"):
@@ -152,31 +153,32 @@ def _foreign(head: bytes) -> str:
     )
 
 
-def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
+def _describe_zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
     directory = directory_size(file)
     if directory is None:
-        return _broken(
+        return _broken_file(
             path,
             size,
             "begins as a zip file, as torch writes them, but is truncated; copy or download it"
             " again",
         )
     if directory > _MAX_DIRECTORY:
-        return _unknown(path, size, "is a zip file with too many members for a model")
+        return _unknown_file(path, size, "is a zip file with too many members for a model")
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
-        return _broken(
+        return _broken_file(
             path,
             size,
             f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or"
             " download it again",
         )
     with archive:
-        full = [info.orig_filename for info in archive.infolist()]
-        tops = {name.partition("/")[0] for name in full}
-        prefix = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in full) else ""
-        names = {name[len(prefix) :] for name in full}
+        paths = [info.orig_filename for info in archive.infolist()]
+        top_names = {path.partition("/")[0] for path in paths}
+        is_nested = len(top_names) == 1 and all("/" in path for path in paths)
+        prefix = f"{top_names.pop()}/" if is_nested else ""
+        names = {path[len(prefix) :] for path in paths}
         return _zip_kind(archive, prefix, names, path, size)
 
 
@@ -184,7 +186,7 @@ def _zip_kind(
     archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int
 ) -> ModelFile:
     if "MAR-INF/MANIFEST.json" in names:
-        return _unknown(path, size, "is already a model archive; rename it to end in .mar")
+        return _unknown_file(path, size, "is already a model archive; rename it to end in .mar")
     if any(name.startswith("data/aotinductor/") for name in names):
         device = _aoti_device(archive, prefix, names)
         return ModelFile(
@@ -200,12 +202,12 @@ def _zip_kind(
             path, "torchscript", size, "for the lite interpreter" if "bytecode.pkl" in names else ""
         )
     if ".data/extern_modules" in names:
-        return _unknown(
+        return _unknown_file(
             path, size, "is a torch.package; save it with torch.export.save or as weights"
         )
     if "data.pkl" in names:
-        return _eager(archive, f"{prefix}data.pkl", path, size)
-    return _unknown(path, size, "is a zip file, but not one that torch writes")
+        return _describe_eager(archive, f"{prefix}data.pkl", path, size)
+    return _unknown_file(path, size, "is a zip file, but not one that torch writes")
 
 
 def _aoti_device(archive: zipfile.ZipFile, prefix: str, names: set[str]) -> str | None:
@@ -232,20 +234,20 @@ def _batch_detail(archive: zipfile.ZipFile, program: str) -> str:
         sizes = module["graph"]["tensor_values"][inputs[0]["as_tensor"]["name"]]["sizes"]
         return f"takes batches of exactly {sizes[0]['as_int']}" if len(sizes) > 1 else ""
     except (ValueError, LookupError, TypeError, RecursionError):
-        # The dimension is dynamic, or the schema another one.
+        # The dimension is dynamic, or the schema has changed.
         return ""
 
 
-def _eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelFile:
+def _describe_eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelFile:
     try:
         content = _read(archive, name, _MAX_PICKLE)
     except ValueError:
         return ModelFile(path, "eager", size)
-    pickled = _pickled_class(content)
-    return ModelFile(path, "eager", size, _eager_detail(pickled), whole_object=pickled)
+    class_name = _pickled_class(content)
+    return ModelFile(path, "eager", size, _eager_detail(class_name), whole_object=class_name)
 
 
-def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
+def _describe_legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
     """Describe a file of torch before 1.6.
 
     It holds a magic number, the protocol version, system information, the object, the keys of its
@@ -256,24 +258,28 @@ def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
         for _ in range(3):
             for _ in pickletools.genops(file):
                 pass
-        pickled = _pickled_class(file.read(_MAX_PICKLE))
+        class_name = _pickled_class(file.read(_MAX_PICKLE))
     except ValueError:
-        return _broken(path, size, "is truncated; copy or download it again")
+        return _broken_file(path, size, "is truncated; copy or download it again")
     return ModelFile(
         path,
         "eager",
         size,
-        "in the format of torch before 1.6" + (f", {_eager_detail(pickled)}" if pickled else ""),
-        whole_object=pickled,
+        "in the format of torch before 1.6"
+        + (f", {_eager_detail(class_name)}" if class_name else ""),
+        whole_object=class_name,
     )
 
 
-def _eager_detail(pickled: str | None) -> str:
-    return f"a whole pickled {pickled}" if pickled else "weights"
+def _eager_detail(class_name: str | None) -> str:
+    return f"a whole pickled {class_name}" if class_name else "weights"
 
 
 def _pickled_class(content: bytes) -> str | None:
-    """Return the first class in a pickle that weights do not need; the pickle is never loaded."""
+    """Return the first class in a pickle that a state dict would not contain.
+
+    The pickle is never loaded.
+    """
     texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(content):
@@ -289,7 +295,7 @@ def _pickled_class(content: bytes) -> str | None:
             )
             if module and is_module_class:
                 return f"{module}.{name}"
-    except ValueError:  # raw data of a legacy file, or the end of a damaged one
+    except ValueError:  # This is raw data of a legacy file, or the end of a damaged one.
         return None
     return None
 
@@ -309,34 +315,37 @@ def _read(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
+def _describe_safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     file.seek(0)
     length = struct.unpack("<Q", file.read(8))[0]
     if length > _MAX_SAFETENSORS_HEADER:
-        return _broken(
+        return _broken_file(
             path,
             size,
             f"looks like safetensors, but its header gives its own length as {length} bytes",
         )
     header = file.read(length)
-    cut_short = "begins as safetensors but is truncated; copy or download it again"
+    truncation = "begins as safetensors but is truncated; copy or download it again"
     if len(header) < length:
-        return _broken(path, size, cut_short)
+        return _broken_file(path, size, truncation)
     try:
         tensors = json.loads(header)
-        ends = [
+        end_offsets = [
             int(tensor["data_offsets"][1])
             for name, tensor in tensors.items()
             if name != "__metadata__"
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return _broken(
+        return _broken_file(
             path,
             size,
             "looks like safetensors, but its header cannot be read; copy or download it again",
         )
-    if size < 8 + length + max(ends, default=0):
-        return _broken(path, size, cut_short)
+    if size < 8 + length + max(end_offsets, default=0):
+        return _broken_file(path, size, truncation)
     return ModelFile(
-        path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}"
+        path,
+        "safetensors",
+        size,
+        f"{len(end_offsets)} tensor{'' if len(end_offsets) == 1 else 's'}",
     )

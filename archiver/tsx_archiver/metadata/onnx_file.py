@@ -25,31 +25,30 @@ _EXTERNAL_DATA = 13 << 3 | 2  # the tag of the field external_data of a tensor
 
 
 class Onnx(enum.Enum):
-    """What a file is: an ONNX model, the beginning of one, or something else."""
+    """The result of `detect_onnx`: a whole ONNX model, the beginning of one, or another file."""
 
     WHOLE = "whole"
     TRUNCATED = "truncated"
-    NOT = "not"
+    OTHER = "other"
 
 
-def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
+def detect_onnx(file: BinaryIO, size: int) -> Onnx:
     """Tell whether a file is an ONNX model.
 
-    ONNX files have no magic number, so the file must be a protobuf message with the fields of
-    ModelProto. Their contents are skipped.
+    ONNX files have no magic number. Therefore the file must be a protobuf message with the fields
+    of ModelProto, whose contents are skipped.
     """
     file.seek(0)
-    seen: set[int] = set()
+    field_numbers: set[int] = set()
     for _ in range(_MAX_FIELDS):
-        at = file.tell()
-        if at == size:
-            return Onnx.WHOLE if {_GRAPH, _OPSET_IMPORT} <= seen else Onnx.NOT
+        if file.tell() == size:
+            return Onnx.WHOLE if {_GRAPH, _OPSET_IMPORT} <= field_numbers else Onnx.OTHER
         tag = _varint(file)
         if tag is None:
-            return Onnx.TRUNCATED if seen else Onnx.NOT
+            return Onnx.TRUNCATED if field_numbers else Onnx.OTHER
         number, wire = tag >> 3, tag & 7
         if _FIELDS.get(number) != wire:
-            return Onnx.NOT
+            return Onnx.OTHER
         value = _varint(file)
         if value is None:
             return Onnx.TRUNCATED
@@ -57,8 +56,8 @@ def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
             if file.tell() + value > size:
                 return Onnx.TRUNCATED
             file.seek(value, 1)
-        seen.add(number)
-    return Onnx.NOT
+        field_numbers.add(number)
+    return Onnx.OTHER
 
 
 def _varint(file: BinaryIO | mmap) -> int | None:
@@ -74,15 +73,15 @@ def _varint(file: BinaryIO | mmap) -> int | None:
 
 
 def data_files(path: Path) -> dict[str, Path]:
-    """Return the files of an ONNX model's weights by their names relative to it.
+    """Return the external weight files of an ONNX model, by their paths relative to the model.
 
     The files may be missing. A model of another kind has none.
 
     Raises:
-        UnsafePath: A file lies outside of the model's directory.
+        UnsafePath: A file lies outside the model's directory.
     """
     with path.open("rb") as file:
-        if look_at_onnx(file, file.seek(0, 2)) is not Onnx.WHOLE:
+        if detect_onnx(file, file.seek(0, 2)) is not Onnx.WHOLE:
             return {}
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             locations = sorted(set(_locations(content)))
@@ -105,7 +104,8 @@ def _locations(content: mmap) -> Iterator[str]:
     """Yield the `location` of each tensor that lies in another file."""
     for match in _LOCATION.finditer(content):
         start, end = match.span()
-        tag = start - 2  # The entry's length, a varint of one or two bytes, is between.
+        # The entry's length, a varint of one or two bytes, is between the tag and the match.
+        tag = start - 2
         if content[tag - (content[tag] >> 7)] == _EXTERNAL_DATA:
             content.seek(end)
             yield str(content.read(_varint(content) or 0), "utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The parsing of untrusted YAML: plain types only, and a bounded expansion of aliases."""
+"""The parsing of untrusted YAML: plain types only, and a limited expansion of aliases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_yaml(content: bytes, *, source: str) -> Any:
             " allowed."
         ) from error
     except (ValueError, TypeError) as error:
-        # Invalid UTF-8, an impossible date, or a key that cannot be one.
+        # The cause is invalid UTF-8, an impossible date, or an unhashable key.
         raise InvalidConfig(f"{source} cannot be read as YAML: {error}. Correct it.") from error
     except RecursionError as error:
         raise InvalidConfig(f"{source} is nested too deeply. Make it flatter.") from error
@@ -71,22 +71,23 @@ def load_yaml_file(path: Path) -> Any:
     return load_yaml(content, source=str(path))
 
 
-def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Count nodes with all aliases expanded; a node that holds itself exceeds MAX_NODES."""
+def _count_nodes(node: yaml.Node, counts: dict[int, int], depth: int) -> int:
+    """Count nodes with all aliases expanded; a node that contains itself exceeds MAX_NODES."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(node, yaml.ScalarNode):
-        return 1 + len(node.value) // 16  # A long text with many aliases is a bomb as well.
-    size = known.get(id(node))
+        return 1 + len(node.value) // 16  # A long text with many aliases is a YAML bomb, too.
+    size = counts.get(id(node))
     if size is not None:
         return size
-    known[id(node)] = MAX_NODES + 1  # This counts for a node inside itself.
+    # If the node contains itself, its inner occurrence exceeds the limit.
+    counts[id(node)] = MAX_NODES + 1
     if isinstance(node, yaml.MappingNode):
         children = [child for pair in node.value for child in pair]
     else:
         children = node.value if isinstance(node, yaml.SequenceNode) else []
-    size = 1 + sum(_count_nodes(child, known, depth + 1) for child in children)
-    known[id(node)] = size
+    size = 1 + sum(_count_nodes(child, counts, depth + 1) for child in children)
+    counts[id(node)] = size
     return size
 
 

@@ -32,8 +32,8 @@ class Bound(NamedTuple):
     """An upper bound of one figure.
 
     Attributes:
-        figure: A field of a latency in milliseconds, with the prefix `ttft.` or `tpot.` for event
-            streams, or `errors`, a share.
+        figure: A latency in milliseconds, with the prefix `ttft.` or `tpot.` for event streams, or
+            `errors`, the fraction of failed requests.
         limit: The bound.
         text: The bound as the user wrote it.
     """
@@ -50,7 +50,7 @@ class Slo(NamedTuple):
 
     @property
     def errors(self) -> float:
-        """The share of requests that may fail; the default is 0."""
+        """The fraction of requests that may fail; the default is 0."""
         return next((bound.limit for bound in self.bounds if bound.figure == "errors"), 0.0)
 
     @property
@@ -67,7 +67,7 @@ class Slo(NamedTuple):
 
     @property
     def tightest_ms(self) -> float:
-        """The smallest bound of a response's time; infinite without one."""
+        """The smallest bound of a response's time; infinite if there is none."""
         return min((bound.limit for bound in self._latency_bounds), default=math.inf)
 
     @property
@@ -79,32 +79,32 @@ class Slo(NamedTuple):
         """
         limits: dict[str, float] = {}
         for bound in self.bounds:
-            part, _, name = bound.figure.rpartition(".")
+            prefix, _, name = bound.figure.rpartition(".")
             if name not in ("errors", "mean_ms"):
-                limits[part] = max(bound.limit, limits.get(part, 0.0))
+                limits[prefix] = max(bound.limit, limits.get(prefix, 0.0))
         return limits
 
     def broken(self, latency: Mapping[str, float], errors: float) -> list[Bound]:
-        """Return the bounds that do not hold.
+        """Return the bounds that the figures of a run exceed.
 
-        Without event streams, their bounds do not hold.
+        A bound of event streams counts as exceeded if the run had none.
 
         Args:
             latency: The figures of a run.
-            errors: The share of failed requests.
+            errors: The fraction of failed requests.
         """
-        broken = [
+        exceeded = [
             bound
             for bound in self.bounds
             if bound.figure != "errors" and latency.get(bound.figure, math.inf) > bound.limit
         ]
         if errors > self.errors:
             limits = [bound for bound in self.bounds if bound.figure == "errors"]
-            broken += limits or [Bound("errors", 0.0, "errors<=0%")]
-        return broken
+            exceeded += limits or [Bound("errors", 0.0, "errors<=0%")]
+        return exceeded
 
     def latency_ratio(self, latency: Mapping[str, float]) -> float:
-        """Return the largest ratio of a latency to its bound; above 1, a bound is broken."""
+        """Return the largest ratio of a latency to its bound; above 1, a bound is exceeded."""
         ratios = (latency[bound.figure] / bound.limit for bound in self._latency_bounds)
         return max(ratios, default=0.0)
 
@@ -117,7 +117,7 @@ class LatencyTarget(NamedTuple):
 
     Attributes:
         text: The target as the user wrote it.
-        quantile: The share of accepted requests that must be answered in time.
+        quantile: The fraction of accepted requests that must be answered in time.
         seconds: The time.
     """
 
@@ -135,26 +135,26 @@ def parse_slo(text: str) -> Slo:
     bounds = []
     for part in text.split(","):
         match = _BOUND.fullmatch(part)
-        is_share = match is not None and match[2] == "errors"
-        if match is None or is_share != (match[4] == "%") or (is_share and match[1]):
+        is_error_rate = match is not None and match[2] == "errors"
+        if match is None or is_error_rate != (match[4] == "%") or (is_error_rate and match[1]):
             raise ValueError(
                 f"'{part.strip()}' is not a bound. A bound is a metric and a limit, such as"
                 f" p99<100ms or errors<0.1%; there are {', '.join(PERCENTILES)} and errors, and of"
                 " event streams ttft.p99, tpot.p99 and so on; separate several with commas"
             )
         limit = float(match[3])
-        if limit <= 0 and not is_share:
+        if limit <= 0 and not is_error_rate:
             raise ValueError(
                 f"'{part.strip()}' is a bound that no answer can meet; give a time above 0"
             )
         figure = (
             "errors"
-            if is_share
+            if is_error_rate
             else f"{match[1]}.{PERCENTILES[match[2]]}"
             if match[1]
             else PERCENTILES[match[2]]
         )
-        value = limit / 100 if is_share else limit * _MS[match[4]]
+        value = limit / 100 if is_error_rate else limit * _MS[match[4]]
         bounds.append(Bound(figure, value, part.strip()))
     figures = [bound.figure for bound in bounds]
     for bound in bounds:
@@ -167,7 +167,7 @@ def latency_target(text: str) -> LatencyTarget:
     """Parse the target of a model.
 
     Raises:
-        ValueError: The text is not one percentile and a time.
+        ValueError: The text does not consist of one percentile and a time.
     """
     bounds = parse_slo(text).bounds
     percentile = bounds[0].text.partition("<")[0].strip()
@@ -180,9 +180,9 @@ def latency_target(text: str) -> LatencyTarget:
 
 
 def checked_target(value: str) -> str:
-    """Return a target without spaces around it, after a check.
+    """Check a target, and return it without spaces around it.
 
     Raises:
-        ValueError: The text is no target.
+        ValueError: The text is not a target.
     """
     return latency_target(value).text

@@ -3,15 +3,15 @@
     <cache>/archives/
         entries/<sha256>.<random>/    a complete entry, renamed into place
             files/                    the archive's members
-            complete.json             their sizes; its mtime is that of the last open or close
-            lock                      locked shared while a process uses the entry
-        partial/<sha256>.<random>/    an entry that is being made, locked by its maker
-        building/<two digits>         locked while an entry with this prefix is looked up or made
-        seen/<sha256 of a path>       the digest of a file, valid while the file does not change
+            complete.json             their sizes; its mtime is the time of the last open or close
+            lock                      has a shared lock while a process uses the entry
+        partial/<sha256>.<random>/    an incomplete entry, locked by the process that creates it
+        building/<two digits>         locked while an entry with this prefix is searched or created
+        seen/<sha256 of a path>       the digest of the file, valid while the file does not change
 
 A process that dies leaves an unlocked partial entry, which the next cleanup removes. If a file of
-an entry has another size, the archive is unpacked into a new entry, since other processes may still
-use the old one. A thread cleans up after an archive is opened.
+an entry does not have its recorded size, the archive is unpacked into a new entry, because other
+processes may still use the old one. A thread cleans up after an archive is opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tsx_archiver.errors import CacheError
 from tsx_archiver.limits import GIB, human
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
 from tsx_archiver.storage.private_directory import (
-    OTHERS,
+    OTHERS_WRITE,
     check_directory,
     is_trusted,
     private_directory,
@@ -45,7 +45,7 @@ from tsx_archiver.storage.private_directory import (
 DAY_S = 86400.0
 
 logger = logging.getLogger("tsx.archive")
-_cleaning = threading.Lock()
+_cleanup_lock = threading.Lock()
 
 
 class CacheLimits(NamedTuple):
@@ -67,7 +67,7 @@ class CacheEntry(NamedTuple):
 def default_cache() -> Path:
     """Return $XDG_CACHE_HOME/tsx or ~/.cache/tsx, or a temporary directory if both are unusable.
 
-    The temporary directory is removed with this process.
+    The temporary directory is removed when this process ends.
     """
     base = os.environ.get("XDG_CACHE_HOME") or (
         os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
@@ -102,7 +102,7 @@ def _temporary_cache(reason: str) -> Path:
 
 
 def as_cache(cache: Path | Cache | None) -> Cache:
-    """Return a cache itself, the cache in a directory, or the default cache for None."""
+    """Return the cache of a directory, the default cache for None, or a given cache itself."""
     return cache if isinstance(cache, Cache) else Cache(cache or default_cache())
 
 
@@ -124,7 +124,7 @@ class Cache:
         limits: CacheLimits = CacheLimits(),  # noqa: B008  # an immutable tuple
         kind: str = "archives",
         *,
-        checked: bool = True,
+        require_private: bool = True,
     ) -> None:
         """Create the directories of the cache.
 
@@ -132,18 +132,18 @@ class Cache:
             directory: The directory of the cache.
             limits: The limits of unused entries.
             kind: The name of the subdirectory, such as `archives`.
-            checked: Whether to require that other users cannot write to it, because its files are
-                executed. False for a new directory that the user has chosen.
+            require_private: Whether to refuse a directory to which other users can write, because
+                its files are executed. False for a new directory that the user has chosen.
 
         Raises:
             CacheError: The directory cannot be used.
         """
         self.root = Path(directory) / kind
         self._limits = limits
-        self._checked = checked
+        self._require_private = require_private
         try:
             for name in ("", "entries", "partial", "building", "seen"):
-                if checked:
+                if require_private:
                     private_directory(self.root / name, strict=True)
                 else:
                     (self.root / name).mkdir(mode=0o700)
@@ -155,13 +155,14 @@ class Cache:
             ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
-        """Return the entry of an archive, and make it if it is missing.
+        """Return the entry of an archive, and create it if it is missing.
 
-        Waits while another process makes the same entry.
+        If another process is creating the same entry, this waits for it.
 
         Args:
             digest: The SHA-256 of the archive.
-            make: Unpacks the archive into a directory, and returns the size of each file.
+            make: A function that unpacks the archive into a directory, and returns the size of each
+                file.
 
         Raises:
             CacheError: The cache cannot be written.
@@ -172,7 +173,7 @@ class Cache:
             entry = self._find(digest)
             if entry is None:
                 entry = self._make(digest, make)
-            if self._checked:
+            if self._require_private:
                 threading.Thread(
                     target=self._clean_in_thread, name="tsx-cache", daemon=True
                 ).start()
@@ -189,14 +190,14 @@ class Cache:
     def _clean_in_thread(self) -> None:
         """Clean up unless another thread does.
 
-        Failures are ignored, since the next cleanup meets them again.
+        Errors are ignored, because the next cleanup tries again.
         """
-        if _cleaning.acquire(blocking=False):
+        if _cleanup_lock.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):
                     self.clean()
             finally:
-                _cleaning.release()
+                _cleanup_lock.release()
 
     def clean(self, now: float | None = None) -> None:
         """Remove leftovers of dead processes, and unused entries above the limits."""
@@ -206,23 +207,23 @@ class Cache:
         self._clean_leftovers(now)
         total = count = 0
         for entry in sorted(
-            self._listing("entries"), key=lambda path: _age(path / "complete.json", now)
+            self._paths_in("entries"), key=lambda path: _age(path / "complete.json", now)
         ):
             size = _recorded_size(entry)
-            too_old = _age(entry / "complete.json", now) > self._limits.age
+            is_too_old = _age(entry / "complete.json", now) > self._limits.age
             if (
-                too_old or total + size > self._limits.total or count >= self._limits.entries
+                is_too_old or total + size > self._limits.total or count >= self._limits.entries
             ) and self._remove_unused(entry):
                 continue
             total, count = total + size, count + 1
 
     def _clean_leftovers(self, now: float) -> None:
-        for partial in self._listing("partial"):
+        for partial in self._paths_in("partial"):
             if (partial / "lock").exists() or _age(partial, now) > self._limits.orphan_age:
                 self._remove_unused(partial)
-        for digest_file in self._listing("seen"):
-            if _age(digest_file, now) > self._limits.age:
-                digest_file.unlink(missing_ok=True)
+        for digest_record in self._paths_in("seen"):
+            if _age(digest_record, now) > self._limits.age:
+                digest_record.unlink(missing_ok=True)
 
     def listing(self) -> list[CachedFiles]:
         """Return all entries, the last used one first."""
@@ -232,9 +233,9 @@ class Cache:
                 entry,
                 _recorded_size(entry),
                 max(now - _age(entry / "complete.json", now), 0.0),
-                self._in_use(entry),
+                self._is_in_use(entry),
             )
-            for entry in self._listing("entries")
+            for entry in self._paths_in("entries")
         ]
         return sorted(entries, key=lambda entry: -entry.used)
 
@@ -245,7 +246,7 @@ class Cache:
         unused_entries = [entry for entry in self.listing() if now - entry.used >= age]
         return [entry for entry in unused_entries if self._remove_unused(entry.directory)]
 
-    def _in_use(self, entry: Path) -> bool:
+    def _is_in_use(self, entry: Path) -> bool:
         # This keeps other processes from opening the entry while its lock is tested.
         building = FileLock(self.root / "building" / entry.name[:2])
         try:
@@ -256,20 +257,20 @@ class Cache:
                 return not lock.lock_exclusive(wait=False)
             finally:
                 lock.close()
-        except OSError:  # Another process has removed it.
+        except OSError:  # Another process has removed the entry.
             return False
         finally:
             building.close()
 
     def _find(self, digest: str) -> CacheEntry | None:
-        for directory in self._listing("entries"):
+        for directory in self._paths_in("entries"):
             if not directory.name.startswith(f"{digest}."):
                 continue
             try:
                 if not (directory / "lock").exists() or not _is_trusted_directory(directory):
                     continue
                 lock = FileLock(directory / "lock")
-            except FileNotFoundError:  # Another process has removed it.
+            except FileNotFoundError:  # Another process has removed the entry.
                 continue
             if lock.lock_shared() and lock.is_current() and _is_complete(directory):
                 os.utime(directory / "complete.json")
@@ -284,7 +285,7 @@ class Cache:
             (partial / "files").mkdir()
             sizes = make(partial / "files")
             (partial / "complete.json").write_text(json.dumps({"files": sizes}), encoding="utf-8")
-            if self._checked:
+            if self._require_private:
                 _remove_write_permissions(partial)
             final = self.root / "entries" / partial.name
             partial.rename(final)
@@ -292,7 +293,7 @@ class Cache:
             shutil.rmtree(partial, ignore_errors=True)
             lock.close()
             raise
-        lock.moved(final / "lock")
+        lock.set_path(final / "lock")
         return CacheEntry(final / "files", lock)
 
     def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
@@ -330,21 +331,21 @@ class Cache:
             return False
         try:
             lock = FileLock(directory / "lock")
-        except OSError:  # Another process has removed it.
+        except OSError:  # Another process has removed the entry.
             return True
         try:
             if not lock.lock_exclusive(wait=False):
                 return False
-            removed = self.root / "partial" / directory.name
-            # No process may open a partly removed entry.
+            trash = self.root / "partial" / directory.name
+            # The entry is moved first, so that no process opens a partly removed entry.
             with suppress(FileNotFoundError):
-                directory.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+                directory.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
             return True
         finally:
             lock.close()
 
-    def _listing(self, name: str) -> list[Path]:
+    def _paths_in(self, name: str) -> list[Path]:
         return list((self.root / name).iterdir())
 
 
@@ -359,11 +360,11 @@ def _remove_write_permissions(directory: Path) -> None:
     """Remove other users' write permission, except on hard links, which other caches share."""
     for path in directory.rglob("*"):
         status = path.lstat()
-        is_single = stat.S_ISDIR(status.st_mode) or (
+        has_one_link = stat.S_ISDIR(status.st_mode) or (
             stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         )
-        if is_single and status.st_mode & OTHERS:
-            path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
+        if has_one_link and status.st_mode & OTHERS_WRITE:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
 
 
 def _is_trusted_directory(directory: Path) -> bool:
@@ -372,12 +373,12 @@ def _is_trusted_directory(directory: Path) -> bool:
 
 
 def _is_complete(directory: Path) -> bool:
-    """Tell whether every file exists with its size.
+    """Tell whether every file exists and has its recorded size.
 
-    Additional files are allowed, since a handler may write some.
+    Additional files are allowed, because a handler may write some.
     """
     try:
-        for name, size in _sizes(directory).items():
+        for name, size in _read_sizes(directory).items():
             status = os.lstat(directory / "files" / name)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return False
@@ -386,13 +387,13 @@ def _is_complete(directory: Path) -> bool:
     return True
 
 
-def _sizes(directory: Path) -> dict[str, int]:
+def _read_sizes(directory: Path) -> dict[str, int]:
     return dict(json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"])
 
 
 def _recorded_size(directory: Path) -> int:
     try:
-        return sum(_sizes(directory).values())
+        return sum(_read_sizes(directory).values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 

@@ -1,4 +1,4 @@
-"""Copies between files by copy_file_range, for which a file system may share blocks.
+"""Copies between files by copy_file_range, which lets a file system share blocks.
 
 The copy is read back from the target, so that a checksum covers the written bytes even if the
 source changes meanwhile.
@@ -25,28 +25,28 @@ _UNSUPPORTED = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno
 
 
 class FileRange(NamedTuple):
-    """The bytes of an open file from a position on."""
+    """The bytes of an open file from `start` to its end."""
 
     descriptor: int
     start: int
 
-    def moved(self, offset: int) -> FileRange:
+    def skip(self, offset: int) -> FileRange:
         """Return the range that begins `offset` bytes later."""
         return FileRange(self.descriptor, self.start + offset)
 
 
 @runtime_checkable
 class PlainSource(Protocol):
-    """A stream whose bytes may lie in a file without encoding."""
+    """A stream whose bytes may exist in a file as they are, without compression."""
 
     def plain_range(self) -> FileRange | None:
-        """Return where the bytes lie, or None if they are encoded."""
+        """Return the range of the bytes in the file, or None if they are compressed."""
 
     def check_copy(self, count: int, crc: int) -> None:
         """Check bytes that were copied.
 
         Raises:
-            CorruptMember: Their number or CRC-32 is not that of the stream.
+            CorruptMember: The number or the CRC-32 of the bytes differs from the stream's.
         """
 
 
@@ -54,11 +54,11 @@ class InputFile(io.FileIO):
     """A file that may be copied as a whole."""
 
     def plain_range(self) -> FileRange | None:
-        """Return the bytes from the position on."""
+        """Return the range that begins at the current position."""
         return FileRange(self.fileno(), self.tell())
 
     def check_copy(self, count: int, crc: int) -> None:
-        """Move the position behind the copied bytes."""
+        """Move the position past the copied bytes."""
         self.seek(count, os.SEEK_CUR)
 
 
@@ -72,11 +72,11 @@ def copy_plain(
     Args:
         stream: The source, which may be a `PlainSource`.
         target: A file that is open for reading and writing, at the position of the copy.
-        size: The number of bytes. The copy is shorter if the source ends before.
+        size: The number of bytes. The copy is shorter if the source ends earlier.
         on_chunk: Called with each chunk, as read back from the target.
 
     Returns:
-        None, without any effect, if the bytes are encoded or too few.
+        None, without any effect, if the bytes are compressed or too few.
     """
     source = (
         stream.plain_range()
@@ -86,30 +86,30 @@ def copy_plain(
     if source is None or not isinstance(stream, PlainSource):
         return None
     target.flush()
-    copy = FileRange(target.fileno(), target.tell())
+    target_range = FileRange(target.fileno(), target.tell())
     buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
     crc = done = 0
-    with ThreadPoolExecutor(2) as threads:
-        count = copy_range(source, copy, min(size, _CHUNK_BYTES))
+    with ThreadPoolExecutor(2) as executor:
+        count = copy_range(source, target_range, min(size, _CHUNK_BYTES))
         while count:
-            copied = done + count
-            next_count = threads.submit(
+            copied_size = done + count
+            next_count = executor.submit(
                 copy_range,
-                source.moved(copied),
-                copy.moved(copied),
-                min(size - copied, _CHUNK_BYTES),
+                source.skip(copied_size),
+                target_range.skip(copied_size),
+                min(size - copied_size, _CHUNK_BYTES),
             )
-            chunk = _read(copy.moved(done), buffer[:count])
-            next_crc = threads.submit(zlib.crc32, chunk, crc)
+            chunk = _read_back(target_range.skip(done), buffer[:count])
+            next_crc = executor.submit(zlib.crc32, chunk, crc)
             on_chunk(chunk)
-            crc, done, count = next_crc.result(), copied, next_count.result()
-    target.seek(copy.start + done)
+            crc, done, count = next_crc.result(), copied_size, next_count.result()
+    target.seek(target_range.start + done)
     stream.check_copy(done, crc)
     return crc
 
 
 def copy_file_content(source: BinaryIO, target: BinaryIO, size: int) -> None:
-    """Copy a file into a new one, in the kernel if it can."""
+    """Copy a file into a new one, in the kernel if the system supports it."""
     if _CAN_COPY:
         copy_range(FileRange(source.fileno(), 0), FileRange(target.fileno(), 0), size)
     else:
@@ -119,14 +119,12 @@ def copy_file_content(source: BinaryIO, target: BinaryIO, size: int) -> None:
 def copy_range(source: FileRange, target: FileRange, size: int) -> int:
     """Copy at most `size` bytes, and return their number."""
     done = 0
-    while done < size and (
-        count := _copy_some(source.moved(done), target.moved(done), size - done)
-    ):
+    while done < size and (count := _copy_once(source.skip(done), target.skip(done), size - done)):
         done += count
     return done
 
 
-def _copy_some(source: FileRange, target: FileRange, size: int) -> int:
+def _copy_once(source: FileRange, target: FileRange, size: int) -> int:
     try:
         if count := os.copy_file_range(
             source.descriptor, target.descriptor, size, source.start, target.start
@@ -140,11 +138,11 @@ def _copy_some(source: FileRange, target: FileRange, size: int) -> int:
     )
 
 
-def _read(source: FileRange, buffer: memoryview) -> memoryview:
-    read = 0
-    while read < len(buffer):
-        count = os.preadv(source.descriptor, [buffer[read:]], source.start + read)
+def _read_back(source: FileRange, buffer: memoryview) -> memoryview:
+    offset = 0
+    while offset < len(buffer):
+        count = os.preadv(source.descriptor, [buffer[offset:]], source.start + offset)
         if not count:
             raise OSError(errno.EIO, "the copy was cut short while it was read back")
-        read += count
+        offset += count
     return buffer

@@ -14,7 +14,8 @@ from typing import BinaryIO
 from tsx_archiver.limits import MIB
 from tsx_archiver.storage.atomic_file import write_atomically
 
-# A file younger than this may change again within one tick of the file system's clock.
+# A younger file may change again within the same tick of the file system's clock, which would not
+# show in its times. Therefore its digest is not recorded.
 MIN_AGE_NS = 2_000_000_000
 
 
@@ -30,33 +31,37 @@ def content_digest(file: BinaryIO, count: Callable[[int], None] = lambda size: N
 def file_digest(
     file: BinaryIO,
     path: Path,
-    seen: Path | None = None,
+    record_directory: Path | None = None,
     count: Callable[[int], None] = lambda size: None,
 ) -> str:
-    """Return the SHA-256 of a file, from a note if the file has not changed.
+    """Return the SHA-256 of a file, from an earlier record if the file has not changed.
 
     Args:
         file: The open file.
         path: The path of the file.
-        seen: The directory of the notes, or None.
+        record_directory: The directory of the records, or None.
         count: Called with the size of each chunk that is read.
     """
     state = _state(os.fstat(file.fileno()))
-    note = seen / hashlib.sha256(os.fsencode(path.absolute())).hexdigest() if seen else None
-    noted = _read_note(note, state) if note else None
-    if noted:
-        return noted
+    record = (
+        record_directory / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+        if record_directory
+        else None
+    )
+    recorded_digest = _read_record(record, state) if record else None
+    if recorded_digest:
+        return recorded_digest
     file.seek(0)
     digest = content_digest(file, count)
     file.seek(0)
-    after = os.fstat(file.fileno())
-    if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > MIN_AGE_NS:
-        _write_note(note, {"state": state, "sha256": digest})
+    status = os.fstat(file.fileno())
+    if record and _state(status) == state and time.time_ns() - status.st_mtime_ns > MIN_AGE_NS:
+        _write_record(record, {"state": state, "sha256": digest})
     return digest
 
 
 def file_state(file: BinaryIO) -> list[int]:
-    """Return numbers that change with the file."""
+    """Return numbers that differ after every change of the file."""
     return _state(os.fstat(file.fileno()))
 
 
@@ -64,19 +69,19 @@ def _state(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
 
 
-def _read_note(note: Path, state: list[int]) -> str | None:
+def _read_record(record: Path, state: list[int]) -> str | None:
     try:
-        content = json.loads(note.read_text(encoding="utf-8"))
+        content = json.loads(record.read_text(encoding="utf-8"))
         if content["state"] != state:
             return None
         digest = str(content["sha256"])
-        os.utime(note)
+        os.utime(record)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return digest if len(digest) == 64 and digest.isalnum() else None
 
 
-def _write_note(note: Path, content: dict[str, object]) -> None:
-    # Without the note, the file is read again.
-    with suppress(OSError), write_atomically(note, mode=0o600, durable=False) as file:
+def _write_record(record: Path, content: dict[str, object]) -> None:
+    # If the record cannot be written, the next call reads the file again.
+    with suppress(OSError), write_atomically(record, mode=0o600, durable=False) as file:
         file.write(json.dumps(content).encode())

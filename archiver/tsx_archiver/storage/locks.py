@@ -1,4 +1,4 @@
-"""Advisory locks between processes on open files, which end with their process.
+"""Advisory locks between processes on open files; the end of a process releases its locks.
 
 Windows has no such shared locks. `CAN_LOCK` is False there, locking always succeeds, renames keep
 the cache consistent, and nothing is ever removed from it.
@@ -50,7 +50,7 @@ class FileLock:
             return False
         return os.path.samestat(status, os.fstat(self._fd))
 
-    def moved(self, path: Path) -> None:
+    def set_path(self, path: Path) -> None:
         """Set the path after the file was renamed; the lock stays."""
         self.path = path
 

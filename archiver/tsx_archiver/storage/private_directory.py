@@ -1,7 +1,7 @@
 """Directories that no other user can change, because their content is executed, trusted or secret.
 
-A path is walked from the root by directory descriptors, so that the checked components are the used
-ones. A component is trusted if all of this holds:
+A path is walked from the root by directory descriptors, so that exactly the checked components are
+used. A component is trusted if all of this holds:
 
 - Its owner is this user, root, or the owner of `/`, who can change everything anyway.
 - No other user can write to it, and no group but root's and this user's own. A sticky directory
@@ -29,11 +29,11 @@ logger = logging.getLogger("tsx.files")
 
 CAN_CHECK = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
 MAX_LINKS = 40  # the limit of Linux
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-WRITABLE = "can be written by other users"
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+WRITABLE_BY_OTHERS = "can be written by other users"
 
 # O_PATH needs no permission to read, which a home directory may deny.
-_OPEN = (
+_OPEN_FLAGS = (
     getattr(os, "O_PATH", os.O_RDONLY)
     | getattr(os, "O_DIRECTORY", 0)
     | getattr(os, "O_NOFOLLOW", 0)
@@ -98,7 +98,7 @@ def check_file(path: Path) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise _refusal(path, "is a symbolic link")
     if CAN_CHECK and _lets_others_write(status):
-        raise _refusal(path, WRITABLE)
+        raise _refusal(path, WRITABLE_BY_OTHERS)
 
 
 def warn_if_replaceable(setting: str, file: Path) -> None:
@@ -126,7 +126,7 @@ def temporary_directory() -> str:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`: a new file is this user's only, and a symbolic link is refused."""
+    """Open a file for `open`; only this user may access a new one, and a link is refused."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
 
 
@@ -137,33 +137,33 @@ def is_trusted(status: os.stat_result) -> bool:
 
 
 def _walk(path: Path, on_missing: Callable[[int, str, Path], None]) -> int:
-    """Open a directory, and check each component under the descriptor of its parent."""
+    """Open a directory, and check each component relative to the descriptor of its parent."""
     remaining = deque(path.absolute().parts[1:])
-    done = Path("/")
+    checked_path = Path("/")
     links = 0
-    fd = os.open("/", _OPEN)
+    fd = os.open("/", _OPEN_FLAGS)
     try:
         while remaining:
-            _check(fd, done)
+            _check_parent(fd, checked_path)
             name = remaining.popleft()
             try:
-                below = os.open(name, _OPEN, dir_fd=fd)
+                child_fd = os.open(name, _OPEN_FLAGS, dir_fd=fd)
             except FileNotFoundError:
-                on_missing(fd, name, done / name)
+                on_missing(fd, name, checked_path / name)
                 remaining.appendleft(name)
                 continue
             except OSError as error:
-                target = _link(fd, name, done / name, error)
+                target = _read_link(fd, name, checked_path / name, error)
                 links += 1
                 if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
                 remaining.extendleft(reversed([part for part in target.parts if part != "/"]))
                 if not target.is_absolute():
                     continue
-                below, name = os.open("/", _OPEN), "/"
+                child_fd, name = os.open("/", _OPEN_FLAGS), "/"
             os.close(fd)
-            fd, done = below, done / name
-        _check_owner(os.fstat(fd), done)
+            fd, checked_path = child_fd, checked_path / name
+        _check_owner(os.fstat(fd), checked_path)
         return fd
     except BaseException:
         os.close(fd)
@@ -183,8 +183,8 @@ def _raise_missing(parent: int, name: str, path: Path) -> None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
-def _link(parent: int, name: str, path: Path, error: OSError) -> Path:
-    """Return the target of a symbolic link, or raise `error` for another file."""
+def _read_link(parent: int, name: str, path: Path, error: OSError) -> Path:
+    """Return the target of a symbolic link, or raise `error` if it is another file."""
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -192,19 +192,19 @@ def _link(parent: int, name: str, path: Path, error: OSError) -> Path:
     return Path(os.readlink(name, dir_fd=parent))
 
 
-def _check(fd: int, path: Path) -> None:
+def _check_parent(fd: int, path: Path) -> None:
     """Check a directory that leads to another one."""
     status = os.fstat(fd)
     _check_owner(status, path)
     if _lets_others_write(status) and not status.st_mode & stat.S_ISVTX:
-        raise _refusal(path, WRITABLE)
+        raise _refusal(path, WRITABLE_BY_OTHERS)
 
 
 def _check_last(status: os.stat_result, path: Path, *, strict: bool) -> None:
     if _lets_others_write(status) or (
-        strict and status.st_uid == os.geteuid() and status.st_mode & OTHERS
+        strict and status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE
     ):
-        raise _refusal(path, WRITABLE)
+        raise _refusal(path, WRITABLE_BY_OTHERS)
 
 
 def _check_owner(status: os.stat_result, path: Path) -> None:
@@ -224,11 +224,11 @@ def _lets_others_write(status: os.stat_result) -> bool:
 def _is_own_group(gid: int) -> bool:
     """Tell whether only this user is in a group.
 
-    Root's group passes too, in which containers of OpenShift run.
+    Root's group passes as well, because OpenShift runs containers in it.
     """
     if gid == 0:
         return True
-    import grp  # Windows has none.
+    import grp  # Windows lacks this module.
     import pwd
 
     try:

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def spec_of(flags: Any) -> WorkflowArchiveSpec:
-    """Convert parsed flags, or any object with the same attributes; optional ones may be missing."""
+    """Convert parsed flags, or an object with the same attributes; optional ones may be missing."""
     return WorkflowArchiveSpec(
         workflow_name=flags.workflow_name,
         spec_file=flags.spec_file,

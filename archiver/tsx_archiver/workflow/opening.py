@@ -39,9 +39,9 @@ class OpenWorkflow(LockedDirectory):
         source: The path of the archive.
         directory: The directory of its files.
         manifest: The manifest.
-        handler: The path inside `directory` of the file with functions of nodes, or None.
+        handler: The path inside `directory` of the file with the nodes' functions, or None.
         spec: The specification.
-        problems: Texts about details that will probably not do what the author meant.
+        problems: Warnings about settings that will probably not do what the author meant.
     """
 
     source: Path
@@ -70,23 +70,27 @@ def open_workflow(
         return _open_directory(source, source)
     with open_source(source) as file:
         entry, _ = unpack_file(
-            file, source, cache, limits, lambda container, root: _checksums(container, root, source)
+            file,
+            source,
+            cache,
+            limits,
+            lambda container, root: _read_checksums(container, root, source),
         )
     try:
-        opened = _open_directory(entry.files, source)
+        workflow = _open_directory(entry.files, source)
     except BaseException:
         entry.lock.close()
         raise
-    opened._lock = entry.lock
-    return opened
+    workflow._lock = entry.lock
+    return workflow
 
 
-def _checksums(container: ArchiveFile, root: str, source: Path) -> Mapping[str, str]:
+def _read_checksums(container: ArchiveFile, root: str, source: Path) -> Mapping[str, str]:
     content = container.read(
         f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES
     )
     if content is None:
-        raise _no_workflow(source)
+        raise _not_a_workflow(source)
     return parse_workflow_manifest(content, source=str(source)).checksums
 
 
@@ -97,9 +101,9 @@ def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
         path = root / WORKFLOW_MANIFEST_PATH
         refuse_foreign_link(path, root, source)
         if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise _no_workflow(source)
+            raise _not_a_workflow(source)
         manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
-        handler = _handler(root, manifest, source)
+        handler = _handler_file(root, manifest, source)
         if not (root / manifest.spec_file).is_file():
             raise InvalidManifest(
                 f"{source}: the manifest names specFile {manifest.spec_file}, which the archive"
@@ -114,7 +118,7 @@ def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
     return OpenWorkflow(source, root.absolute(), manifest, handler, spec, list(spec.problems))
 
 
-def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None:
+def _handler_file(root: Path, manifest: WorkflowManifest, source: Path) -> str | None:
     if manifest.handler is None:
         return None
     name = split_handler(manifest.handler)[0]
@@ -128,7 +132,7 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
     return name
 
 
-def _no_workflow(source: Path) -> ForeignFile:
+def _not_a_workflow(source: Path) -> ForeignFile:
     return ForeignFile(
         f"{source} is not a workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with"
         " torch-workflow-archiver."
@@ -159,42 +163,44 @@ def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
     try:
         data = read_manifest_json(content)
     except ValueError as error:
-        raise _invalid(source, f"is not JSON ({error})") from error
+        raise _invalid_manifest(source, f"is not JSON ({error})") from error
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):
-        raise _invalid(source, "has no object called workflow")
+        raise _invalid_manifest(source, "has no object called workflow")
     checksums = data.get(CHECKSUMS_KEY)
     if checksums is not None and not (
         isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())
     ):
-        raise _invalid(source, f"has a {CHECKSUMS_KEY} that is not an object of strings")
+        raise _invalid_manifest(source, f"has a {CHECKSUMS_KEY} that is not an object of strings")
     name, spec, handler = (
-        _text(workflow, key, source) for key in ("workflowName", "specFile", "handler")
+        _checked_text(workflow, key, source) for key in ("workflowName", "specFile", "handler")
     )
     if not name or not is_model_name(name):
-        raise _invalid(
+        raise _invalid_manifest(
             source,
             f"names the workflow {shown(name or '')}: letters, digits, '_', '-' and '.' only",
         )
     if not spec:
-        raise _invalid(source, "names no specFile")
+        raise _invalid_manifest(source, "names no specFile")
     return WorkflowManifest(name, spec, handler, data)
 
 
-def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
-    """Return the text of a key, after a check that it does not lead out of the directory."""
+def _checked_text(workflow: dict[str, Any], key: str, source: str) -> str | None:
+    """Check that the value of a key does not lead out of the directory, and return it."""
     value = workflow.get(key)
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise _invalid(source, f"has a {key} that is a {type(value).__name__}, not a string")
+        raise _invalid_manifest(
+            source, f"has a {key} that is a {type(value).__name__}, not a string"
+        )
     fault = handler_fault(value) if key == "handler" else path_fault(value)
     if fault:
-        raise _invalid(source, f"has the {key} {shown(value)}, which is refused: {fault}")
+        raise _invalid_manifest(source, f"has the {key} {shown(value)}, which is refused: {fault}")
     return value
 
 
-def _invalid(source: str, fault: str) -> InvalidManifest:
+def _invalid_manifest(source: str, fault: str) -> InvalidManifest:
     return InvalidManifest(
         f"{source}: {WORKFLOW_MANIFEST_PATH} {fault}. Pack the workflow again with"
         " torch-workflow-archiver."

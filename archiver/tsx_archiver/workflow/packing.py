@@ -1,4 +1,4 @@
-"""The plan of a .war: its members and its manifest, checked before a byte is written."""
+"""The plan of a .war: its members and its manifest, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIX = ".war"
 
 @dataclass(frozen=True)
 class WorkflowArchiveSpec:
-    """What to pack; the fields are the flags of torch-workflow-archiver."""
+    """The description of a .war to pack; the fields are the flags of torch-workflow-archiver."""
 
     workflow_name: str
     spec_file: Path | str
@@ -80,9 +80,10 @@ def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
 
 
 def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
-    """Warn of nodes that are neither a model nor a function.
+    """Warn about nodes that are neither a model nor a function.
 
-    The functions are read from the source, since its imports may exist on the server only.
+    The functions are read from the source instead of by an import, because the modules that it
+    imports may exist only on the server.
     """
     try:
         names = _defined_names(ast.parse(handler.read_bytes(), handler.name))
@@ -99,7 +100,7 @@ def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
 
 
 def _defined_names(module: ast.Module) -> set[str]:
-    """Return the names that a module defines or imports; `*` stands for unknown ones."""
+    """Return the names that a module defines or imports; `*` stands for a star import."""
     names: set[str] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

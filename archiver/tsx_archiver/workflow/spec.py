@@ -19,7 +19,7 @@ from tsx_archiver.names import is_model_name, shown
 # The successors of each node, in the order of the specification.
 Edges: TypeAlias = Mapping[str, tuple[str, ...]]
 MAX_NODES = 256  # Each node is at least one process.
-JOINT = "__"  # between the names of the workflow and the node in the name of a model
+JOINT = "__"  # separates workflow and node in the name of a node's model
 
 URL = "url"
 
@@ -34,14 +34,14 @@ class CycleInSpec(InvalidSpec):
 
 @checked_dataclass(frozen=True, config=KEBAB_KEYS)
 class NodeSettings:
-    """The settings of one node's model, or of all; None means not set."""
+    """The settings of one node's model, or the defaults of all models; None means not set."""
 
     min_workers: Positive | None = None
     max_workers: Positive | None = None
     batch_size: Positive | None = None
     max_batch_delay: Count | None = None  # ms
     retry_attempts: Count | None = None  # further attempts after the first
-    timeout_ms: Positive | None = None  # each attempt
+    timeout_ms: Positive | None = None  # limit of each attempt
 
 
 NO_SETTINGS = NodeSettings()
@@ -70,7 +70,7 @@ class WorkflowSpec:
         nodes: The nodes in the order of the specification.
         edges: The successors of each node.
         settings: The settings of models without settings of their own.
-        problems: Texts about keys and values that are ignored.
+        problems: Warnings about keys and values that are ignored.
         parents: The nodes whose output each node takes.
         leaves: The nodes whose output is the workflow's response.
     """
@@ -102,7 +102,7 @@ def read_spec(path: Path, *, has_handler: bool) -> WorkflowSpec:
     try:
         data = load_yaml_file(path)
     except InvalidConfig as error:
-        # The directory of the cache tells a client nothing.
+        # Clients see this error, so it does not contain the path of the cache.
         raise InvalidSpec(error.message.replace(str(path), path.name, 1)) from error
     return parse_spec(data, source=path.name, has_handler=has_handler)
 
@@ -116,7 +116,8 @@ def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
     """
     if not isinstance(data, dict):
         raise InvalidSpec(
-            f"{source} holds {_kind(data)} instead of keys and values: models: ... and dag: ..."
+            f"{source} holds {_describe_type(data)} instead of keys and values: models: ... and"
+            " dag: ..."
         )
     problems: list[str] = []
     models, settings = _models(data.get("models"), source, problems)
@@ -147,17 +148,17 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         data = {}
     if not isinstance(data, dict):
         raise InvalidSpec(
-            f"{source}: models holds {_kind(data)}, not one model for each key. Write models: and,"
-            " below it, NAME: and url: FILE.mar"
+            f"{source}: models holds {_describe_type(data)}, not one model for each key. Write"
+            " models: and, below it, NAME: and url: FILE.mar"
         )
     known = keys_of(NodeSettings)
-    shared = {
+    default_keys = {
         key: value for key, value in data.items() if key in known or not isinstance(value, dict)
     }
-    settings = _settings(shared, "models", problems)
+    settings = _settings(default_keys, "models", problems)
     nodes = {}
     for name, entry in data.items():
-        if name in shared:
+        if name in default_keys:
             continue
         url = entry.get(URL)
         if not isinstance(url, str) or not url:
@@ -172,33 +173,38 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
 
 
 def _settings(
-    data: Mapping[Any, Any], section: str, problems: list[str], shared: NodeSettings = NO_SETTINGS
+    data: Mapping[Any, Any], section: str, problems: list[str], defaults: NodeSettings = NO_SETTINGS
 ) -> NodeSettings:
-    """Read settings, with those of `shared` as defaults."""
+    """Read settings, with `defaults` for missing ones."""
     settings, faults = read_keys(NodeSettings, data, section, ignored=(URL,), closed=True)
     problems += faults
     return replace(
-        shared, **{name: value for name, value in vars(settings).items() if value is not None}
+        defaults, **{name: value for name, value in vars(settings).items() if value is not None}
     )
 
 
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(data, dict) or not data:
         raise InvalidSpec(
-            f"{source}: dag holds {_kind(data)}, not the edges between the nodes. Write dag: and,"
-            " below it, NODE: [NEXT, ...]"
+            f"{source}: dag holds {_describe_type(data)}, not the edges between the nodes. Write"
+            " dag: and, below it, NODE: [NEXT, ...]"
         )
     edges: dict[str, tuple[str, ...]] = {}
-    for name, following in data.items():
-        following = (
-            [] if following is None else [following] if isinstance(following, str) else following
+    for name, successors in data.items():
+        successors = (
+            []
+            if successors is None
+            else [successors]
+            if isinstance(successors, str)
+            else successors
         )
-        if not isinstance(following, list):
+        if not isinstance(successors, list):
             raise InvalidSpec(
-                f"{source}: dag.{name} holds {_kind(following)}. Write a list of nodes: {name}:"
+                f"{source}: dag.{name} holds {_describe_type(successors)}. Write a list of nodes:"
+                f" {name}:"
                 " [NEXT, ...]"
             )
-        edges[str(name)] = tuple(map(str, following))
+        edges[str(name)] = tuple(map(str, successors))
     edges = complete(edges)
     for name in edges:
         if not is_model_name(name):
@@ -228,14 +234,14 @@ def _unknown_node(name: str, models: Mapping[str, Node], has_handler: bool) -> s
     )
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """Add the nodes that are only named as successors, and remove duplicate edges."""
+    """Add the nodes that occur only as successors, and remove duplicate edges."""
     nodes = dict.fromkeys(edges) | {
-        node: None for following in edges.values() for node in following
+        node: None for successors in edges.values() for node in successors
     }
     return {node: tuple(dict.fromkeys(edges.get(node, ()))) for node in nodes}
 
@@ -243,15 +249,15 @@ def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
 def parents_of(edges: Edges) -> dict[str, tuple[str, ...]]:
     """Return the parents of each node; a node without parents takes the request."""
     parents: dict[str, list[str]] = {node: [] for node in edges}
-    for node, following in edges.items():
-        for successor in following:
+    for node, successors in edges.items():
+        for successor in successors:
             parents[successor].append(node)
     return {node: tuple(names) for node, names in parents.items()}
 
 
 def leaves_of(edges: Edges) -> tuple[str, ...]:
     """Return the nodes without successors, whose output is the workflow's response."""
-    return tuple(node for node, following in edges.items() if not following)
+    return tuple(node for node, successors in edges.items() if not successors)
 
 
 def find_cycle(edges: Edges) -> Sequence[str] | None:

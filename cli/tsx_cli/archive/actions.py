@@ -248,7 +248,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as directory_name,
         open_archive(
             file,
-            cache=Cache(Path(directory_name), checked=False),
+            cache=Cache(Path(directory_name), require_private=False),
             limits=archive_limits(quiet=False),
         ) as archive,
     ):

@@ -76,7 +76,10 @@ Retention = Annotated[int, BeforeValidator(retention)]
 
 
 class Canary(SpecSection):
-    """A new version gets a share of the requests first, and is rolled back if an alarm goes off."""
+    """A release that gives a new version a percentage of the requests first.
+
+    The new version is rolled back if an alarm goes off.
+    """
 
     percent: Percent = Field(default=10, ge=1, le=50)
     bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
@@ -112,7 +115,7 @@ class Asynchronous(SpecSection):
     failures: str | None = None
     success_topic: str | None = None
     error_topic: str | None = None
-    concurrency: int | None = Field(default=None, ge=1, le=1000)  # requests of one instance
+    concurrency: int | None = Field(default=None, ge=1, le=1000)  # requests at a time, per instance
 
 
 class DataCapture(SpecSection):
@@ -121,7 +124,7 @@ class DataCapture(SpecSection):
 
 
 class Component(SpecSection):
-    """An inference component: a model on a shared endpoint, with a part of an instance per copy."""
+    """An inference component: a model that has a part of each instance of a shared endpoint."""
 
     endpoint: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
     manage_endpoint: bool = True  # whether tsx creates, changes and removes the endpoint
@@ -155,7 +158,7 @@ class MultiModelEndpoint(SpecSection):
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
-    # The account that the bucket must belong to; by default the deploying one.
+    # The account that must own the bucket; by default the deploying account.
     bucket_owner: str | None = Field(default=None, pattern=ACCOUNT)
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
@@ -182,7 +185,7 @@ class Queue(SpecSection):
     batch_size: int = Field(default=10, ge=1, le=10_000)
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)
-    # The destination of responses; `message`: each message names it.
+    # The destination of responses; `message`: each message names its own.
     results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")
     # The owner of the bucket of `results`; by default the deploying account.
     results_owner: str | None = Field(default=None, pattern=ACCOUNT)
@@ -206,12 +209,13 @@ class ManagedInstances(SpecSection):
     provider: str | None = None  # ARN of a capacity provider; by default one is created
     subnets: TextList = ()
     security_groups: TextList = ()
-    operator_role: Role | None = None  # ARN of the role with which Lambda manages them
+    operator_role: Role | None = None  # ARN of the role with which Lambda manages the instances
     instance_types: TextList = ()
     most_cpus: int | None = Field(default=None, ge=2, le=15_000)  # CPUs of all instances
-    concurrency: int | None = Field(default=None, ge=1, le=1600)  # requests of one environment
+    # Requests at a time, per environment.
+    concurrency: int | None = Field(default=None, ge=1, le=1600)
     memory_per_cpu: float | None = Field(default=None, ge=2, le=8)  # GiB
-    # GiB
+    # GiB of a GPU
     gpu_memory: Annotated[Literal[3, 6, 12, 16, 24, 48] | None, BeforeValidator(whole_number)] = (
         None
     )
@@ -221,14 +225,13 @@ class LambdaScaling(Autoscaling):
     """Autoscaling of provisioned concurrency."""
 
     min: int = Field(default=1, ge=1)
-    target: float = Field(
-        default=0.7, ge=0.1, le=0.9
-    )  # share of the provisioned concurrency in use
+    # Fraction of the provisioned concurrency in use.
+    target: float = Field(default=0.7, ge=0.1, le=0.9)
 
 
 class Lambda(SpecSection):
     role: Role | None = None  # ARN of the execution role
-    memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; it decides the CPU as well
+    memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; Lambda derives the CPU from it
     timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
     storage: int = Field(default=512, ge=512, le=32_768)  # MiB of /tmp
     architecture: Literal["x86_64", "arm64"] = "x86_64"
@@ -244,10 +247,10 @@ class Lambda(SpecSection):
 
 
 class Build(SpecSection):
-    """How the image is built if none is given."""
+    """The settings of an image's build, if no image is given."""
 
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
-    base: str | None = None  # image with Python; by default python:3.X-slim, as here
+    base: str | None = None  # image with Python; by default python:3.X-slim with this Python's X
     torch: str | None = None  # version of torch; by default the installed one
     # Package index of torch; by default PyTorch's index for CPUs, or PyPI for GPUs.
     torch_index: str | None = None
@@ -266,7 +269,7 @@ class Build(SpecSection):
 
 class Container(SpecSection):
     engine: Literal["auto", "docker", "podman"] = "auto"
-    host: str = "127.0.0.1"  # the published address; addresses of a network need tokens
+    host: str = "127.0.0.1"  # published address; all but loopback addresses need tokens
     port: int = Field(default=8080, ge=1, le=65_535)
     metrics_port: int = Field(default=8082, ge=1, le=65_535)
     gpus: int = Field(default=0, ge=0)
@@ -281,9 +284,9 @@ class Keda(SpecSection):
 
     # The address of Prometheus for KEDA, such as http://prometheus.monitoring:9090.
     prometheus: str = Field(pattern=r"^https?://\S+$")
-    # Requests a second for each pod above which more pods start.
+    # Requests per second and pod above which more pods start.
     rate_target: float | None = Field(default=None, gt=0)
-    # PromQL that gives this rate; by default the count of the pods.
+    # PromQL query for this rate; by default the rate that the pods count.
     rate_query: str | None = Field(default=None, min_length=1)
     # Seconds without a request until the last pod is removed.
     cooldown: Annotated[Seconds, Field(ge=0)] = 300
@@ -296,40 +299,40 @@ class Kubernetes(SpecSection):
     most_replicas: int = Field(default=8, ge=1)  # scaling is off if it is not above `replicas`
     # Waiting requests for each replica above which more start; 0: only the CPU decides.
     queue_target: int = Field(default=4, ge=0)
-    cpu_target: int = Field(default=80, ge=1)  # percent of `cpu` in use above which more start
-    keda: Keda | None = (
-        None  # KEDA with `replicas = 0` removes all pods while there are no requests
-    )
+    cpu_target: int = Field(default=80, ge=1)  # used percentage of `cpu` above which more start
+    # KEDA with `replicas = 0` removes all pods while there are no requests.
+    keda: Keda | None = None
     cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
     memory: str = Field(default="4Gi", pattern=MEMORY)
     disk: str = Field(default="4Gi", pattern=MEMORY)  # disk of a pod: its log, and /tmp
     shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # /dev/shm, which counts as memory
     gpus: int = Field(default=0, ge=0)
-    # The resource of the GPUs, for instance that of a MIG profile.
+    # The resource name of the GPUs, for instance of a MIG profile.
     gpu_resource: str = Field(
         default="nvidia.com/gpu", pattern=r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*$"
     )
     node_selector: Labels = Field(default_factory=dict)  # labels of the allowed nodes
     tolerations: TextList = ()  # tolerated taints, as key, key=value or key=value:effect
     secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY
-    # Namespaces that may send requests, and that may read metrics; if one is set, no others may.
+    # Namespaces that may send requests or read metrics; a set list excludes all other namespaces.
     allow_from: TextList = ()
     metrics_from: TextList = ()
-    # Whether requests need a token, of `token_secret` or the Secret NAME-tokens, created once.
+    # Whether requests need a token from `token_secret`, or from the Secret NAME-tokens, which the
+    # first deployment creates.
     tokens: bool = True
     token_secret: str | None = None  # an existing Secret with the keys `inference` and `management`
     pull_secret: str | None = None
-    grpc: bool | None = None  # a port for gRPC; by default if `build.extras` has `grpc`
-    # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to.
+    grpc: bool | None = None  # whether there is a gRPC port; by default if an extra is `grpc`
+    # NAMESPACE/NAME of the Gateway for an HTTPRoute.
     gateway: str | None = Field(default=None, pattern=GATEWAY)
-    hostnames: TextList = ()  # hosts of the route; by default all of the Gateway
-    # A ServiceMonitor; by default if the cluster has the Prometheus operator.
+    hostnames: TextList = ()  # hosts of the route; by default all hosts of the Gateway
+    # Whether there is a ServiceMonitor; by default if the cluster has the Prometheus operator.
     monitoring: bool | None = None
     # Labels by which the operator selects the monitor, such as release = "prometheus".
     monitor_labels: Labels = Field(default_factory=dict)
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
-    kserve: bool = False  # an InferenceService instead of a Deployment
+    kserve: bool = False  # whether to create an InferenceService in place of a Deployment
     # KServe's protocol: the handler gets the `instances` of v1, or the tensors `inputs` of v2.
     protocol: Literal["v1", "v2"] = "v2"
     storage: str | None = None  # the archive for KServe, such as s3://bucket/models/digits
@@ -389,7 +392,7 @@ class Github(SpecSection):
     # The environment of GitHub whose reviewers approve a deployment.
     environment: str = Field(default="production", pattern=r"^[\w.-]+$")
     slo: str | None = None  # bounds of the benchmark, such as p99<100ms
-    # Changes of the benchmark that fail a pull request.
+    # Changes of the benchmark that make a pull request fail.
     fail_if: TextList = ("throughput<-10%", "p99>20%")
 
 
@@ -400,13 +403,13 @@ class DeploySpec(SpecSection):
     region: str | None = Field(default=None, pattern="^[a-z0-9-]+$")
     profile: str | None = None
     image: ImageName | None = None  # an image that is already pushed
-    repository: ImageName | None = None  # the repository that a built image is pushed to
+    repository: ImageName | None = None  # the repository to which a built image is pushed
     env: dict[str, str] = Field(default_factory=dict)
     tags: Labels = Field(default_factory=dict)
     create_role: bool = False  # whether to create the execution role
     canary: Canary | None = None
     log_retention: Retention = 30  # days that CloudWatch keeps the log
-    keep: int = Field(default=5, ge=1)  # kept versions, for rollbacks
+    keep: int = Field(default=5, ge=1)  # number of versions that are kept for rollbacks
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)
     lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")

@@ -17,7 +17,8 @@ else:
     import tomli as tomllib
 
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
-MAX_NAME_CHARS = 40  # names of SageMaker, with what is added to this, have up to 63
+# SageMaker's names have up to 63 characters, and tsx appends suffixes to a deployment's name.
+MAX_NAME_CHARS = 40
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
@@ -45,7 +46,7 @@ Seconds = Annotated[int, BeforeValidator(for_text(seconds))]
 
 
 def split_list(value: object) -> object:
-    """Split `a,b`, as `--set` gives lists."""
+    """Split `a,b`, the form of lists in `--set`."""
     return (
         [item.strip() for item in value.split(",") if item.strip()]
         if isinstance(value, str)
@@ -54,7 +55,7 @@ def split_list(value: object) -> object:
 
 
 def table(value: object) -> object:
-    """Parse a TOML table such as `{"a.com/pool" = "gpu"}`, as `--set` gives keys with dots."""
+    """Parse a TOML table such as `{"a.com/pool" = "gpu"}`, for keys with dots in `--set`."""
     try:
         return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
     except tomllib.TOMLDecodeError:

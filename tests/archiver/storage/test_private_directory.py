@@ -19,7 +19,7 @@ from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, w
 from tsx_archiver.storage.cache import Cache
 from tsx_archiver.storage.private_directory import (
     CAN_CHECK,
-    OTHERS,
+    OTHERS_WRITE,
     check_directory,
     private_directory,
     private_opener,
@@ -239,7 +239,9 @@ def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
         entry.lock.close()
     assert list((cache / "archives" / "seen").iterdir())
     open_to_others = {
-        path.name for path in cache.rglob("*") if not path.is_symlink() and mode(path) & OTHERS
+        path.name
+        for path in cache.rglob("*")
+        if not path.is_symlink() and mode(path) & OTHERS_WRITE
     }
     assert open_to_others == {"same"}  # a hard link to a file outside of the cache
 

@@ -63,17 +63,17 @@ class Engine:
         """
         from tsx_cli.deploy.image.programs import Program
 
-        def try_(
+        def run_unchecked(
             program: Program, *arguments: str, stdin: str | None = None, **more: Any
         ) -> subprocess.CompletedProcess[str]:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 patch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-                code = main(self.directory, [*program.first, *arguments])
+                code = main(self.directory, [*program.base_arguments, *arguments])
             return subprocess.CompletedProcess(
                 [program.name, *arguments], code, out.getvalue(), err.getvalue()
             )
 
-        patch.setattr(Program, "try_", try_)
+        patch.setattr(Program, "run_unchecked", run_unchecked)
         return self
 
     @property

@@ -55,7 +55,7 @@ class Cluster:
         self.taken: tuple[str, str] = ("True", "")
         patch.setattr(
             Program,
-            "try_",
+            "run_unchecked",
             lambda program, *arguments, **more: self.run(list(arguments), more.get("stdin") or ""),
         )
         patch.setattr(Program, "lines", lambda program, *arguments: self.stream(list(arguments)))

@@ -19,7 +19,7 @@ from tsx_cli.batch.rows import Position, Row, RowResult
 from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.session import own_bucket, translated_errors
+from tsx_cli.deploy.aws.session import own_bucket, translate_errors
 from tsx_cli.deploy.commands.locations import locate
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import read_archive
@@ -273,7 +273,7 @@ class SageMakerEngine:
             body = self._cloud.call("s3", "get_object", action, Bucket=self._bucket, Key=key)[
                 "Body"
             ]
-            with translated_errors(action):
+            with translate_errors(action):
                 content = body.read()
             for line in content.splitlines():
                 if line.strip():

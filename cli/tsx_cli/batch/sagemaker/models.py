@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.commands.locations import Location
-from tsx_cli.deploy.commands.verbs import by_digest
+from tsx_cli.deploy.commands.verbs import resolve_digest
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.sagemaker.resources import resources
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, models_of
@@ -53,7 +53,7 @@ def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
         update={"sagemaker": spec.sagemaker.model_copy(update=overrides), "canary": None}
     )
     facts = replace(
-        facts, account=location.cloud.account, image=by_digest(image, location.cloud)[0]
+        facts, account=location.cloud.account, image=resolve_digest(image, location.cloud)[0]
     )
     needed_resources = [
         resource for resource in resources(spec, facts) if resource.kind in NEEDED_KINDS

@@ -1,1 +1,1 @@
-"""What the AWS targets share: session, policies, alarms, logs."""
+"""The session, policies, alarms and logs that the AWS targets share."""

@@ -21,8 +21,8 @@ class AlarmMetrics(NamedTuple):
     latency: str
     per_millisecond: float  # units of the latency metric in a millisecond
     dimensions: Mapping[str, str | Ref]
-    # The metric that counts error responses apart from failures, and its dimensions.
-    answers: tuple[str, Mapping[str, str]] | None = None
+    # The metric and the dimensions of error responses, if `errors` counts only failed invocations.
+    error_responses: tuple[str, Mapping[str, str]] | None = None
 
 
 class AlarmBound(NamedTuple):
@@ -35,7 +35,7 @@ class Alarms(NamedTuple):
     """The alarms that watch a new version."""
 
     resources: list[Resource]  # alarms to create
-    names: list[str]  # all alarms, existing ones included
+    names: list[str]  # all alarms, including existing ones
 
 
 def create_alarms(
@@ -45,10 +45,10 @@ def create_alarms(
     tags: Mapping[str, str],
     needs: tuple[str, ...] = (),
 ) -> Alarms:
-    """Return the alarms that the texts of `--alarm` ask for.
+    """Return the alarms that the values of `--alarm` request.
 
     Raises:
-        UsageError: A text is neither a bound nor a name.
+        UsageError: A value is neither a bound nor a name.
     """
     resources: list[Resource] = []
     names: list[str] = []
@@ -103,9 +103,9 @@ def parse_bound(text: str) -> AlarmBound | None:
 
 def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
     if bound.metric == "5xx":
-        measured = {**_errors(metrics), "Threshold": bound.limit}
+        metric_properties = {**_errors(metrics), "Threshold": bound.limit}
     else:
-        measured = {
+        metric_properties = {
             **_metric(metrics, metrics.latency, metrics.dimensions),
             "ExtendedStatistic": bound.metric,
             "Period": 60,
@@ -113,7 +113,7 @@ def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
         }
     return {
         "AlarmDescription": f"{bound.text} of what tsx deploy made",
-        **measured,
+        **metric_properties,
         "EvaluationPeriods": 1,
         "ComparisonOperator": "GreaterThanThreshold",
         "TreatMissingData": "notBreaching",
@@ -121,28 +121,31 @@ def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
 
 
 def _errors(metrics: AlarmMetrics) -> dict[str, Any]:
-    failed = _metric(metrics, metrics.errors, metrics.dimensions)
-    if metrics.answers is None:
-        return {**failed, "Statistic": "Sum", "Period": 60}
-    by_id = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
+    failed_metric = _metric(metrics, metrics.errors, metrics.dimensions)
+    if metrics.error_responses is None:
+        return {**failed_metric, "Statistic": "Sum", "Period": 60}
+    metrics_by_id = {
+        "failed": failed_metric,
+        "answered": _metric(metrics, *metrics.error_responses),
+    }
     queries = [
         {
             "Id": id,
             "MetricStat": {"Metric": metric, "Period": 60, "Stat": "Sum"},
             "ReturnData": False,
         }
-        for id, metric in by_id.items()
+        for id, metric in metrics_by_id.items()
     ]
-    either = {
+    maximum = {
         "Id": "either",
         "Expression": "MAX([FILL(failed, 0), FILL(answered, 0)])",
         "Label": "failures and 5xx answers",
     }
-    return {"Metrics": [*queries, {**either, "ReturnData": True}]}
+    return {"Metrics": [*queries, {**maximum, "ReturnData": True}]}
 
 
 def _metric(
     metrics: AlarmMetrics, name: str, dimensions: Mapping[str, str | Ref]
 ) -> dict[str, Any]:
-    which = [{"Name": key, "Value": value} for key, value in dimensions.items()]
-    return {"Namespace": metrics.namespace, "MetricName": name, "Dimensions": which}
+    dimension_list = [{"Name": key, "Value": value} for key, value in dimensions.items()]
+    return {"Namespace": metrics.namespace, "MetricName": name, "Dimensions": dimension_list}

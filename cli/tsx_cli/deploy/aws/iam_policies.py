@@ -1,6 +1,6 @@
 """The execution role of a deployment, with the permissions that it needs.
 
-infra/iam has the same policies as files, and those of the deploying identity.
+infra/iam has these policies as files, and the policies of the deploying identity.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.
 POLICY = "tsx"  # the name of the only policy of a created role
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # region prefix -> partition
 ALL = ["*"]
-PULL = "ecr:BatchCheckLayerAvailability ecr:BatchGetImage ecr:GetDownloadUrlForLayer"
-LOGS = "logs:CreateLogGroup logs:CreateLogStream logs:DescribeLogStreams logs:PutLogEvents"
-QUEUE = "sqs:DeleteMessage sqs:GetQueueAttributes sqs:ReceiveMessage"
-# Actions that a VPC needs.
-INTERFACES = (
+PULL_ACTIONS = "ecr:BatchCheckLayerAvailability ecr:BatchGetImage ecr:GetDownloadUrlForLayer"
+LOG_ACTIONS = "logs:CreateLogGroup logs:CreateLogStream logs:DescribeLogStreams logs:PutLogEvents"
+QUEUE_ACTIONS = "sqs:DeleteMessage sqs:GetQueueAttributes sqs:ReceiveMessage"
+# Actions for network interfaces in the user's VPC.
+NETWORK_ACTIONS = (
     "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface ec2:DescribeNetworkInterfaces"
     " ec2:DescribeSecurityGroups ec2:DescribeSubnets ec2:DescribeVpcs"
 )
@@ -40,7 +40,7 @@ def role(
     """Return the execution role to create.
 
     Raises:
-        UsageError: No role is given, and none is to be created.
+        UsageError: No role is given, and `create_role` is off.
     """
     if not spec.create_role:
         deployment = {"sagemaker": "endpoint", "lambda": "function"}[spec.target]
@@ -69,26 +69,28 @@ def trust_policy(target: str) -> Document:
 def execution_policy(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
     """Return the least permissions that the deployment needs."""
     scope = f"{region}:{account}"
-    wanted = _function(spec, scope) if spec.target == "lambda" else _endpoint(spec, scope, bucket)
-    allowed = [
+    statements = (
+        _function(spec, scope) if spec.target == "lambda" else _endpoint(spec, scope, bucket)
+    )
+    allow_statements = [
         {"Sid": sid, "Effect": "Allow", "Action": actions.split(), "Resource": resources}
-        for sid, actions, resources in wanted
+        for sid, actions, resources in statements
     ]
     partition = next(
-        (name for start, name in PARTITIONS.items() if region.startswith(start)), "aws"
+        (name for prefix, name in PARTITIONS.items() if region.startswith(prefix)), "aws"
     )
-    text = json.dumps(_document(allowed)).replace('"arn:aws:', f'"arn:{partition}:')
+    text = json.dumps(_document(allow_statements)).replace('"arn:aws:', f'"arn:{partition}:')
     return dict(json.loads(text))
 
 
 def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
     settings = spec.sagemaker
-    queued = spec.sagemaker.asynchronous
+    asynchronous = spec.sagemaker.asynchronous
     prefix = f"{bucket}/tsx/{spec.name}/"
     yield "Model", "s3:GetObject", [f"arn:aws:s3:::{prefix}*"]
     yield "Bucket", "s3:ListBucket", [f"arn:aws:s3:::{bucket}"]
     yield "SignInToEcr", "ecr:GetAuthorizationToken", ALL
-    yield "Image", PULL, [f"arn:aws:ecr:{scope}:repository/*"]
+    yield "Image", PULL_ACTIONS, [f"arn:aws:ecr:{scope}:repository/*"]
     yield "BatchAnswers", "s3:PutObject", [f"arn:aws:s3:::{prefix}batch/*"]
     groups = [f"Endpoints/{spec.name}", "TransformJobs"]
     groups += [f"InferenceComponents/{spec.name}"] if settings.component else []
@@ -96,23 +98,25 @@ def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
     yield "Metrics", "cloudwatch:PutMetricData", ALL
     if spec.canary is not None:
         yield "LookAtAlarms", "cloudwatch:DescribeAlarms", ALL
-    outputs = [] if queued is None else [queued.output, queued.failures]
+    outputs = [] if asynchronous is None else [asynchronous.output, asynchronous.failures]
     outputs += [] if settings.data_capture is None else [settings.data_capture.to]
     yield from _results(*outputs)
-    if queued is not None:
-        if topics := [topic for topic in (queued.success_topic, queued.error_topic) if topic]:
+    if asynchronous is not None:
+        if topics := [
+            topic for topic in (asynchronous.success_topic, asynchronous.error_topic) if topic
+        ]:
             yield "Tell", "sns:Publish", topics
-        # Senders choose the buckets of their requests.
+        # The endpoint reads from any bucket, because senders choose where their requests are.
         yield "Requests", "s3:GetObject", ["arn:aws:s3:::*/*"]
     if settings.subnets:
-        yield "Network", INTERFACES, ALL
+        yield "Network", NETWORK_ACTIONS, ALL
 
 
 def _function(spec: DeploySpec, scope: str) -> Iterator[Statement]:
     queue = spec.lambda_.queue
     yield _logs(scope, f"/aws/lambda/{spec.name}")
     if queue is not None:
-        yield "Queue", QUEUE, [queue.arn]
+        yield "Queue", QUEUE_ACTIONS, [queue.arn]
         results = queue.results or ""
         if results.startswith("s3://"):
             yield from _results(results)
@@ -120,17 +124,18 @@ def _function(spec: DeploySpec, scope: str) -> Iterator[Statement]:
             host, owner, name = results.removeprefix("https://").split("/", 2)
             yield "Answers", "sqs:SendMessage", [f"arn:aws:sqs:{host.split('.')[1]}:{owner}:{name}"]
     if spec.lambda_.subnets:
-        yield "Network", INTERFACES, ALL
+        yield "Network", NETWORK_ACTIONS, ALL
 
 
 def _logs(scope: str, *groups: str) -> Statement:
-    ends = [f"{group}{end}" for group in groups for end in ("", ":*")]
-    return "Logs", LOGS, [f"arn:aws:logs:{scope}:log-group:{end}" for end in ends]
+    names = [f"{group}{suffix}" for group in groups for suffix in ("", ":*")]
+    return "Logs", LOG_ACTIONS, [f"arn:aws:logs:{scope}:log-group:{name}" for name in names]
 
 
-def _results(*places: str | None) -> Iterator[Statement]:
-    """Yield the permission to write to places of the form s3://bucket/prefix."""
-    arns = [f"arn:aws:s3:::{to.removeprefix('s3://').rstrip('/')}/*" for to in places if to]
+def _results(*locations: str | None) -> Iterator[Statement]:
+    """Yield the permission to write to locations of the form s3://bucket/prefix."""
+    prefixes = [location.removeprefix("s3://").rstrip("/") for location in locations if location]
+    arns = [f"arn:aws:s3:::{prefix}/*" for prefix in prefixes]
     if arns:
         yield "Results", "s3:PutObject", arns
 

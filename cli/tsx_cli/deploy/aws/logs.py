@@ -15,19 +15,23 @@ from tsx_cli.deploy.aws.session import Cloud
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 FAILURE_LINES = 40  # lines shown after a failure
-POLL_S = 2.0  # CloudWatch itself is some seconds late
-# The periods searched, one after the other, until there are enough lines.
+POLL_S = 2.0  # CloudWatch shows lines some seconds late anyway
+# The periods that are searched one after the other, until there are enough lines.
 PERIODS_S = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)
 
 
 class LogLine(NamedTuple):
-    at: int | None  # milliseconds since 1970; None if the platform gives no time
+    timestamp_ms: int | None  # since 1970; None if the platform gives no time
     stream: str
     text: str
 
     @property
-    def when(self) -> datetime | None:
-        return None if self.at is None else datetime.fromtimestamp(self.at / 1000, timezone.utc)
+    def time(self) -> datetime | None:
+        return (
+            None
+            if self.timestamp_ms is None
+            else datetime.fromtimestamp(self.timestamp_ms / 1000, timezone.utc)
+        )
 
 
 class CloudWatch:
@@ -60,14 +64,14 @@ class CloudWatch:
 
     def follow_from_last(self, count: int, since: float | None = None) -> Iterator[LogLine]:
         """Yield the last lines, then new lines until the iterator is closed."""
-        seen = self.last_lines(count, since)
-        yield from seen
-        shown = set(seen)
-        start = seen[-1].at if seen else None
+        last_lines = self.last_lines(count, since)
+        yield from last_lines
+        yielded_lines = set(last_lines)
+        start = last_lines[-1].timestamp_ms if last_lines else None
         yield from (
             line
             for line in self.follow(self._now() if start is None else start / 1000)
-            if line not in shown
+            if line not in yielded_lines
         )
 
     def follow(self, since: float) -> Iterator[LogLine]:
@@ -75,24 +79,26 @@ class CloudWatch:
 
         Each line is yielded once.
         """
-        seen_ids: dict[str, int] = {}
+        yielded_ids: dict[str, int] = {}
         start = since
         while True:
             for id, line in self._events(start):
-                if id not in seen_ids:
-                    seen_ids[id] = line.at or 0
+                if id not in yielded_ids:
+                    yielded_ids[id] = line.timestamp_ms or 0
                     yield line
-            newest = max(seen_ids.values(), default=round(since * 1000))
-            # Lines may come late, and in another order.
+            newest = max(yielded_ids.values(), default=round(since * 1000))
+            # Lines may arrive late and out of order, so the last minute is read again.
             start = newest / 1000 - 60
-            seen_ids = {id: at for id, at in seen_ids.items() if at >= start * 1000}
+            yielded_ids = {
+                id: time_ms for id, time_ms in yielded_ids.items() if time_ms >= start * 1000
+            }
             self._sleep(POLL_S)
 
     def _events(self, start: float) -> Iterator[tuple[str, LogLine]]:
         """Yield events with their ids, ordered by time."""
-        which = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
+        arguments = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
         events = self._cloud.list_items(
-            "logs", "filter_log_events", "events", f"reading the log {self.group}", **which
+            "logs", "filter_log_events", "events", f"reading the log {self.group}", **arguments
         )
         for event in sorted(events, key=lambda event: int(event["timestamp"])):
             yield (

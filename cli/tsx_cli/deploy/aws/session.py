@@ -11,7 +11,7 @@ from typing import Any
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.engine.kind import CloudError
 
-ABSENT = frozenset(
+ABSENCE_CODES = frozenset(
     {
         "404",
         "NoSuchEntity",
@@ -25,7 +25,7 @@ ABSENT = frozenset(
     | {"RepositoryNotFoundException", "ImageNotFoundException", "ObjectNotFoundException"}
     | {"ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
 )
-NO_CREDENTIALS = frozenset(
+CREDENTIAL_CODES = frozenset(
     {
         "ExpiredToken",
         "ExpiredTokenException",
@@ -39,18 +39,21 @@ NO_CREDENTIALS = frozenset(
 class Cloud:
     """A session with one AWS account and region.
 
-    Credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool.
+    Credentials, profile and endpoints (AWS_ENDPOINT_URL) come from the same sources as in other AWS
+    tools.
     """
 
     def __init__(
         self, region: str | None = None, profile: str | None = None, bucket_owner: str | None = None
     ) -> None:
-        import boto3  # slow to import
+        import boto3  # boto3 is slow to import.
 
-        with translated_errors("starting a session"):
+        with translate_errors("starting a session"):
             # boto3 does not read AWS_REGION, unlike other AWS tools.
-            named = region or os.environ.get("AWS_REGION") or None
-            self._session: Any = boto3.session.Session(region_name=named, profile_name=profile)
+            region_option = region or os.environ.get("AWS_REGION") or None
+            self._session: Any = boto3.session.Session(
+                region_name=region_option, profile_name=profile
+            )
         region_name = self._session.region_name
         if not region_name:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
@@ -66,13 +69,14 @@ class Cloud:
                 retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70
             )
             try:
-                with translated_errors(f"reaching {service}"):
+                with translate_errors(f"reaching {service}"):
                     self._clients[service] = self._session.client(service, config=config)
-                    # Bucket names are global: no call may reach a bucket of another account.
+                    # Bucket names are global. Every call names the expected owner, so that S3
+                    # refuses a bucket of another account.
                     self._clients[service].meta.events.register(
                         "provide-client-params.s3", self._expect_owner
                     )
-            except ValueError as error:  # AWS_ENDPOINT_URL is wrong
+            except ValueError as error:  # The cause is an invalid AWS_ENDPOINT_URL.
                 raise CliError(
                     f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as"
                     " http://127.0.0.1:4566"
@@ -92,7 +96,7 @@ class Cloud:
         Raises:
             CloudError: The call failed; the message begins with `doing`.
         """
-        with translated_errors(doing):
+        with translate_errors(doing):
             return getattr(self.client(service), operation)(**arguments)
 
     def find(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
@@ -114,7 +118,7 @@ class Cloud:
         """
         pages = self.client(service).get_paginator(operation).paginate(**arguments)
         try:
-            with translated_errors(doing):
+            with translate_errors(doing):
                 return [item for page in pages for item in page.get(key, [])]
         except CloudError as error:
             if is_absent(error):
@@ -131,15 +135,15 @@ class Cloud:
 
 
 def own_bucket(account: str, region: str) -> str:
-    """Return the name of the bucket that is used if a deployment names none."""
+    """Return the name of the default bucket, for deployments that name none."""
     return f"tsx-{account}-{region}"
 
 
 @contextmanager
-def translated_errors(doing: str) -> Generator[None, None, None]:
+def translate_errors(doing: str) -> Generator[None, None, None]:
     """Turn errors of boto3 into a CloudError with one sentence.
 
-    The sentence begins with `doing`, and says what to do next if that is known.
+    The sentence begins with `doing`, and ends with the next step for the user if there is one.
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import (
@@ -175,18 +179,18 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
 
 def is_absent(error: CloudError) -> bool:
     """Tell whether the error says that the resource does not exist."""
-    # SageMaker has one code for every mistake.
-    missing = ("could not find", "does not exist", "not found", "cannot find")
-    return error.code in ABSENT or (
+    # SageMaker uses the same code for all invalid requests, so its message decides.
+    absence_phrases = ("could not find", "does not exist", "not found", "cannot find")
+    return error.code in ABSENCE_CODES or (
         error.code in ("ValidationException", "ValidationError")
-        and any(phrase in error.message.lower() for phrase in missing)
+        and any(phrase in error.message.lower() for phrase in absence_phrases)
     )
 
 
 def _advice(code: str, operation: str) -> str:
-    if code in NO_CREDENTIALS:
+    if code in CREDENTIAL_CODES:
         return ". Renew the credentials (`aws sso login`, or new keys)"
-    if code == "403":  # S3 gives no reason in responses without a body
+    if code == "403":  # S3 gives no reason in a response without a body.
         return (
             f". Either the deploying identity lacks the permission for {operation} (infra/iam has"
             " the policy), or the bucket belongs to another account: choose another with"

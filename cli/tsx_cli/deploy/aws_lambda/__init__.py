@@ -1,1 +1,1 @@
-"""Lambda functions."""
+"""Deployments to Lambda functions."""

@@ -13,14 +13,14 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     ScalableTarget,
-    existing_scaling,
-    only_own_scaling,
+    existing_scaling_resources,
     scaled_dimensions,
+    without_foreign_scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import (
@@ -33,11 +33,11 @@ from tsx_cli.deploy.aws_lambda.resources import (
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, numbered_resources
 from tsx_cli.deploy.spec import DeploySpec
 
 FIRST_ERROR_STATUS = 400
-END_OF_HEAD = b"\0" * 8  # separates head and body of a streamed response
+HEAD_SEPARATOR = b"\0" * 8  # separates head and body of a streamed response
 
 
 class LambdaTarget:
@@ -48,12 +48,14 @@ class LambdaTarget:
         return resources(spec, facts)
 
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """Return the resources of a function; its versions, alias and URL go with it."""
+        """Return the resources of a function; its versions, alias and URL are deleted with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
-        seen = _observed(cloud, provider)
+        observed = _observe(cloud, provider)
         existing = own_role(cloud, name, "lambda")
-        existing += [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
+        existing += (
+            [provider] if observed is not None and observed.tags.get("tsx:name") == name else []
+        )
         if function is not None:
             existing.append(
                 Resource(
@@ -66,7 +68,7 @@ class LambdaTarget:
             )
             existing += [
                 resource
-                for resource in _related(cloud, name)
+                for resource in _related_resources(cloud, name)
                 if resource.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
             ]
         return [*existing, *_alarms(cloud, name)]
@@ -76,31 +78,33 @@ class LambdaTarget:
     ) -> list[Resource]:
         """Return unwanted resources, and versions beyond the newest `keep`.
 
-        These versions have no requests when they are deleted, because deletions come last.
+        Deletions come last in a plan, so these versions get no requests when they are deleted.
         """
         if _function(cloud, spec.name) is None:
             return []
         names = {(resource.kind, resource.name) for resource in wanted}
-        beside = [
+        other_resources = [
             resource
-            for resource in (*_related(cloud, spec.name), *_alarms(cloud, spec.name))
+            for resource in (*_related_resources(cloud, spec.name), *_alarms(cloud, spec.name))
             if (resource.kind, resource.name) not in names
         ]
-        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
-        coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
-        former = [
+        other_resources = without_foreign_scaling(cloud, other_resources, scaling_rule(spec.name))
+        new_names = {name for kind, name in names if kind == "AWS::Lambda::Version"}
+        earlier_versions = [
             version
             for version in self.versions(cloud, spec.name)
-            if f"{spec.name}:{version.id}" not in coming
+            if f"{spec.name}:{version.id}" not in new_names
         ]
-        gone = {version.id: version for version in former[: -(spec.keep - 1) or None]}.values()
+        surplus_versions = {
+            version.id: version for version in earlier_versions[: -(spec.keep - 1) or None]
+        }.values()
         kind = "AWS::Lambda::Version"
         return [
             *(
                 Resource(f"Version{version.number}", kind, f"{spec.name}:{version.id}", {})
-                for version in gone
+                for version in surplus_versions
             ),
-            *beside,
+            *other_resources,
         ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
@@ -110,9 +114,8 @@ class LambdaTarget:
             DeployedVersion(
                 int(config["Version"]),
                 hash_of(config),
-                datetime.fromisoformat(config["LastModified"][:19]).replace(
-                    tzinfo=timezone.utc
-                ),  # fractions and +0000 are cut off
+                # The slice removes fractions and +0000.
+                datetime.fromisoformat(config["LastModified"][:19]).replace(tzinfo=timezone.utc),
                 _tags_in_description(config),
                 config["Version"] == current,
                 canary.get(config["Version"], 0.0),
@@ -123,13 +126,13 @@ class LambdaTarget:
     def rollback_resources(
         self, cloud: Cloud, name: str, version: DeployedVersion
     ) -> list[Resource]:
-        return [_alias_to(name, str(version.number))]
+        return [_alias_resource(name, str(version.number))]
 
     def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         _, canary = _alias(cloud, name)
         if not canary:
             raise CliError(f"{name} has no canary: one version has all requests")
-        return [_alias_to(name, next(iter(canary)))]
+        return [_alias_resource(name, next(iter(canary)))]
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         function = _function(cloud, name)
@@ -137,33 +140,35 @@ class LambdaTarget:
             return None
         current, canary = _alias(cloud, name)
         versions = {config["Version"]: config for config in versions_of(cloud, name)}
-        running = versions.get(current, {})
+        current_config = versions.get(current, {})
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
-        ready = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
+        provisioned = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
         return {
             "name": name,
             "target": "lambda",
             "region": cloud.region,
             "status": function.outputs["status"],
             "reason": "" if function.state == "changing" else function.reason,
-            "model": _tags_in_description(running).get("tsx:model"),
+            "model": _tags_in_description(current_config).get("tsx:model"),
             "version": current,
             "canary": [
-                {"version": key, "percent": share, **_model(versions.get(key, {}))}
-                for key, share in canary.items()
+                {"version": key, "percent": percent, **_model(versions.get(key, {}))}
+                for key, percent in canary.items()
             ],
-            "memory": running.get("MemorySize"),
-            "timeout": running.get("Timeout"),
+            "memory": current_config.get("MemorySize"),
+            "timeout": current_config.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
             "queues": [
                 {"arn": mapping["EventSourceArn"], "state": mapping["State"]}
                 for mapping in mappings(cloud, alias_of(name))
             ],
             "provisioned": (
-                None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
+                None
+                if provisioned is None
+                else provisioned.properties["ProvisionedConcurrentExecutions"]
             ),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
-            "scales": scaled_dimensions(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling_resources(cloud, name)),
         }
 
     def invoke(
@@ -175,34 +180,34 @@ class LambdaTarget:
             CloudError: The function failed, or responded with an error.
         """
         event = json.dumps(_event(body, content_type, accept)).encode()
-        with translated_errors(f"asking {name}"):
-            answer = cloud.client("lambda").invoke(
+        with translate_errors(f"asking {name}"):
+            response = cloud.client("lambda").invoke(
                 FunctionName=name, Qualifier=ALIAS, Payload=event
             )
-            head, prelude, streamed = answer["Payload"].read().partition(END_OF_HEAD)
-        parsed = json.loads(head or b"null")
-        if "FunctionError" in answer:
+            head, separator, streamed_body = response["Payload"].read().partition(HEAD_SEPARATOR)
+        payload = json.loads(head or b"null")
+        if "FunctionError" in response:
             raise CloudError(
                 f"{name} failed:"
-                f" {parsed.get('errorMessage', parsed) if isinstance(parsed, dict) else parsed}",
-                answer["FunctionError"],
+                f" {payload.get('errorMessage', payload) if isinstance(payload, dict) else payload}",
+                response["FunctionError"],
             )
-        if not isinstance(parsed, dict) or "statusCode" not in parsed:
-            return Response.complete(json.dumps(parsed).encode(), "application/json")
-        text = parsed.get("body") or ""
+        if not isinstance(payload, dict) or "statusCode" not in payload:
+            return Response.complete(json.dumps(payload).encode(), "application/json")
+        text = payload.get("body") or ""
         content = (
-            streamed
-            if prelude
+            streamed_body
+            if separator
             else base64.b64decode(text)
-            if parsed.get("isBase64Encoded")
+            if payload.get("isBase64Encoded")
             else text.encode()
         )
-        if int(parsed["statusCode"]) >= FIRST_ERROR_STATUS:
+        if int(payload["statusCode"]) >= FIRST_ERROR_STATUS:
             raise CloudError(
-                f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}",
-                str(parsed["statusCode"]),
+                f"{name} answered {payload['statusCode']}: {content.decode(errors='replace')}",
+                str(payload["statusCode"]),
             )
-        return Response.complete(content, parsed.get("headers", {}).get("content-type"))
+        return Response.complete(content, payload.get("headers", {}).get("content-type"))
 
 
 def _function(cloud: Cloud, name: str) -> Observed | None:
@@ -211,12 +216,12 @@ def _function(cloud: Cloud, name: str) -> Observed | None:
     return function if function is not None and function.tags.get("tsx:name") == name else None
 
 
-def _observed(cloud: Cloud, resource: Resource) -> Observed | None:
+def _observe(cloud: Cloud, resource: Resource) -> Observed | None:
     return KINDS[resource.kind].observe(cloud, resource.name)
 
 
 def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
-    """Return the version of the alias, and the percentages of the versions beside it."""
+    """Return the version of the alias, and the percentages of its additional versions."""
     alias = KINDS["AWS::Lambda::Alias"].observe(cloud, alias_of(name))
     if alias is None:
         return "", {}
@@ -228,7 +233,7 @@ def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
     }
 
 
-def _alias_to(name: str, version: str) -> Resource:
+def _alias_resource(name: str, version: str) -> Resource:
     return Resource(
         "Alias",
         "AWS::Lambda::Alias",
@@ -250,8 +255,8 @@ def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
     return {"tsx:model-sha": parts[2], "tsx:model": parts[3]}
 
 
-def _related(cloud: Cloud, name: str) -> list[Resource]:
-    """Return the resources around a function."""
+def _related_resources(cloud: Cloud, name: str) -> list[Resource]:
+    """Return the resources that belong to a function, such as its URL and its queues."""
     alias, needs = alias_of(name), ("Function",)
     existing = []
     for id, kind in (
@@ -261,34 +266,36 @@ def _related(cloud: Cloud, name: str) -> list[Resource]:
         if KINDS[kind].observe(cloud, alias) is not None:
             existing.append(Resource(id, kind, alias, {}, needs))
     kind = "AWS::Lambda::Permission"
-    ours = [
+    own_names = [
         f"{alias}|{statement['Sid']}"
         for statement in statements(cloud, alias)
         if re.fullmatch("tsx-[0-9a-f]{8}", statement["Sid"])
     ]
-    existing += numbered("Permission", kind, ours, needs, start=1)
+    existing += numbered_resources("Permission", kind, own_names, needs, start=1)
     kind = "AWS::Lambda::EventSourceMapping"
     queues = [f"{alias}|{mapping['EventSourceArn']}" for mapping in mappings(cloud, alias)]
-    for queue in numbered("Queue", kind, queues, needs, start=1):
-        seen = _observed(cloud, queue)
-        if seen is not None and seen.tags.get("tsx:name") == name:
+    for queue in numbered_resources("Queue", kind, queues, needs, start=1):
+        observed = _observe(cloud, queue)
+        if observed is not None and observed.tags.get("tsx:name") == name:
             existing.append(queue)
-    return [*existing, *_scaling(cloud, name)]
+    return [*existing, *_scaling_resources(cloud, name)]
 
 
-def _scaling(cloud: Cloud, name: str) -> list[Resource]:
+def _scaling_resources(cloud: Cloud, name: str) -> list[Resource]:
     if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return []
-    return existing_scaling(scaling_target(name), scaling_rule(name), ("Function", "Provisioned"))
+    return existing_scaling_resources(
+        scaling_target(name), scaling_rule(name), ("Function", "Provisioned")
+    )
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
     names = alarms_of(cloud, name, "FunctionName")
-    return numbered("Alarm", "AWS::CloudWatch::Alarm", names, start=1)
+    return numbered_resources("Alarm", "AWS::CloudWatch::Alarm", names, start=1)
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:
-    """Return a request in the form of a function's URL: version 2.0 of API Gateway's payload."""
+    """Return a request in the form that a function's URL sends: payload 2.0 of API Gateway."""
     headers = {"content-type": content_type, **({"accept": accept} if accept else {})}
     http = {
         "method": "POST",

@@ -1,6 +1,6 @@
 """Lambda functions, their versions, and the alias that receives requests.
 
-`lambda_parts` has the related resources.
+The other resources of a function are in `lambda_parts`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, pick
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
-CODE = ("ImageUri", "Architectures")
-CONFIGURATION = (
+CODE_PROPERTIES = ("ImageUri", "Architectures")
+CONFIGURATION_PROPERTIES = (
     "Role",
     "Description",
     "Timeout",
@@ -27,7 +27,7 @@ CONFIGURATION = (
     "AcceleratorConfig",
 )
 RESERVED = "ReservedConcurrentExecutions"
-MARK = "canary since "
+DESCRIPTION_PREFIX = "canary since "
 WHEN_INTERRUPTED = (
     "a canary that has begun keeps its share of the requests, and its alarms are not checked until"
     " this command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback`"
@@ -36,7 +36,10 @@ WHEN_INTERRUPTED = (
 
 
 class LambdaFunction(ResourceKind):
-    """A function. Requests go to versions, so changes take effect with the next version."""
+    """A function.
+
+    Requests go to the versions of a function, so a change takes effect with the next version.
+    """
 
     traits = Traits(
         fixed=frozenset({"PackageType"}),
@@ -52,7 +55,7 @@ class LambdaFunction(ResourceKind):
         if response is None:
             return None
         config = response["Configuration"]
-        properties = pick(config, ("PackageType", *CODE[1:], *CONFIGURATION))
+        properties = pick(config, ("PackageType", *CODE_PROPERTIES[1:], *CONFIGURATION_PROPERTIES))
         properties["Code"] = pick(response["Code"], ("ImageUri",))
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
@@ -76,11 +79,11 @@ class LambdaFunction(ResourceKind):
         return Observed(name, properties, response.get("Tags", {}), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
-        wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
-        wanted |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
+        arguments = {key: value for key, value in resource.properties.items() if key != RESERVED}
+        arguments |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
         doing = f"creating the function {resource.name}"
         return call_with_role(
-            cloud, "lambda", "create_function", doing, str(wanted["Role"]), **wanted
+            cloud, "lambda", "create_function", doing, str(arguments["Role"]), **arguments
         )
 
     def update(
@@ -88,11 +91,11 @@ class LambdaFunction(ResourceKind):
     ) -> str | None:
         """Update a function with one call at a time.
 
-        The description contains a hash of the function, so it comes after the image.
+        The description is updated after the image, because it contains a hash of both.
         """
-        wanted, name = resource.properties, {"FunctionName": resource.name}
+        properties, name = resource.properties, {"FunctionName": resource.name}
         if changed & {"Code", "Architectures"}:
-            code = {**name, **wanted["Code"], "Architectures": wanted["Architectures"]}
+            code = {**name, **properties["Code"], "Architectures": properties["Architectures"]}
             cloud.call(
                 "lambda", "update_function_code", f"giving {resource.name} its image", **code
             )
@@ -103,28 +106,30 @@ class LambdaFunction(ResourceKind):
                 "Environment": {"Variables": {}},
                 "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []},
             }
-            configuration |= pick(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
-                {"Layers": []} if "Layers" in changed else {}
-            )
+            configuration |= pick(
+                properties, (*CONFIGURATION_PROPERTIES, "Environment", "VpcConfig")
+            ) | ({"Layers": []} if "Layers" in changed else {})
             operation, doing = "update_function_configuration", f"configuring {resource.name}"
-            role = str(wanted["Role"])
+            role = str(properties["Role"])
             if text := call_with_role(cloud, "lambda", operation, doing, role, **configuration):
                 raise CloudError(text)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
             operation = (
-                "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
+                "put_function_concurrency"
+                if RESERVED in properties
+                else "delete_function_concurrency"
             )
             cloud.call(
                 "lambda",
                 operation,
                 f"keeping concurrency for {resource.name}",
                 **name,
-                **pick(wanted, [RESERVED]),
+                **pick(properties, [RESERVED]),
             )
         if "tags" in changed:
-            which = {"Resource": observed.outputs["Arn"], "Tags": dict(resource.tags)}
-            cloud.call("lambda", "tag_resource", f"tagging {resource.name}", **which)
+            arguments = {"Resource": observed.outputs["Arn"], "Tags": dict(resource.tags)}
+            cloud.call("lambda", "tag_resource", f"tagging {resource.name}", **arguments)
         return None
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
@@ -135,15 +140,19 @@ class LambdaFunction(ResourceKind):
 class PublishedVersion(ResourceKind):
     """A version; its name is `function:hash`, with the hash in its description."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
+    traits = Traits(is_tagged=False, unreported=frozenset({"FunctionName"}))
     poll_interval_s, timeout_s = 2.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        function, _, content = name.partition(":")
+        function, _, content_hash = name.partition(":")
         version = next(
-            (version for version in versions_of(cloud, function) if hash_of(version) == content),
+            (
+                version
+                for version in versions_of(cloud, function)
+                if hash_of(version) == content_hash
+            ),
             None,
-        )  # others were published by hand
+        )  # Versions without a hash were published by hand.
         if version is None:
             return None
         state, reason = condition(version)
@@ -162,11 +171,11 @@ class PublishedVersion(ResourceKind):
         )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
-        function, _, content = observed.name.partition(":")
+        function, _, content_hash = observed.name.partition(":")
         for number in [
             version["Version"]
             for version in versions_of(cloud, function)
-            if hash_of(version) == content
+            if hash_of(version) == content_hash
         ]:
             cloud.call(
                 "lambda",
@@ -180,8 +189,9 @@ class PublishedVersion(ResourceKind):
 class Alias(ResourceKind):
     """An alias; its name is `function:alias`.
 
-    A canary is a second version with a share of the requests. tsx watches it, because Lambda does
-    not. The alias's description holds the start of the canary, so that any run can continue it.
+    A canary is a second version with a percentage of the requests. tsx watches it, because Lambda
+    does not. The alias's description contains the start of the canary, so that any run can continue
+    it.
     """
 
     traits = Traits(
@@ -208,7 +218,7 @@ class Alias(ResourceKind):
         weights = (details.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
         if weights:
             properties["RoutingConfig"] = {"AdditionalVersionWeights": weights}
-        canary = _baking(details)
+        canary = _running_canary(details)
         return Observed(
             name,
             properties,
@@ -223,44 +233,44 @@ class Alias(ResourceKind):
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        wanted = resource.properties["FunctionVersion"]
-        before = observed.properties["FunctionVersion"]
+        new_version = resource.properties["FunctionVersion"]
+        old_version = observed.properties["FunctionVersion"]
         shift = (
             Shift(**resource.change_settings)
-            if resource.change_settings and wanted != before
+            if resource.change_settings and new_version != old_version
             else None
         )
         baking: Baking | None = observed.outputs.get(UNDER_WAY)
         time = now()
-        off = (
+        triggered_alarms = (
             {}
             if shift is None
-            else went_off(
+            else find_triggered_alarms(
                 cloud,
                 shift.alarms,
-                None if baking is None or baking.version != wanted else baking.since,
+                None if baking is None or baking.version != new_version else baking.since,
             )
         )
-        todo = decide(wanted, shift, baking, off, time)
-        if todo.action == "wait":
-            return f"version {wanted} has {todo.text}"
-        if todo.action == "begin":
+        step = decide(new_version, shift, baking, triggered_alarms, time)
+        if step.action == "wait":
+            return f"version {new_version} has {step.text}"
+        if step.action == "begin":
             _route(
                 cloud,
                 resource,
-                before,
-                {wanted: todo.percent / 100},
-                f"{MARK}{time.isoformat(timespec='seconds')}",
+                old_version,
+                {new_version: step.percent / 100},
+                f"{DESCRIPTION_PREFIX}{time.isoformat(timespec='seconds')}",
             )
-            return f"version {wanted} has {todo.percent:g} % of the requests"
-        if todo.action == "rollback":
+            return f"version {new_version} has {step.percent:g} % of the requests"
+        if step.action == "rollback":
             if baking is not None:
-                _route(cloud, resource, before, {}, "")
+                _route(cloud, resource, old_version, {}, "")
             raise CloudError(
-                f"version {before} has all requests{'' if baking is None else ' again'}:"
-                f" {todo.text}"
+                f"version {old_version} has all requests{'' if baking is None else ' again'}:"
+                f" {step.text}"
             )
-        _route(cloud, resource, wanted, {}, "")
+        _route(cloud, resource, new_version, {}, "")
         return None
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
@@ -281,19 +291,21 @@ def now() -> datetime:
 def condition(config: Mapping[str, Any]) -> tuple[State, str]:
     """Return the state of a function or version, and the reason.
 
-    A failed change leaves a function as it was. Only a failed creation makes a function fail.
+    A failed change leaves the function as it was, so only a failed creation means `failed`.
     """
-    state, last = config.get("State", "Active"), config.get("LastUpdateStatus", "Successful")
+    state = config.get("State", "Active")
+    update_status = config.get("LastUpdateStatus", "Successful")
     if state == "Failed":
         return "failed", config.get("StateReason", "")
-    if state in ("Pending", "Deleting") or last == "InProgress":
+    if state in ("Pending", "Deleting") or update_status == "InProgress":
         return (
             "changing",
             config.get("StateReason")
             or config.get("LastUpdateStatusReason")
             or "Lambda prepares it",
         )
-    return "ready", config.get("LastUpdateStatusReason", "") if last == "Failed" else ""
+    reason = config.get("LastUpdateStatusReason", "") if update_status == "Failed" else ""
+    return "ready", reason
 
 
 def versions_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
@@ -313,8 +325,10 @@ def hash_of(config: Mapping[str, Any]) -> str:
     return parts[1] if len(parts) > 1 and parts[0] == "tsx" else ""
 
 
-def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dict[str, str]:
-    """Return the alarms that are off, or were since a time, with CloudWatch's reasons.
+def find_triggered_alarms(
+    cloud: Cloud, alarms: Sequence[str], since: datetime | None
+) -> dict[str, str]:
+    """Return the alarms that are triggered, or have been since a time, with CloudWatch's reasons.
 
     Raises:
         CloudError: An alarm does not exist, or CloudWatch refused.
@@ -322,15 +336,15 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
     if not alarms:
         return {}
     doing = "looking at the alarms"
-    which: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "AlarmNames": list(alarms),
         "AlarmTypes": ["MetricAlarm", "CompositeAlarm"],
     }
-    answer = cloud.call("cloudwatch", "describe_alarms", doing, **which)
+    response = cloud.call("cloudwatch", "describe_alarms", doing, **arguments)
     alarms_by_name = {
         alarm["AlarmName"]: alarm
         for kind in ("MetricAlarms", "CompositeAlarms")
-        for alarm in answer.get(kind, [])
+        for alarm in response.get(kind, [])
     }
     missing = [name for name in alarms if name not in alarms_by_name]
     if missing:
@@ -338,35 +352,35 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
             f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of an"
             " existing alarm"
         )
-    off = {
+    reasons = {
         name: alarm.get("StateReason", "")
         for name, alarm in alarms_by_name.items()
         if alarm.get("StateValue") == "ALARM"
     }
     for name in alarms if since is not None else ():
-        which = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}
-        items = cloud.call("cloudwatch", "describe_alarm_history", doing, **which)[
+        arguments = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}
+        items = cloud.call("cloudwatch", "describe_alarm_history", doing, **arguments)[
             "AlarmHistoryItems"
         ]
-        changes = [item for item in items if _is_off(item) and item["Timestamp"] >= since]
+        changes = [item for item in items if _is_trigger(item) and item["Timestamp"] >= since]
         if changes:
-            off.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
-    return off
+            reasons.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
+    return reasons
 
 
-def _is_off(item: Mapping[str, Any]) -> bool:
+def _is_trigger(item: Mapping[str, Any]) -> bool:
     return bool(
         json.loads(item.get("HistoryData") or "{}").get("newState", {}).get("stateValue") == "ALARM"
     )
 
 
-def _baking(alias: Mapping[str, Any]) -> Baking | None:
+def _running_canary(alias: Mapping[str, Any]) -> Baking | None:
     weights = (alias.get("RoutingConfig") or {}).get("AdditionalVersionWeights") or {}
-    properties = alias.get("Description", "").removeprefix(MARK)
+    start = alias.get("Description", "").removeprefix(DESCRIPTION_PREFIX)
     for version, weight in weights.items():
         try:
-            return Baking(version, weight * 100, datetime.fromisoformat(properties))
-        except ValueError:  # somebody else began it, so its age is unknown
+            return Baking(version, weight * 100, datetime.fromisoformat(start))
+        except ValueError:  # Somebody else began the canary, so its age is unknown.
             return Baking(version, weight * 100, datetime.fromtimestamp(0, timezone.utc))
     return None
 
@@ -374,10 +388,10 @@ def _baking(alias: Mapping[str, Any]) -> Baking | None:
 def _route(
     cloud: Cloud, resource: Resource, version: str, weights: Mapping[str, float], description: str
 ) -> None:
-    wanted = {
+    arguments = {
         **pick(resource.properties, ("FunctionName", "Name")),
         "FunctionVersion": version,
         "Description": description,
     }
-    wanted["RoutingConfig"] = {"AdditionalVersionWeights": dict(weights)}
-    cloud.call("lambda", "update_alias", f"moving requests of {resource.name}", **wanted)
+    arguments["RoutingConfig"] = {"AdditionalVersionWeights": dict(weights)}
+    cloud.call("lambda", "update_alias", f"moving requests of {resource.name}", **arguments)

@@ -1,4 +1,4 @@
-"""Resources around a Lambda function: URL, permissions, queue, concurrency, managed instances."""
+"""The other resources of a Lambda function: URL, permissions, queue, concurrency, instances."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tsx_cli.deploy.aws_lambda.kinds import Alias, LambdaFunction, PublishedVers
 from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
-PROVIDER = (
+PROVIDER_PROPERTIES = (
     "PermissionsConfig",
     "VpcConfig",
     "InstanceRequirements",
     "CapacityProviderScalingConfig",
 )
-MODES = ("AuthType", "InvokeMode")
-MAPPING = (
+URL_PROPERTIES = ("AuthType", "InvokeMode")
+MAPPING_PROPERTIES = (
     "EventSourceArn",
     "BatchSize",
     "MaximumBatchingWindowInSeconds",
@@ -33,16 +33,16 @@ class Url(ResourceKind):
     traits = Traits(is_tagged=False, fixed=frozenset({"TargetFunctionArn", "Qualifier"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _alias_args(name)
+        alias_arguments = _alias_arguments(name)
         config = cloud.find(
-            "lambda", "get_function_url_config", f"looking for the URL of {name}", **which
+            "lambda", "get_function_url_config", f"looking for the URL of {name}", **alias_arguments
         )
         if config is None:
             return None
         properties = {
-            "TargetFunctionArn": which["FunctionName"],
-            "Qualifier": which["Qualifier"],
-            **pick(config, MODES),
+            "TargetFunctionArn": alias_arguments["FunctionName"],
+            "Qualifier": alias_arguments["Qualifier"],
+            **pick(config, URL_PROPERTIES),
         }
         return Observed(
             name,
@@ -51,17 +51,20 @@ class Url(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
+        arguments = {**_alias_arguments(resource.name), **pick(resource.properties, URL_PROPERTIES)}
         cloud.call(
-            "lambda", "create_function_url_config", f"giving {resource.name} a URL", **wanted
+            "lambda", "create_function_url_config", f"giving {resource.name} a URL", **arguments
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
+        arguments = {**_alias_arguments(resource.name), **pick(resource.properties, URL_PROPERTIES)}
         cloud.call(
-            "lambda", "update_function_url_config", f"changing the URL of {resource.name}", **wanted
+            "lambda",
+            "update_function_url_config",
+            f"changing the URL of {resource.name}",
+            **arguments,
         )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
@@ -69,7 +72,7 @@ class Url(ResourceKind):
             "lambda",
             "delete_function_url_config",
             f"removing the URL of {observed.name}",
-            **_alias_args(observed.name),
+            **_alias_arguments(observed.name),
         )
 
 
@@ -82,7 +85,7 @@ class Permission(ResourceKind):
     traits = Traits(
         is_tagged=False,
         fixed=frozenset({"Action", "Principal"}),
-        unseen=frozenset({"FunctionName", "FunctionUrlAuthType", "InvokedViaFunctionUrl"}),
+        unreported=frozenset({"FunctionName", "FunctionUrlAuthType", "InvokedViaFunctionUrl"}),
     )
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -93,26 +96,30 @@ class Permission(ResourceKind):
         )
         if details is None:
             return None
-        who = details["Principal"]
+        principal = details["Principal"]
         return Observed(
             name,
             {
                 "Action": details["Action"],
-                "Principal": who.get("AWS", who) if isinstance(who, dict) else who,
+                "Principal": principal.get("AWS", principal)
+                if isinstance(principal, dict)
+                else principal,
             },
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         alias, _, statement = resource.name.partition("|")
-        wanted = {"StatementId": statement, **resource.properties, **_alias_args(alias)}
+        arguments = {"StatementId": statement, **resource.properties, **_alias_arguments(alias)}
         cloud.call(
-            "lambda", "add_permission", f"letting callers of the URL in to {alias}", **wanted
+            "lambda", "add_permission", f"letting callers of the URL in to {alias}", **arguments
         )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         alias, _, statement = observed.name.partition("|")
-        which = {"StatementId": statement, **_alias_args(alias)}
-        cloud.call("lambda", "remove_permission", f"taking a permission from {alias}", **which)
+        alias_arguments = {"StatementId": statement, **_alias_arguments(alias)}
+        cloud.call(
+            "lambda", "remove_permission", f"taking a permission from {alias}", **alias_arguments
+        )
 
 
 class EventSourceMapping(ResourceKind):
@@ -120,7 +127,7 @@ class EventSourceMapping(ResourceKind):
 
     traits = Traits(
         fixed=frozenset({"EventSourceArn"}),
-        unseen=frozenset({"FunctionName"}),
+        unreported=frozenset({"FunctionName"}),
         removable=frozenset({"ScalingConfig"}),
     )
     poll_interval_s, timeout_s = 2.0, 600.0
@@ -137,13 +144,12 @@ class EventSourceMapping(ResourceKind):
         )
         if details is None:
             return None
-        changing = details["State"] not in ("Enabled", "Disabled")
+        is_changing = details["State"] not in ("Enabled", "Disabled")
         tags = cloud.call(
             "lambda", "list_tags", "reading tags", Resource=details["EventSourceMappingArn"]
         )["Tags"]
-        details = {
-            key: value for key, value in details.items() if value != {}
-        }  # Lambda reports a removed bound as an empty one
+        # Lambda reports a removed limit as an empty mapping.
+        details = {key: value for key, value in details.items() if value != {}}
         outputs = {
             "Ref": details["UUID"],
             "Arn": details["EventSourceMappingArn"],
@@ -151,11 +157,11 @@ class EventSourceMapping(ResourceKind):
         }
         return Observed(
             name,
-            pick(details, MAPPING),
+            pick(details, MAPPING_PROPERTIES),
             tags,
             outputs,
-            "changing" if changing else "ready",
-            details["State"] if changing else "",
+            "changing" if is_changing else "ready",
+            details["State"] if is_changing else "",
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -194,7 +200,7 @@ class EventSourceMapping(ResourceKind):
 
 
 class ProvisionedConcurrency(ResourceKind):
-    """Environments that start before requests arrive, shared by the versions of an alias.
+    """Execution environments that start before requests arrive, for all versions of an alias.
 
     Its name is `function:alias`.
     """
@@ -203,63 +209,71 @@ class ProvisionedConcurrency(ResourceKind):
     poll_interval_s, timeout_s = 5.0, 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _alias_args(name)
+        alias_arguments = _alias_arguments(name)
         doing = f"looking for the provisioned concurrency of {name}"
-        config = cloud.find("lambda", "get_provisioned_concurrency_config", doing, **which)
+        config = cloud.find(
+            "lambda", "get_provisioned_concurrency_config", doing, **alias_arguments
+        )
         if config is None:
             return None
-        wanted = config["RequestedProvisionedConcurrentExecutions"]
+        requested = config["RequestedProvisionedConcurrentExecutions"]
         available = config.get("AvailableProvisionedConcurrentExecutions", 0)
         states: dict[str, State] = {"READY": "ready", "FAILED": "failed"}
         state = states.get(config["Status"], "changing")
         reason = (
             ""
             if state == "ready"
-            else config.get("StatusReason") or f"{available} of {wanted} are there"
+            else config.get("StatusReason") or f"{available} of {requested} are there"
         )
         return Observed(
-            name, {**which, "ProvisionedConcurrentExecutions": wanted}, state=state, reason=reason
+            name,
+            {**alias_arguments, "ProvisionedConcurrentExecutions": requested},
+            state=state,
+            reason=reason,
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {**resource.change_settings, **resource.properties}
+        arguments = {**resource.change_settings, **resource.properties}
         cloud.call(
             "lambda",
             "put_provisioned_concurrency_config",
             f"keeping environments of {resource.name} ready",
-            **wanted,
+            **arguments,
         )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         doing = f"keeping no environments of {observed.name} ready"
         cloud.call(
-            "lambda", "delete_provisioned_concurrency_config", doing, **_alias_args(observed.name)
+            "lambda",
+            "delete_provisioned_concurrency_config",
+            doing,
+            **_alias_arguments(observed.name),
         )
 
 
 class CapacityProvider(ResourceKind):
     """Instances in the user's account that Lambda manages."""
 
-    traits = Traits(fixed=frozenset(PROVIDER[:3]))
+    traits = Traits(fixed=frozenset(PROVIDER_PROPERTIES[:3]))
     poll_interval_s, timeout_s = 5.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer = cloud.find(
+        response = cloud.find(
             "lambda",
             "get_capacity_provider",
             f"looking for the capacity provider {name}",
             CapacityProviderName=name,
         )
-        if answer is None:
+        if response is None:
             return None
-        provider = answer["CapacityProvider"]
+        provider = response["CapacityProvider"]
         arn = provider["CapacityProviderArn"]
         states: dict[str, State] = {"Active": "ready", "Failed": "failed"}
         tags = cloud.call("lambda", "list_tags", "reading tags", Resource=arn)["Tags"]
         state = states.get(provider["State"], "changing")
         return Observed(
             name,
-            pick(provider, PROVIDER),
+            pick(provider, PROVIDER_PROPERTIES),
             tags,
             {"Arn": arn, "Ref": name},
             state,
@@ -267,7 +281,7 @@ class CapacityProvider(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {
+        arguments = {
             "CapacityProviderName": resource.name,
             "Tags": dict(resource.tags),
             **resource.properties,
@@ -276,7 +290,7 @@ class CapacityProvider(ResourceKind):
             "lambda",
             "create_capacity_provider",
             f"creating the capacity provider {resource.name}",
-            **wanted,
+            **arguments,
         )
 
     def update(
@@ -314,20 +328,20 @@ def statements(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
         "lambda",
         "get_policy",
         f"looking for the callers that {alias} permits",
-        **_alias_args(alias),
+        **_alias_arguments(alias),
     )
     return [] if response is None else list(json.loads(response["Policy"])["Statement"])
 
 
 def mappings(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
-    """Return the sources of events for `function:alias`."""
+    """Return the event source mappings of `function:alias`."""
     doing = f"looking for what sends events to {alias}"
     return cloud.list_items(
         "lambda", "list_event_source_mappings", "EventSourceMappings", doing, FunctionName=alias
     )
 
 
-def _alias_args(alias_name: str) -> dict[str, str]:
+def _alias_arguments(alias_name: str) -> dict[str, str]:
     function, _, alias = alias_name.partition(":")
     return {"FunctionName": function, "Qualifier": alias}
 

@@ -1,7 +1,7 @@
 """The resources of a Lambda function: function, version, alias, and the sources of requests.
 
-A version cannot be changed, and its number is not known in advance. So the description of a
-function begins with a hash of its content, by which its version is found.
+A version cannot be changed, and its number is not known in advance. Therefore the description of a
+function begins with a hash of its content, by which later runs find the version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined_metric, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
@@ -42,7 +42,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         [role(spec, facts.account, facts.region, tags)] if settings.role is None else []
     )
     resource_list += log_group(spec, tags)
-    function, content = _function(spec, facts)
+    function, content_hash = _function(spec, facts)
     resource_list.append(
         Resource(
             "Function",
@@ -56,23 +56,23 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     version = Resource(
         "Version",
         "AWS::Lambda::Version",
-        f"{spec.name}:{content}",
+        f"{spec.name}:{content_hash}",
         {"FunctionName": spec.name},
         ("Function",),
     )
-    watched = _alarms(spec, tags, content)
-    needs = ("Version", *(alarm.id for alarm in watched.resources))
+    alarms = _alarms(spec, tags, content_hash)
+    needs = ("Version", *(alarm.id for alarm in alarms.resources))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
-    resource_list += [version, *watched.resources]
+    resource_list += [version, *alarms.resources]
     canary = spec.canary
-    shift = {} if canary is None else {**canary.model_dump(), "alarms": watched.names}
+    shift = {} if canary is None else {**canary.model_dump(), "alarms": alarms.names}
     resource_list.append(
         Resource(
             "Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, change_settings=shift
         )
     )
     if settings.provisioned is not None or settings.autoscaling is not None:
-        resource_list += _provisioned(spec, settings)
+        resource_list += _provisioned_concurrency(spec, settings)
     if settings.url != "off":
         resource_list += _url(spec, settings)
     if settings.queue is not None:
@@ -95,14 +95,14 @@ def scaling_target(name: str) -> str:
 
 def _check(spec: DeploySpec, settings: Lambda) -> None:
     if settings.managed_instances is None:
-        too_large = [
+        excessive_keys = [
             f"lambda.{key}"
             for key, value in (("memory", settings.memory), ("storage", settings.storage))
             if value > MAX_MIB
         ]
-        if too_large:
+        if excessive_keys:
             raise UsageError(
-                f"{too_large[0]}: Lambda gives at most {MAX_MIB} MiB; use {MANAGED} for more"
+                f"{excessive_keys[0]}: Lambda gives at most {MAX_MIB} MiB; use {MANAGED} for more"
             )
         return
     clashes = {
@@ -116,31 +116,35 @@ def _check(spec: DeploySpec, settings: Lambda) -> None:
             f"a function on managed instances has no {', '.join(fields)}: its instances always run."
             " Remove one of them"
         )
-    managed = settings.managed_instances
-    if managed.gpu_memory is not None and settings.architecture != "x86_64":
+    instance_settings = settings.managed_instances
+    if instance_settings.gpu_memory is not None and settings.architecture != "x86_64":
         raise UsageError(
             f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for"
             f" {settings.architecture}"
         )
-    if managed.provider is None and not (managed.subnets and managed.operator_role):
+    if instance_settings.provider is None and not (
+        instance_settings.subnets and instance_settings.operator_role
+    ):
         raise UsageError(
             f"{MANAGED} needs subnets and operator_role for the instances, or provider, the ARN of"
             " a capacity provider"
         )
 
 
-def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
-    types, most = list(managed.instance_types) or None, managed.most_cpus
+def _provider(
+    spec: DeploySpec, instance_settings: ManagedInstances, tags: Mapping[str, str]
+) -> Resource:
+    types, max_cpus = list(instance_settings.instance_types) or None, instance_settings.most_cpus
     properties = {
-        "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
+        "PermissionsConfig": {"CapacityProviderOperatorRoleArn": instance_settings.operator_role},
         "VpcConfig": {
-            "SubnetIds": list(managed.subnets),
-            "SecurityGroupIds": list(managed.security_groups),
+            "SubnetIds": list(instance_settings.subnets),
+            "SecurityGroupIds": list(instance_settings.security_groups),
         },
         "InstanceRequirements": without_none(
             {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
         ),
-        "CapacityProviderScalingConfig": most and {"MaxVCpuCount": most},
+        "CapacityProviderScalingConfig": max_cpus and {"MaxVCpuCount": max_cpus},
     }
     kind = "AWS::Lambda::CapacityProvider"
     return Resource(
@@ -155,7 +159,7 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     """Return the properties of a function, and the hash that identifies its version."""
     settings, queue = spec.lambda_, spec.lambda_.queue
-    variables = {}  # documented in docs/guides/deploy/lambda.md
+    variables = {}  # see docs/guides/deploy/lambda.md
     if settings.streaming:
         variables["TSX_LAMBDA_ANSWERS"] = "streamed"
     if queue is not None and queue.results is not None:
@@ -177,25 +181,25 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
             "Architectures": [settings.architecture],
             "Environment": {"Variables": variables} if variables else None,
             "VpcConfig": network if settings.subnets else None,
-            **_managed(settings.managed_instances),
+            **_managed_instances(settings.managed_instances),
         }
     )
-    content = digest([properties, facts.sha256])
+    content_hash = digest([properties, facts.sha256])
     properties["Description"] = (
-        f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
+        f"tsx {content_hash} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
     )
     if settings.reserved is not None:
         properties["ReservedConcurrentExecutions"] = settings.reserved
-    return properties, content
+    return properties, content_hash
 
 
-def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
-    if managed is None:
+def _managed_instances(instance_settings: ManagedInstances | None) -> dict[str, Any]:
+    if instance_settings is None:
         return {}
-    memory, gpu = managed.memory_per_cpu, managed.gpu_memory
+    memory, gpu = instance_settings.memory_per_cpu, instance_settings.gpu_memory
     config = {
-        "CapacityProviderArn": managed.provider or Ref("CapacityProvider", "Arn"),
-        "PerExecutionEnvironmentMaxConcurrency": managed.concurrency,
+        "CapacityProviderArn": instance_settings.provider or Ref("CapacityProvider", "Arn"),
+        "PerExecutionEnvironmentMaxConcurrency": instance_settings.concurrency,
         "ExecutionEnvironmentMemoryGiBPerVCpu": memory and float(memory),
     }
     return {
@@ -206,48 +210,50 @@ def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
     }
 
 
-def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
-    """Return the alarms that watch a new version, without the requests of other versions.
+def _alarms(spec: DeploySpec, tags: Mapping[str, str], content_hash: str) -> Alarms:
+    """Return the alarms that watch only the requests of a new version.
 
-    Each version has alarms of its own, by its hash `content`. An existing alarm would keep the
-    state of the former version.
+    The name of each alarm depends on the version's hash. An alarm that two versions shared would
+    keep the state of the earlier version.
     """
     if spec.canary is None:
         return Alarms([], [])
-    through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
+    alias_dimensions = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
     version: dict[str, str | Ref] = {
-        **through,
-        "ExecutedVersion": Ref("Version", "Version", content),
+        **alias_dimensions,
+        "ExecutedVersion": Ref("Version", "Version", content_hash),
     }
-    # An error response of a model is not a failed invocation.
-    answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)
-    metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
+    # `Errors` does not count error responses of a model, because their invocation succeeds.
+    error_responses = None if spec.lambda_.url == "off" else ("Url5xxCount", alias_dimensions)
+    metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, error_responses)
     return create_alarms(
         spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags), ("Version",)
     )
 
 
-def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
-    """Return the provisioned concurrency; with a scaling rule, only the first number is set."""
+def _provisioned_concurrency(spec: DeploySpec, settings: Lambda) -> list[Resource]:
+    """Return the provisioned concurrency; with a scaling rule, only its initial number is set."""
     number = settings.provisioned if settings.autoscaling is None else settings.autoscaling.min
-    which = {"FunctionName": spec.name, "Qualifier": ALIAS}
+    alias_arguments = {"FunctionName": spec.name, "Qualifier": ALIAS}
     fields = {"ProvisionedConcurrentExecutions": number}
-    fixed, change_settings = (
-        (which | fields, {}) if settings.autoscaling is None else (which, fields)
+    properties, change_settings = (
+        (alias_arguments | fields, {})
+        if settings.autoscaling is None
+        else (alias_arguments, fields)
     )
     resource_list = [
         Resource(
             "Provisioned",
             "Tsx::Lambda::ProvisionedConcurrency",
             alias_of(spec.name),
-            fixed,
+            properties,
             ("Alias",),
             change_settings=change_settings,
         )
     ]
     if settings.autoscaling is None:
         return resource_list
-    metric = predefined("LambdaProvisionedConcurrencyUtilization")
+    metric = predefined_metric("LambdaProvisionedConcurrencyUtilization")
     return resource_list + scaling_resources(
         scaling_target(spec.name),
         scaling_rule(spec.name),
@@ -258,25 +264,33 @@ def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
 
 
 def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
-    """Return a URL; callers of a public one need both permissions.
+    """Return a URL with its permissions.
 
-    Within an account, the policy of the caller is enough.
+    Callers of a public URL need both permissions. For callers in the same account, their own policy
+    is enough.
     """
-    public = settings.url == "public"
+    is_public = settings.url == "public"
     mode = "RESPONSE_STREAM" if settings.streaming else "BUFFERED"
     properties = {
         "TargetFunctionArn": spec.name,
         "Qualifier": ALIAS,
-        "AuthType": "NONE" if public else "AWS_IAM",
+        "AuthType": "NONE" if is_public else "AWS_IAM",
         "InvokeMode": mode,
     }
     resource_list = [
         Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))
     ]
-    by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
-    by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
-    for number, way in enumerate((by_url, by_name) if public else (), start=1):
-        fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **way}
+    url_permission: dict[str, Any] = {
+        "Action": "lambda:InvokeFunctionUrl",
+        "FunctionUrlAuthType": "NONE",
+    }
+    function_permission: dict[str, Any] = {
+        "Action": "lambda:InvokeFunction",
+        "InvokedViaFunctionUrl": True,
+    }
+    permissions = (url_permission, function_permission) if is_public else ()
+    for number, permission in enumerate(permissions, start=1):
+        fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **permission}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"
         kind, id = "AWS::Lambda::Permission", f"UrlPermission{number}"
         resource_list.append(Resource(id, kind, name, fields, ("Alias",)))

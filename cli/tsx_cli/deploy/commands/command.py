@@ -17,9 +17,9 @@ from tsx_cli.deploy.commands.options import (
     with_options,
 )
 
-# `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
+# `verbs` is imported inside the commands: it imports pydantic, which would slow down the help.
 
-CHANGES = 2  # the exit code of a plan that changes something
+CHANGES = 2  # exit code of a plan with changes
 
 
 # The base class of typer's usage errors.
@@ -30,12 +30,12 @@ class DeployGroup(DefaultGroup):
     default = "apply"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, and complete `--emit KIND` by a directory of that name."""
-        at = args.index("--emit") + 2 if "--emit" in args else 0
-        if 0 < at <= len(args) and (
-            at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()
+        """Parse arguments, and insert a missing directory after `--emit KIND`."""
+        index = args.index("--emit") + 2 if "--emit" in args else 0
+        if 0 < index <= len(args) and (
+            index == len(args) or args[index].startswith("-") or Path(args[index]).is_file()
         ):
-            args = [*args[:at], args[at - 1], *args[at:]]
+            args = [*args[:index], args[index - 1], *args[index:]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -134,9 +134,9 @@ def _plan(
 @with_options(deployment_options)
 def status(options: DeploymentOptions, as_json: AsJson = False) -> None:
     """Show a deployment: its state, its model, its instances, its alarms."""
-    from tsx_cli.deploy.commands.verbs import show_state
+    from tsx_cli.deploy.commands.verbs import show_deployment
 
-    show_state(*options, as_json=as_json)
+    show_deployment(*options, as_json=as_json)
 
 
 @app.command()
@@ -193,14 +193,14 @@ def invoke(
 
     --json shows its content type.
     """
-    from tsx_cli.deploy.commands.verbs import ask
+    from tsx_cli.deploy.commands.verbs import invoke_deployment
     from tsx_cli.requests.predict import check_delivery, deliver
 
     check_delivery(output, as_json=as_json)
     if (body is None) == (input_option is None):
         raise UsageError("name one file to send: `tsx deploy invoke FILE`")
-    answer = ask(*options, body or input_option or "", content_type, accept)
-    deliver(answer, output, as_json=as_json)
+    response = invoke_deployment(*options, body or input_option or "", content_type, accept)
+    deliver(response, output, as_json=as_json)
 
 
 @app.command()
@@ -216,7 +216,7 @@ def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
 @with_options(deployment_options)
 def rollback(
     options: DeploymentOptions,
-    to: Annotated[
+    number: Annotated[
         int | None,
         typer.Option(
             "--version", help="Version number as shown by `history`; by default the previous one."
@@ -226,9 +226,9 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Return to an earlier version."""
-    from tsx_cli.deploy.commands.verbs import go_back
+    from tsx_cli.deploy.commands.verbs import roll_back
 
-    go_back(*options, to, ask=not yes, as_json=as_json)
+    roll_back(*options, number, ask=not yes, as_json=as_json)
 
 
 @app.command()
@@ -251,6 +251,6 @@ def destroy(
     as_json: AsJson = False,
 ) -> None:
     """Remove a deployment completely, after asking for its name."""
-    from tsx_cli.deploy.commands.verbs import remove
+    from tsx_cli.deploy.commands.verbs import destroy_deployment
 
-    remove(*options, purge=purge, ask=not yes, as_json=as_json)
+    destroy_deployment(*options, purge=purge, ask=not yes, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The image of a deployment without `--image`, which is built here and pushed to a registry."""
+"""The image of a deployment without `--image`: it is built here and pushed to a registry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     """Return the image that has to be built.
 
     Raises:
-        UsageError: The repository is not one that the target can pull from.
+        UsageError: The target cannot pull from the repository.
     """
     image_recipe = recipe(spec, facts, local)
     tag = tag_for_repository(spec.repository, spec.name, image_recipe.tag)
@@ -53,7 +53,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
             {"Tsx::Registry::Image": pushed},
             image_recipe.notes,
         )
-    return _in_ecr(
+    return _ecr_images(
         spec,
         facts,
         image_recipe._replace(tag=tag),
@@ -62,11 +62,11 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
 
 
 def own_repository(target: str, name: str) -> str:
-    """Return the name of a deployment's repository, which is removed with it."""
+    """Return the name of a deployment's own repository, which is removed with the deployment."""
     return f"tsx/{target}/{name}"
 
 
-def _in_ecr(spec: DeploySpec, facts: Facts, image_recipe: Recipe, kind: ecr.EcrImage) -> Images:
+def _ecr_images(spec: DeploySpec, facts: Facts, image_recipe: Recipe, kind: ecr.EcrImage) -> Images:
     suffix = ".cn" if facts.region.startswith("cn-") else ""
     registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{suffix}"
     repository_name = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
@@ -76,10 +76,10 @@ def _in_ecr(spec: DeploySpec, facts: Facts, image_recipe: Recipe, kind: ecr.EcrI
             f"repository is {repository_name}; {spec.target} takes images from ECR only:"
             " ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME"
         )
-    # Deployments may share a repository that the specification names.
+    # A repository that the specification names has no owner, because deployments may share it.
     tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}
-    scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
-    repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
+    scanning = {"ImageScanningConfiguration": {"ScanOnPush": True}}
+    repository = Resource("Repository", "AWS::ECR::Repository", path, scanning, tags=tags)
     image = Resource(
         "Image", "Tsx::ECR::Image", f"{repository_name}:{image_recipe.tag}", {}, ("Repository",)
     )

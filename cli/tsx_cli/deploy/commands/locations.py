@@ -15,18 +15,18 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
 from tsx_cli.deploy.commands.images import own_repository
-from tsx_cli.deploy.commands.spec_file import read_named
+from tsx_cli.deploy.commands.spec_file import read_named_spec
 from tsx_cli.deploy.container.deployment import ContainerTarget
 from tsx_cli.deploy.container.kinds import ContainerHost, DockerContainer, LocalImage
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.image.programs import Builder, Program, engine
+from tsx_cli.deploy.image.programs import Builder, Program, find_engine
 from tsx_cli.deploy.image.recipe import own_tag_pattern
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
-from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
-from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
+from tsx_cli.deploy.kubernetes.kinds import KIND as KUBERNETES_KIND
+from tsx_cli.deploy.kubernetes.kinds import KINDS as KUBERNETES_KINDS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
 from tsx_cli.deploy.sagemaker.components import LOG
@@ -57,15 +57,15 @@ AWS_KINDS: Mapping[str, ResourceKind] = {
 
 @dataclass(frozen=True)
 class Location:
-    """The location of a deployment. `cloud` is passed to its kinds and its platform."""
+    """The location of a deployment; the methods of its kinds and its platform get `cloud`."""
 
     name: str
     target: str
     platform: Platform
     cloud: Any
     kinds: Mapping[str, ResourceKind]
-    repository: str | None = None  # named repository of built images
-    log_name: str = ""  # name of its log group in CloudWatch
+    repository: str | None = None  # the given repository of built images, if any
+    log_name: str = ""  # the deployment's log group in CloudWatch, if any
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return (
@@ -75,15 +75,15 @@ class Location:
         )
 
     def leftovers(self, resources: Sequence[Resource]) -> list[Resource]:
-        """Return what outlives a deployment in AWS: its log, its images, and their repository."""
+        """Return the deployment's remaining resources in AWS: its log, images and repository."""
         if not self.log_name:
             return []
-        runs = any(
+        is_deployed = any(
             resource.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT)
             for resource in resources
         )
-        log = log_group.own_log_group(self.cloud, self.name, self.log_name, exists=runs)
-        if self.target == "sagemaker" and not log:  # a removed component leaves its log
+        log = log_group.own_log_group(self.cloud, self.name, self.log_name, exists=is_deployed)
+        if self.target == "sagemaker" and not log:  # A removed component leaves its log.
             log = log_group.own_log_group(
                 self.cloud, self.name, LOG.format(self.name), exists=False
             )
@@ -104,31 +104,33 @@ def locate(spec: DeploySpec) -> Location:
     return _location(spec, lambda cloud: wanted_membership(spec))
 
 
-def locate_named(file: Path | None, options: Mapping[str, Any]) -> Location:
-    spec = read_named(file, options)
+def locate_named_deployment(file: Path | None, options: Mapping[str, Any]) -> Location:
+    spec = read_named_spec(file, options)
     return _location(spec, lambda cloud: membership(cloud, spec.name))
 
 
-def _location(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | None]) -> Location:
+def _location(
+    spec: DeploySpec, find_membership: Callable[[Cloud], EndpointMembership | None]
+) -> Location:
     """Return the location of a deployment.
 
     Args:
         spec: The specification.
-        member: Returns the endpoint of SageMaker that the deployment shares, if any.
+        find_membership: Returns the shared SageMaker endpoint of the deployment, if any.
 
     Raises:
         UsageError: There is no such target.
         CliError: A program or a package is missing.
     """
     targets = get_args(Target)
-    if spec.target not in targets:  # tsx.toml is not validated without a model
+    if spec.target not in targets:  # Without a model, tsx.toml has not been validated.
         raise UsageError(f"target is '{spec.target}'; choose one of {', '.join(targets)}")
     cloud: Any
     platform: Platform
     log_name = ""
     if spec.target == "container":
-        program = engine(spec.container.engine)
-        # The image is built by the engine that runs it.
+        program = find_engine(spec.container.engine)
+        # The engine that runs the image also builds it.
         kinds: Mapping[str, ResourceKind] = {
             "Tsx::Container::Container": DockerContainer(),
             "Tsx::Container::Image": LocalImage(Builder(program.name)),
@@ -142,17 +144,17 @@ def _location(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | N
             )
         settings = spec.kubernetes
         kinds = {
-            **OBJECTS,
-            f"{OBJECT}Deployment": Release(),
-            f"{OBJECT}HTTPRoute": WeightedRoute(),
-            f"{OBJECT}Revision": Revision(),
+            **KUBERNETES_KINDS,
+            f"{KUBERNETES_KIND}Deployment": Release(),
+            f"{KUBERNETES_KIND}HTTPRoute": WeightedRoute(),
+            f"{KUBERNETES_KIND}Revision": Revision(),
         }
         arguments = ("--context", settings.context) if settings.context else ()
         cloud = Cluster(Program("kubectl", arguments), settings.namespace)
         platform = KubernetesTarget()
     elif spec.target == "ray":
         try:
-            from tsx_cli.deploy.ray.cluster import RayCluster  # Ray is an extra
+            from tsx_cli.deploy.ray.cluster import RayCluster  # Ray is an optional extra.
             from tsx_cli.deploy.ray.deployment import RayTarget
             from tsx_cli.deploy.ray.kinds import KINDS as RAY_KINDS
         except ImportError as error:
@@ -165,6 +167,6 @@ def _location(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | N
     else:
         cloud = Cloud(spec.region, spec.profile, spec.sagemaker.bucket_owner)
         is_function, kinds = spec.target == "lambda", AWS_KINDS
-        served = LambdaTarget() if is_function else target_of(member(cloud))
-        platform, log_name = served, served.log_group(spec.name)
+        aws_platform = LambdaTarget() if is_function else target_of(find_membership(cloud))
+        platform, log_name = aws_platform, aws_platform.log_group(spec.name)
     return Location(spec.name, spec.target, platform, cloud, kinds, spec.repository, log_name)

@@ -17,7 +17,7 @@ from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
 from tsx_runtime.shared.log_format import escaped
 
-RUN_CODE = frozenset(
+CODE_RUNNING_KINDS = frozenset(
     {
         "AWS::SageMaker::Endpoint",
         "AWS::SageMaker::InferenceComponent",
@@ -30,10 +30,10 @@ RUN_CODE = frozenset(
 
 
 class ProgramLog:
-    """The log of containers, pods or replicas, read from the program that runs them."""
+    """The log of containers, pods or replicas, read through the program that manages them."""
 
     def __init__(self, location: Location) -> None:
-        self._place, self.group = location, f"{location.target} {location.name}"
+        self._location, self.group = location, f"{location.target} {location.name}"
 
     def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
         return list(self._lines(count, since, follow=False))
@@ -42,10 +42,10 @@ class ProgramLog:
         return self._lines(count, since, follow=True)
 
     def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[LogLine]:
-        platform: Any = self._place.platform
-        ago = None if since is None else f"{max(1, math.ceil(time.time() - since))}s"
+        platform: Any = self._location.platform
+        max_age = None if since is None else f"{max(1, math.ceil(time.time() - since))}s"
         for text in platform.logs(
-            self._place.cloud, self._place.name, lines=count, since=ago, follow=follow
+            self._location.cloud, self._location.name, lines=count, since=max_age, follow=follow
         ):
             yield LogLine(None, "", text)
 
@@ -82,30 +82,32 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
             " a start writes some"
         )
     for line in lines:
-        when = line.when
+        time_of_line = line.time
         if as_json:
             report = {
-                "time": None if when is None else when.isoformat(),
+                "time": None if time_of_line is None else time_of_line.isoformat(),
                 "stream": line.stream,
                 "message": line.text,
             }
             print(json.dumps(report), flush=True)  # JSON lines
         else:
-            time_text = "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S} "
+            time_text = (
+                "" if time_of_line is None else f"{time_of_line.astimezone():%Y-%m-%d %H:%M:%S} "
+            )
             print(f"{time_text}{escaped(line.text)}", flush=True)
 
 
 def explain_log(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
-    """Return the end of the log and the likely causes, or why the log cannot be read."""
+    """Return the end of the log and the likely causes, or the reason why the log cannot be read."""
     try:
         lines = [line.text for line in log.last_lines(FAILURE_LINES, since)]
-        unread = ""
+        read_error = ""
     except CloudError as error:
-        lines, unread = [], error.message
+        lines, read_error = [], error.message
     causes = [str(diagnosis) for diagnosis in diagnose(reason, lines)]
-    if not lines and not unread and isinstance(log, CloudWatch):
+    if not lines and not read_error and isinstance(log, CloudWatch):
         causes.append(SILENT)
-    return {"log": lines, "log_unread": unread, "diagnosis": causes}
+    return {"log": lines, "log_unread": read_error, "diagnosis": causes}
 
 
 def show_explanation(findings: dict[str, Any], log: Log, *, to_stderr: bool) -> None:
@@ -121,15 +123,19 @@ def show_explanation(findings: dict[str, Any], log: Log, *, to_stderr: bool) -> 
 
 
 def explain(error: DeployFailed, log: Log, since: float) -> None:
-    """Print to stderr the log and the likely causes of a start that failed since a time."""
+    """Print to stderr the log and the likely causes of a failed start.
+
+    `since` is the time when the start began.
+    """
     kind = error.change.resource.kind
     if error.change.action == "delete":
         return
-    if kind in RUN_CODE:
+    if kind in CODE_RUNNING_KINDS:
         findings = explain_log(log, error.message, since)
-        if kind.startswith("AWS::Lambda::"):  # perhaps no image was started
+        # A silent log is normal if Lambda has not started the image.
+        if kind.startswith("AWS::Lambda::"):
             findings["diagnosis"] = [cause for cause in findings["diagnosis"] if cause != SILENT]
         show_explanation(findings, log, to_stderr=True)
-    elif kind.startswith("Tsx::"):  # the message has the output of the program
+    elif kind.startswith("Tsx::"):  # The message contains the output of the program.
         for cause in diagnose("", error.message.splitlines()):
             print(f"Likely: {escaped(str(cause))}", file=sys.stderr)

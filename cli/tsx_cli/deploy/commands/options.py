@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class DeploymentOptions(NamedTuple):
     """The options of a command, merged into one table."""
 
-    file: Path | None  # the named tsx.toml
+    file: Path | None  # the given tsx.toml
     values: dict[str, Any]  # key of `[deploy]` -> value, None for unused options
 
 
@@ -31,7 +31,7 @@ def with_options(
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Add the options of `shared` to a command, which gets their result as its first argument.
 
-    typer reads options from the signature, so this builds one.
+    typer reads the options from a function's signature, so the decorator builds a new signature.
     """
     shared_parameters = inspect.signature(shared, eval_str=True).parameters
 
@@ -48,7 +48,7 @@ def with_options(
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in (*shared_parameters.values(), *own_parameters)
         ]
-        # `inspect` reads this attribute first.
+        # `inspect.signature` reads this attribute first.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 

@@ -18,8 +18,8 @@ from tsx_cli.deploy.engine.plan import Action, Change, Plan, changed_parts
 from tsx_cli.deploy.engine.platform import DeployedVersion
 
 MAX_VALUE_CHARS = 100
-ANNOUNCED_S = 30.0  # durations from which a change is announced
-# Typical seconds; in AWS they depend on the image and the machines.
+ANNOUNCED_S = 30.0  # Changes that take this long are announced with their duration.
+# Typical seconds of a change; in AWS they depend on the image and the machines.
 TYPICAL_S: Mapping[str, Mapping[str, float]] = {
     "AWS::SageMaker::Endpoint": {"create": 360, "replace": 420, "update": 480},
     "AWS::SageMaker::InferenceComponent": {"create": 300, "replace": 360, "update": 300},
@@ -33,7 +33,7 @@ TYPICAL_S: Mapping[str, Mapping[str, float]] = {
 }
 ACTIONS: Mapping[
     Action, tuple[str, str, str]
-] = {  # symbol, text in the sum of a plan, text when done
+] = {  # symbol, text in the summary of a plan, text after the change
     "create": ("+", "to create", "created"),
     "update": ("~", "to update", "updated"),
     "replace": ("-/+", "to recreate", "recreated"),
@@ -42,44 +42,44 @@ ACTIONS: Mapping[
 }
 
 
-def show_plan(planned: Plan) -> None:
+def show_plan(plan: Plan) -> None:
     """Print a line for each resource, and below it the values that change."""
-    for change in planned.changes:
-        because = f"  ({one_line(change.reason)})" if change.reason else ""
+    for change in plan.changes:
+        reason = f"  ({one_line(change.reason)})" if change.reason else ""
         print(
             f"{ACTIONS[change.action][0]:>3} {change.resource.short_kind:<15}"
-            f" {one_line(change.resource.name)}{because}"
+            f" {one_line(change.resource.name)}{reason}"
         )
         if change.action in ("update", "replace"):
             for path, old, new in (row for field in change.fields for row in changed_parts(field)):
                 print(f"      {path}: {_value(old)} -> {_value(new)}")
             if change.resource.change_settings and change.action == "update":
                 print(f"      how: {_value(change.resource.change_settings)}")
-    counts = [(planned.count(action), texts[1]) for action, texts in ACTIONS.items()]
-    time = sum(expected(change) for change in planned.changes)
+    counts = [(plan.count(action), texts[1]) for action, texts in ACTIONS.items()]
+    time = sum(typical_seconds(change) for change in plan.changes)
     duration = f" It takes about {minutes(time)}." if time >= ANNOUNCED_S else ""
     total = ", ".join(f"{number} {text}" for number, text in counts if number)
     print(f"\n{total or 'nothing is there'}.{duration}")
 
 
-def expected(change: Change) -> float:
-    """Return the typical seconds of a change, with the time of a canary."""
-    usual = TYPICAL_S.get(change.resource.kind, {}).get(change.action, 0.0)
+def typical_seconds(change: Change) -> float:
+    """Return the typical seconds of a change, including the bake time of a canary."""
+    typical_s = TYPICAL_S.get(change.resource.kind, {}).get(change.action, 0.0)
     shift = (
         change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     )
-    traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get(
+    routing: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get(
         "TrafficRoutingConfiguration", {}
     )
-    rolling = shift.get("RollingUpdatePolicy")
-    steps = (
+    rolling_policy = shift.get("RollingUpdatePolicy")
+    rolling_s = (
         0
-        if rolling is None
-        else math.ceil(100 / rolling["MaximumBatchSize"]["Value"])
-        * rolling["WaitIntervalInSeconds"]
+        if rolling_policy is None
+        else math.ceil(100 / rolling_policy["MaximumBatchSize"]["Value"])
+        * rolling_policy["WaitIntervalInSeconds"]
     )
-    bake = change.resource.change_settings.get("bake", 0) if change.action == "update" else 0
-    return usual + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
+    bake_s = change.resource.change_settings.get("bake", 0) if change.action == "update" else 0
+    return typical_s + routing.get("WaitIntervalInSeconds", 0) + rolling_s + bake_s
 
 
 def minutes(seconds: float) -> str:
@@ -125,7 +125,7 @@ class Steps:
 
     def __call__(self, event: Event) -> None:
         label = f"{event.change.resource.short_kind} {event.change.resource.name}"
-        usual = expected(event.change)
+        typical_s = typical_seconds(event.change)
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
@@ -134,25 +134,27 @@ class Steps:
                 f"{label}: {result} ({event.seconds:.0f} s)", markup=False, soft_wrap=True
             )
         elif self._status is not None:
-            of = (
-                f" of about {minutes(usual)}; {_ctrl_c_hint(event.change)}"
-                if usual >= ANNOUNCED_S
+            estimate = (
+                f" of about {minutes(typical_s)}; {_ctrl_c_hint(event.change)}"
+                if typical_s >= ANNOUNCED_S
                 else ""
             )
             self._status.update(
-                f"{label}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\[")
+                f"{label}: {event.text or 'begun'} ({event.seconds:.0f} s{estimate})".replace(
+                    "[", r"\["
+                )
             )
             self._status.start()
-        elif event.stage == "begun" and usual >= ANNOUNCED_S:
+        elif event.stage == "begun" and typical_s >= ANNOUNCED_S:
             self._console.print(
-                f"{label}: begun, about {minutes(usual)}; {_ctrl_c_hint(event.change)}",
+                f"{label}: begun, about {minutes(typical_s)}; {_ctrl_c_hint(event.change)}",
                 markup=False,
                 soft_wrap=True,
             )
 
 
 def _ctrl_c_hint(change: Change) -> str:
-    """Return what Ctrl-C does: AWS continues without this command, but a build ends."""
+    """Return the effect of Ctrl-C: AWS continues without this command, but a build ends."""
     return "Ctrl-C ends it" if change.resource.kind.endswith("::Image") else "Ctrl-C leaves it"
 
 
@@ -186,8 +188,8 @@ def show_status(status: Mapping[str, Any]) -> None:
     print_table(["", ""], rows)
 
 
-def confirm(planned: Plan, question: str) -> bool:
-    """Ask a question; without a terminal, the response is no."""
+def confirm(plan: Plan, question: str) -> bool:
+    """Ask a question; without a terminal, the result is False."""
     if not sys.stdin.isatty():
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

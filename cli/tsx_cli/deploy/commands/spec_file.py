@@ -1,4 +1,4 @@
-"""Reading the specification of a deployment from options and tsx.toml.
+"""The reading of a deployment's specification from options and tsx.toml.
 
 Options override `[deploy.NAME]`, which overrides `[deploy]`.
 """
@@ -27,8 +27,10 @@ else:
     import tomli as tomllib
 
 
-def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
-    """Return name, target and location, for verbs that need no model; other keys have defaults.
+def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
+    """Read only the name, the target and the location, for verbs that need no model.
+
+    Other keys have their defaults.
 
     Raises:
         UsageError: The specification is incomplete or invalid.
@@ -38,7 +40,7 @@ def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {
+    section_types: dict[str, type[SpecSection]] = {
         "build": Build,
         "sagemaker": SageMaker,
         "container": Container,
@@ -47,10 +49,13 @@ def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
     }
     try:
         sections: dict[str, Any] = {
-            key: part.model_validate(values.get(key, {})) for key, part in parts.items()
+            key: section_type.model_validate(values.get(key, {}))
+            for key, section_type in section_types.items()
         }
     except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        raise UsageError(
+            "; ".join(_describe_problem(problem) for problem in error.errors())
+        ) from error
     sections |= {
         key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
     }
@@ -58,7 +63,7 @@ def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
 
 
 def read_target(file: Path | None, options: Mapping[str, Any]) -> str | None:
-    """Return the target, or None if neither an option nor tsx.toml names it."""
+    """Return the target, or None if neither an option nor tsx.toml gives it."""
     target = _values(file, options).get("target")
     return target if isinstance(target, str) else None
 
@@ -73,7 +78,9 @@ def read_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
     try:
         spec = DeploySpec.model_validate(_values(file, options))
     except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        raise UsageError(
+            "; ".join(_describe_problem(problem) for problem in error.errors())
+        ) from error
     if spec.canary is not None and spec.target == "container":
         raise UsageError("canary: the target container runs one version at a time. Remove it")
     if spec.canary is not None and spec.target == "ray" and spec.ray.models:
@@ -96,23 +103,23 @@ def _values(file: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     name = (
         options.get("name")
         or common.get("name")
-        or _name_of(options.get("model") or common.get("model"))
+        or _derive_name(options.get("model") or common.get("model"))
     )
     if name is not None:
         options["name"] = name
-    values = _merged(
-        _merged(common, tables.get(str(name), {})),
+    values = _merge(
+        _merge(common, tables.get(str(name), {})),
         {key: value for key, value in options.items() if key != "role"},
     )
     return (
         values
         if options.get("role") is None
-        else _merged(values, {str(values.get("target")): {"role": options["role"]}})
+        else _merge(values, {str(values.get("target")): {"role": options["role"]}})
     )
 
 
-def _name_of(model: object) -> str | None:
-    """Return the name of an archive's file, in the characters of a deployment's name."""
+def _derive_name(model: object) -> str | None:
+    """Derive a deployment's name from the file name of an archive."""
     if not isinstance(model, str | Path):
         return None
     name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
@@ -120,7 +127,7 @@ def _name_of(model: object) -> str | None:
 
 
 def _tables(file: Path | None) -> dict[str, Any]:
-    """Return `[deploy]` of the named file, or of the working directory's tsx.toml if it exists.
+    """Return `[deploy]` of the given file, or of the working directory's tsx.toml if it exists.
 
     Raises:
         UsageError: A table has an unknown key.
@@ -139,7 +146,7 @@ def _tables(file: Path | None) -> dict[str, Any]:
     tables = _fields(DeploySpec)
     for name, value in content.items():
         unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
-        if unknown:  # a misspelled table is not another deployment
+        if unknown:  # The table may be misspelled instead of a deployment.
             raise UsageError(
                 f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no"
                 f" '{unknown[0]}'{suggestion(name, tables)}"
@@ -151,23 +158,23 @@ def _is_deployment(key: str, value: object) -> bool:
     return isinstance(value, dict) and key not in _fields(DeploySpec)
 
 
-def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(low)
-    for key, value in high.items():
-        both[key] = (
-            _merged(low[key], value)
-            if isinstance(value, Mapping) and isinstance(low.get(key), Mapping)
+def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overrides.items():
+        merged[key] = (
+            _merge(base[key], value)
+            if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
             else value
         )
-    return both
+    return merged
 
 
-def _in_words(problem: Mapping[str, Any]) -> str:
+def _describe_problem(problem: Mapping[str, Any]) -> str:
     key_path = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return (
             "deploy has no key"
-            f" '{key_path}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+            f" '{key_path}'{suggestion(str(problem['loc'][-1]), _known_keys(problem['loc'][:-1]))}"
         )
     if problem["type"] == "missing":
         return (
@@ -177,7 +184,7 @@ def _in_words(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "model_type":
         return (
             f"{key_path} has keys of its own, not a value:"
-            f" {', '.join(f'{key_path}.{key}' for key in _known(problem['loc']))}"
+            f" {', '.join(f'{key_path}.{key}' for key in _known_keys(problem['loc']))}"
         )
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{key_path}: {message}" + (
@@ -185,14 +192,14 @@ def _in_words(problem: Mapping[str, Any]) -> str:
     )
 
 
-def _known(path: tuple[Any, ...]) -> list[str]:
+def _known_keys(path: tuple[Any, ...]) -> list[str]:
     model: Any = DeploySpec
     for key in path:
         field = next(
             (field for name, field in model.model_fields.items() if key in (name, field.alias)),
             None,
         )
-        parts = (
+        types = (
             []
             if field is None
             else [
@@ -201,7 +208,7 @@ def _known(path: tuple[Any, ...]) -> list[str]:
                 if isinstance(kind, type)
             ]
         )
-        model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
+        model = next((kind for kind in types if issubclass(kind, SpecSection)), None)
         if model is None:
             return []
     return _fields(model)

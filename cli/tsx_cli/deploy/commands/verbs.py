@@ -16,9 +16,9 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line, print_json
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.commands.images import images
-from tsx_cli.deploy.commands.locations import Location, locate, locate_named
+from tsx_cli.deploy.commands.locations import Location, locate, locate_named_deployment
 from tsx_cli.deploy.commands.logs_view import (
     explain,
     explain_log,
@@ -37,7 +37,7 @@ from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
-from tsx_cli.deploy.image.programs import pinned
+from tsx_cli.deploy.image.programs import pin_digest
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
@@ -49,30 +49,30 @@ Options = Mapping[str, Any]
 
 
 def show_changes(file: Path | None, options: Options, *, check: bool, as_json: bool) -> bool:
-    """Print a plan, and tell whether it changes anything."""
+    """Print a plan, and return whether it changes anything."""
     spec, location = _read_spec_and_location(file, options)
     with ExitStack() as stack:
-        planned, ahead = _planned(location.engine(), location, spec, stack, check=check)
+        plan, preflight = _plan_deployment(location.engine(), location, spec, stack, check=check)
     if as_json:
-        print_json(planned.as_json() | ahead.as_json())
+        print_json(plan.as_json() | preflight.as_json())
     else:
-        show_plan(planned)
-        print("\n".join(ahead.lines()))
-    return not planned.is_empty
+        show_plan(plan)
+        print("\n".join(preflight.lines()))
+    return not plan.is_empty
 
 
 def apply(file: Path | None, options: Options, *, ask: bool, check: bool, as_json: bool) -> None:
     spec, location = _read_spec_and_location(file, options)
     with ExitStack() as stack, Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
-        planned, ahead = _planned(engine, location, spec, stack, check=check)
+        plan, preflight = _plan_deployment(engine, location, spec, stack, check=check)
         if not as_json:
-            show_plan(planned)
-        if not planned.is_empty:
-            ahead = _check_load(ahead, steps, check=check)
+            show_plan(plan)
+        if not plan.is_empty:
+            preflight = _check_load(preflight, steps, check=check)
             if not as_json:
-                print("\n".join(ahead.lines()))
-        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
+                print("\n".join(preflight.lines()))
+        _confirm_and_apply(engine, location, plan, ask=ask, as_json=as_json)
     _print_status(location, as_json=as_json)
 
 
@@ -80,54 +80,54 @@ def emit_files(
     file: Path | None, options: Options, kind: str, directory: Path, *, as_json: bool
 ) -> None:
     """Write the files of `--emit`, without calling any platform."""
-    named_target, steps = read_target(file, options), Steps(quiet=as_json)
-    target = check_kind(kind, named_target)
+    given_target, steps = read_target(file, options), Steps(quiet=as_json)
+    target = check_kind(kind, given_target)
     spec = read_spec(file, {**options, "target": target})
-    if named_target is None and len(KINDS[kind][0]) > 1:
+    if given_target is None and len(KINDS[kind][0]) > 1:
         steps.say(f"the target is {target}, of {', '.join(KINDS[kind][0])}; --target names another")
     steps.say(f"reading {spec.model}")
     inspection, facts = read_archive(spec.model, image=spec.image or "")
     if spec.target == "kubernetes":
-        manifests(spec, "", {})  # raises errors of the specification
+        manifests(spec, "", {})  # This raises errors of the specification.
     needs_image = kind not in WITHOUT_IMAGE
     if needs_image:
         steps.say("looking up the base image, and building a wheel of tsx where it has no release")
     with this_machine(spec, needs_image) as local:
-        emitted = emit(
+        emitted_files = emit(
             kind, spec, facts, local, command_arguments(file, options) if kind == "github" else ()
         )
-        paths = write(emitted, directory)
+        paths = write(emitted_files, directory)
     if kind == "github" and not any(
         member.name.startswith(f"{SAMPLES}/") for member in inspection.members
     ):
-        emitted = emitted._replace(notes=[*emitted.notes, NO_SAMPLES])
+        emitted_files = emitted_files._replace(notes=[*emitted_files.notes, NO_SAMPLES])
     if as_json:
         print_json(
             {
                 "files": [str(path) for path in paths],
-                "next": emitted.next_step,
-                "notes": list(emitted.notes),
+                "next": emitted_files.next_step,
+                "notes": list(emitted_files.notes),
             }
         )
         return
     for path in paths:
         print(f"wrote {path}")
-    for note in emitted.notes:
+    for note in emitted_files.notes:
         print(one_line(f"note: {note}"))
-    print(f"Next, in {directory}: {emitted.next_step}")
+    print(f"Next, in {directory}: {emitted_files.next_step}")
 
 
-def show_state(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named(file, options)
-    answer = location.platform.status(location.cloud, location.name)
-    if answer is None:
-        raise _absent(location)
+def show_deployment(file: Path | None, options: Options, *, as_json: bool) -> None:
+    location = locate_named_deployment(file, options)
+    status = location.platform.status(location.cloud, location.name)
+    if status is None:
+        raise _absence_error(location)
     log = log_of(location)
-    explanation = explain_log(log, answer["reason"]) if answer.get("reason") else None
+    explanation = explain_log(log, status["reason"]) if status.get("reason") else None
     if as_json:
-        print_json(answer | (explanation or {}))
+        print_json(status | (explanation or {}))
         return
-    show_status(answer)
+    show_status(status)
     if explanation is not None:
         show_explanation(explanation, log, to_stderr=False)
 
@@ -141,7 +141,7 @@ def show_logs(
     follow: bool,
     as_json: bool,
 ) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     log = log_of(location)
     show_lines(
         log,
@@ -152,17 +152,17 @@ def show_logs(
     )
 
 
-def ask(
+def invoke_deployment(
     file: Path | None, options: Options, body: str, content_type: str | None, accept: str | None
 ) -> Response:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
     return location.platform.invoke(location.cloud, location.name, content, kind, accept)
 
 
 def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     versions = location.platform.versions(location.cloud, location.name)
     if as_json:
         print_json(
@@ -172,19 +172,21 @@ def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
             ]
         )
     elif not versions:
-        raise _absent(location)
+        raise _absence_error(location)
     else:
         show_versions(versions)
 
 
-def go_back(
-    file: Path | None, options: Options, to: int | None, *, ask: bool, as_json: bool
+def roll_back(
+    file: Path | None, options: Options, number: int | None, *, ask: bool, as_json: bool
 ) -> None:
-    location = locate_named(file, options)
-    version = _earlier(location.platform.versions(location.cloud, location.name), to, location)
-    # Without the number, a second run would go back one version further.
+    location = locate_named_deployment(file, options)
+    version = _find_earlier_version(
+        location.platform.versions(location.cloud, location.name), number, location
+    )
+    # The hint contains the number, because a second run without it would go back further.
     retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
-    _move(
+    _move_requests(
         location,
         location.platform.rollback_resources(location.cloud, location.name, version),
         retry_hint,
@@ -194,10 +196,10 @@ def go_back(
 
 
 def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) -> None:
-    location = locate_named(file, options)
+    location = locate_named_deployment(file, options)
     if not location.platform.versions(location.cloud, location.name):
-        raise _absent(location)
-    _move(
+        raise _absence_error(location)
+    _move_requests(
         location,
         location.platform.promotion_resources(location.cloud, location.name),
         RETRY_HINT,
@@ -206,39 +208,41 @@ def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) ->
     )
 
 
-def _move(
+def _move_requests(
     location: Location, wanted: Sequence[Resource], retry_hint: str, *, ask: bool, as_json: bool
 ) -> None:
     """Move the requests to another version."""
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
         engine.retry_hint = retry_hint
-        planned = engine.plan(wanted)
+        plan = engine.plan(wanted)
         if not as_json:
-            show_plan(planned)
-        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
+            show_plan(plan)
+        _confirm_and_apply(engine, location, plan, ask=ask, as_json=as_json)
     _print_status(location, as_json=as_json)
 
 
-def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool) -> None:
-    location = locate_named(file, options)
+def destroy_deployment(
+    file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool
+) -> None:
+    location = locate_named_deployment(file, options)
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
         existing = location.platform.existing_resources(location.cloud, location.name, purge=purge)
-        # The first resources are deleted last.
-        planned = engine.plan([], [*(location.leftovers(existing) if purge else []), *existing])
-        if planned.is_empty:
-            raise _absent(location)
+        # Resources at the beginning of the list are deleted last.
+        plan = engine.plan([], [*(location.leftovers(existing) if purge else []), *existing])
+        if plan.is_empty:
+            raise _absence_error(location)
         if not as_json:
-            show_plan(planned)
+            show_plan(plan)
         if ask and (
             not sys.stdin.isatty()
             or input(f"Type '{location.name}' to remove all of this: ").strip() != location.name
         ):
             raise CliError("nothing was removed; without a terminal, confirm with --yes")
-        engine.apply(planned)
+        engine.apply(plan)
     if as_json:
-        print_json(planned.as_json())
+        print_json(plan.as_json())
 
 
 def _read_spec_and_location(file: Path | None, options: Options) -> tuple[DeploySpec, Location]:
@@ -247,49 +251,48 @@ def _read_spec_and_location(file: Path | None, options: Options) -> tuple[Deploy
     return (complete_spec(location.cloud, spec) if spec.target == "sagemaker" else spec), location
 
 
-def _planned(
+def _plan_deployment(
     engine: Engine, location: Location, spec: DeploySpec, stack: ExitStack, *, check: bool
 ) -> tuple[Plan, Preflight]:
     """Check and plan a deployment; `stack` keeps the files of an image that is built here."""
     cloud, image_bytes = location.cloud, None
     inspection, facts = read_archive(spec.model, image=spec.image or "", region=cloud.region)
     if spec.builds_image:
-        location.platform.wanted_resources(
-            cloud, spec, facts
-        )  # raises errors before a wheel is built
+        # This raises errors of the specification before a wheel is built.
+        location.platform.wanted_resources(cloud, spec, facts)
     local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):
         account = cloud.account
-        pushed, image_bytes = by_digest(spec.image or "", cloud)
-        facts = replace(facts, account=account, image=pushed)
+        image_by_digest, image_bytes = resolve_digest(spec.image or "", cloud)
+        facts = replace(facts, account=account, image=image_by_digest)
     elif spec.target == "kubernetes" and spec.image is not None:
-        facts = replace(facts, image=pinned(spec.image))
-    built: list[Resource] = []
+        facts = replace(facts, image=pin_digest(spec.image))
+    image_resources: list[Resource] = []
     notes: Sequence[str] = ()
     if local is not None:
-        image, built, kinds, notes = images(spec, facts, local, cloud)
+        image, image_resources, kinds, notes = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
-    wanted = [*built, *location.platform.wanted_resources(cloud, spec, facts)]
-    ahead = run_preflight(spec, inspection, image_bytes, strict=check).with_notes(wanted)
-    ahead = replace(
-        ahead, findings=(*ahead.findings, *(LimitFinding(False, note) for note in notes))
+    wanted = [*image_resources, *location.platform.wanted_resources(cloud, spec, facts)]
+    preflight = run_preflight(spec, inspection, image_bytes, strict=check).with_notes(wanted)
+    preflight = replace(
+        preflight, findings=(*preflight.findings, *(LimitFinding(False, note) for note in notes))
     )
-    return engine.plan(wanted, location.platform.obsolete_resources(cloud, spec, wanted)), ahead
+    return engine.plan(wanted, location.platform.obsolete_resources(cloud, spec, wanted)), preflight
 
 
-def _check_load(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
-    """Load the archive on this machine, if that is wanted, and print the result."""
+def _check_load(preflight: Preflight, steps: Steps, *, check: bool) -> Preflight:
+    """Load the archive on this machine if `check` is set, and print the result."""
     if not check:
-        steps.say(f"{ahead.spec.model} was not loaded here (--no-check)")
-        return ahead
-    with steps.busy(f"loading {ahead.spec.model} in a worker on this machine"):
-        result = load_archive(ahead.spec.model)
+        steps.say(f"{preflight.spec.model} was not loaded here (--no-check)")
+        return preflight
+    with steps.busy(f"loading {preflight.spec.model} in a worker on this machine"):
+        result = load_archive(preflight.spec.model)
     steps.say("\n".join(check_lines(result)))
-    return ahead.with_load_result(result)
+    return preflight.with_load_result(result)
 
 
 def _confirm_and_apply(
-    engine: Engine, location: Location, planned: Plan, *, ask: bool, as_json: bool
+    engine: Engine, location: Location, plan: Plan, *, ask: bool, as_json: bool
 ) -> None:
     """Ask for confirmation, and apply a plan.
 
@@ -298,31 +301,31 @@ def _confirm_and_apply(
     Raises:
         CliError: The change was not confirmed, or has failed.
     """
-    if planned.is_empty and planned.is_settled:
+    if plan.is_empty and plan.is_settled:
         return
-    if ask and not planned.is_empty and (as_json or not confirm(planned, "Apply these changes?")):
+    if ask and not plan.is_empty and (as_json or not confirm(plan, "Apply these changes?")):
         raise CliError("nothing was changed; without a terminal, confirm with --yes")
-    begin = time.time()
+    start = time.time()
     try:
-        engine.apply(planned)
+        engine.apply(plan)
     except DeployFailed as error:
-        explain(error, log_of(location), begin)
+        explain(error, log_of(location), start)
         raise
 
 
 def _print_status(location: Location, *, as_json: bool) -> None:
-    answer = location.platform.status(location.cloud, location.name)
-    if answer is not None:
-        print_json(answer) if as_json else show_status(answer)
+    status = location.platform.status(location.cloud, location.name)
+    if status is not None:
+        print_json(status) if as_json else show_status(status)
 
 
-def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
+def resolve_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     """Return an image of ECR by its digest, because a tag may mean another image tomorrow."""
     host, slash, path = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
         return image, None
     repository, _, tag = path.partition(":")
-    with translated_errors(f"looking for the image {image}"):
+    with translate_errors(f"looking for the image {image}"):
         (image_details,) = cloud.client("ecr").describe_images(
             repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
         )["imageDetails"]
@@ -331,22 +334,21 @@ def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     )
 
 
-def _earlier(
-    versions: Sequence[DeployedVersion], to: int | None, location: Location
+def _find_earlier_version(
+    versions: Sequence[DeployedVersion], number: int | None, location: Location
 ) -> DeployedVersion:
     if not versions:
-        raise _absent(location)
-    if to is not None:
-        version = next((version for version in versions if version.number == to), None)
+        raise _absence_error(location)
+    if number is not None:
+        version = next((version for version in versions if version.number == number), None)
         if version is None:
             raise UsageError(
-                f"--version: there is no version {to}; there are"
+                f"--version: there is no version {number}; there are"
                 f" {', '.join(str(version.number) for version in versions)}"
             )
         return version
-    if any(
-        version.percent for version in versions
-    ):  # a canary is the newest, and it is what is gone back from
+    # During a canary, a rollback returns from the canary to the current version.
+    if any(version.percent for version in versions):
         return next(version for version in versions if version.is_current)
     current = next(
         (index for index, version in enumerate(versions) if version.is_current), len(versions) - 1
@@ -358,10 +360,10 @@ def _earlier(
     return versions[current - 1]
 
 
-def _absent(location: Location) -> CliError:
-    where = (
+def _absence_error(location: Location) -> CliError:
+    location_text = (
         f"in {location.cloud.region}; check --region"
         if isinstance(location.cloud, Cloud)
         else f"on {location.cloud.region}"
     )
-    return CliError(f"there is no deployment '{location.name}' {where}")
+    return CliError(f"there is no deployment '{location.name}' {location_text}")

@@ -1,1 +1,1 @@
-"""Containers on one machine."""
+"""Deployments to containers on one machine."""

@@ -1,4 +1,4 @@
-"""A deployment on this machine: its containers, of which one runs, and its responses."""
+"""A deployment on this machine: its containers, only one of which runs, and its responses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from typing import Any
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import ContainerHost, ending_of, health_of, labels_of, tags_of
-from tsx_cli.deploy.container.resources import INSIDE, OPEN, required_tokens, run_arguments
+from tsx_cli.deploy.container.resources import (
+    CONTAINER_PORT,
+    OPEN_VARIABLE,
+    required_tokens,
+    run_arguments,
+)
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, digest, numbered
+from tsx_cli.deploy.engine.resources import Resource, digest, numbered_resources
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
-BUILT_IMAGE = "tsx.built"  # label of a container with the image that was built for it
+BUILT_IMAGE = "tsx.built"  # label of a container that names the image built for it
 
 
 class ContainerTarget:
@@ -30,20 +35,23 @@ class ContainerTarget:
         """Return the container.
 
         Raises:
-            UsageError: Other machines can reach it, and the tokens are not set.
+            UsageError: Other machines can reach the container, and its tokens are not set.
         """
-        missing = [name for name in required_tokens(spec) if not os.environ.get(name)]
-        if missing:
+        missing_variables = [name for name in required_tokens(spec) if not os.environ.get(name)]
+        if missing_variables:
             raise UsageError(
                 f"container.host is {spec.container.host}, which other machines can reach: set"
-                f" {' and '.join(missing)} in this command's environment, or env.{OPEN}=true to"
+                f" {' and '.join(missing_variables)} in this command's environment, or"
+                f" env.{OPEN_VARIABLE}=true to"
                 " serve without"
             )
         image = str(facts.image)
         tags = tags_of_spec(spec, facts)
         labels = {**tags, **({BUILT_IMAGE: image} if spec.image is None else {})}
-        say = {key: value for key, value in labels.items() if key != "tsx:spec-sha"}
-        name = f"tsx-{spec.name}-{digest(run_arguments(spec, image, name='', labels=say))}"
+        hashed_labels = {key: value for key, value in labels.items() if key != "tsx:spec-sha"}
+        name = (
+            f"tsx-{spec.name}-{digest(run_arguments(spec, image, name='', labels=hashed_labels))}"
+        )
         properties = {
             "Running": True,
             "Words": run_arguments(spec, image, name=name, labels=labels),
@@ -58,7 +66,7 @@ class ContainerTarget:
         self, cloud: ContainerHost, name: str, *, purge: bool = False
     ) -> list[Resource]:
         containers = cloud.containers(name)
-        existing = numbered("Container", KIND, map(_name, containers), ("Images",))
+        existing = numbered_resources("Container", KIND, map(_name, containers), ("Images",))
         if purge:
             images = sorted(
                 {
@@ -70,26 +78,26 @@ class ContainerTarget:
                     ),
                 }
             )
-            existing = numbered("Image", IMAGE, images) + existing
+            existing = numbered_resources("Image", IMAGE, images) + existing
         return existing
 
     def obsolete_resources(
         self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
-        former = [
+        other_containers = [
             resource
             for resource in self.existing_resources(cloud, spec.name)
             if resource.name not in names
         ]
-        return former[: -(spec.keep - 1) or None]
+        return other_containers[: -(spec.keep - 1) or None]
 
     def versions(self, cloud: ContainerHost, name: str) -> list[DeployedVersion]:
         return [
             DeployedVersion(
                 number,
                 _name(container),
-                _time(container["Created"]),
+                _parse_time(container["Created"]),
                 tags_of(container),
                 bool(container["State"].get("Running")),
             )
@@ -153,7 +161,7 @@ class ContainerTarget:
     def logs(
         self, cloud: ContainerHost, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
-        """Yield the log lines of the running container, or else of the newest.
+        """Yield the log lines of the running container, or of the newest if none runs.
 
         Raises:
             CliError: There is no such deployment.
@@ -171,8 +179,8 @@ class ContainerTarget:
 
 def log_arguments(lines: int, since: str | None, *, follow: bool) -> list[str]:
     """Return arguments of `logs`, for docker, podman and kubectl."""
-    ends = [*(["--since", since] if since else []), *(["--follow"] if follow else [])]
-    return ["--tail", str(lines), *ends]
+    options = [*(["--since", since] if since else []), *(["--follow"] if follow else [])]
+    return ["--tail", str(lines), *options]
 
 
 def predict(
@@ -183,7 +191,9 @@ def predict(
     accept: str | None,
     token: str | None = None,
 ) -> Response:
-    """Send a request with a token, by default that of the environment, and read the whole response.
+    """Send a request, and read the whole response.
+
+    The environment variable TSX_INFERENCE_TOKEN has the default token.
 
     Raises:
         CliError: The server does not answer, or answers with an error.
@@ -202,14 +212,16 @@ def _name(container: Mapping[str, Any]) -> str:
 def _address(container: Mapping[str, Any]) -> str:
     """Return the address of a container on this machine."""
     bindings = (container.get("HostConfig") or {}).get("PortBindings") or {}
-    bound = (bindings.get(f"{INSIDE}/tcp") or [{}])[0]
-    host = bound.get("HostIp") or "127.0.0.1"
+    binding = (bindings.get(f"{CONTAINER_PORT}/tcp") or [{}])[0]
+    host = binding.get("HostIp") or "127.0.0.1"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound.get('HostPort', INSIDE)}"
+    return (
+        f"http://{f'[{host}]' if ':' in host else host}:{binding.get('HostPort', CONTAINER_PORT)}"
+    )
 
 
-def _time(text: object) -> datetime:
-    """Parse a time of docker (with nanoseconds) or podman (with a zone), without fractions."""
+def _parse_time(text: object) -> datetime:
+    """Parse a time of docker (with nanoseconds) or podman (with a zone), and drop fractions."""
     match = re.match(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", str(text)
     )

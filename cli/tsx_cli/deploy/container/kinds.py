@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.container.resources import RETRIES, engine_arguments
+from tsx_cli.deploy.container.resources import HEALTH_RETRIES, engine_arguments
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program, last_output
@@ -23,7 +23,7 @@ from tsx_cli.deploy.image.recipe import Recipe, own_tag_pattern
 
 NAME, TARGET = "tsx.name", "tsx.target"
 POLL_S = 2.0
-LOG_LINES = 40  # last lines of a container that does not become healthy
+LOG_LINES = 40  # number of last lines to show if a container does not become healthy
 
 
 @dataclass(frozen=True)
@@ -46,49 +46,52 @@ class ContainerHost:
             "--filter",
             f"label={TARGET}=container",
         )
-        ids = self.program.ask(*arguments, doing=f"looking for the containers of {name}").split()
+        ids = self.program.run(*arguments, doing=f"looking for the containers of {name}").split()
         if not ids:
             return []
         containers = json.loads(
-            self.program.ask(
+            self.program.run(
                 "inspect", "--type", "container", *ids, doing=f"looking at the containers of {name}"
             )
         )
         return sorted(containers, key=lambda container: str(container["Created"]))
 
     def container(self, name: str) -> Mapping[str, Any] | None:
-        """Return what the engine reports of a container.
+        """Return the engine's report on a container.
 
-        podman checks the health by itself only with systemd, so it is told to check now.
+        Without systemd, podman runs no health checks by itself, so this method runs one.
         """
-        inspected: list[dict[str, Any]] = []
-        for _ in range(RETRIES):
+        details: list[dict[str, Any]] = []
+        for _ in range(HEALTH_RETRIES):
             check = ("healthcheck", "run", name)
-            is_healthy = self.program.name != "podman" or self.program.try_(*check).returncode == 0
-            done = self.program.try_("inspect", "--type", "container", name)
-            inspected = json.loads(done.stdout) if done.returncode == 0 else []
-            if is_healthy or not inspected or health_of(inspected[0]) != "healthy":
+            is_healthy = (
+                self.program.name != "podman" or self.program.run_unchecked(*check).returncode == 0
+            )
+            result = self.program.run_unchecked("inspect", "--type", "container", name)
+            details = json.loads(result.stdout) if result.returncode == 0 else []
+            if is_healthy or not details or health_of(details[0]) != "healthy":
                 break
-        else:  # podman ignores failures during the start period
-            inspected[0]["State"]["Health"] = {"Status": "unhealthy"}
-        return inspected[0] if inspected else None
+        else:
+            # podman ignores failures during the start period, so the health is set here.
+            details[0]["State"]["Health"] = {"Status": "unhealthy"}
+        return details[0] if details else None
 
     def images(self, name: str) -> list[str]:
-        """Return the images that were built here for a deployment, of all versions."""
+        """Return the images of all versions that were built here for a deployment."""
         arguments = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
-        names = self.program.ask(*arguments, doing=f"looking for the images of {name}").splitlines()
-        names = [image.removeprefix("localhost/") for image in names]  # podman adds a prefix
+        names = self.program.run(*arguments, doing=f"looking for the images of {name}").splitlines()
+        names = [image.removeprefix("localhost/") for image in names]  # podman adds this prefix.
         own_pattern = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}")
-        shared = own_tag_pattern(name)
+        shared_pattern = own_tag_pattern(name)
         return [
             image
             for image in names
-            if own_pattern.fullmatch(image) or shared.fullmatch(image.rpartition(":")[2])
+            if own_pattern.fullmatch(image) or shared_pattern.fullmatch(image.rpartition(":")[2])
         ]
 
     def log(self, name: str) -> list[str]:
-        done = self.program.try_("logs", "--tail", str(LOG_LINES), name)
-        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-LOG_LINES:]
+        result = self.program.run_unchecked("logs", "--tail", str(LOG_LINES), name)
+        return [*result.stdout.splitlines(), *result.stderr.splitlines()][-LOG_LINES:]
 
 
 def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
@@ -112,7 +115,7 @@ def health_of(container: Mapping[str, Any]) -> str:
     state = container["State"]
     if not state.get("Running"):
         return str(state.get("Status") or "exited")
-    health = state.get("Health") or state.get("Healthcheck") or {}  # podman 3 has the second name
+    health = state.get("Health") or state.get("Healthcheck") or {}  # The second key is podman 3's.
     return str(health.get("Status") or "healthy")
 
 
@@ -123,13 +126,13 @@ def ending_of(state: Mapping[str, Any]) -> str:
     if state.get("Error"):
         return f"was not started: {state['Error']}"
     if state.get("Running"):
-        # The engine has started it again, and has lost the exit code.
+        # The engine has restarted the container, and no longer knows the exit code.
         return "ends soon after each start"
     return f"ended with {state.get('ExitCode', 'no exit code')}"
 
 
 def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
-    """Return the state of a container; one that restarts again and again has failed."""
+    """Return the state of a container; one that restarts repeatedly counts as failed."""
     health = health_of(container)
     if health == "unhealthy" or (health == "starting" and container.get("RestartCount")):
         return "failed", "it is unhealthy"
@@ -139,8 +142,8 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
 class DockerContainer(ResourceKind):
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
-        updates_failed=True,
+        unreported=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
+        can_update_failed=True,
         when_interrupted="the new container continues to start, and the previous one is stopped",
     )
     poll_interval_s, timeout_s = POLL_S, 3600.0
@@ -164,44 +167,46 @@ class DockerContainer(ResourceKind):
         """Start a container in place of the running one.
 
         Raises:
-            CloudError: It did not become healthy, and was removed.
+            CloudError: The container did not become healthy, and was removed.
         """
         properties = resource.properties
         arguments = list(properties["Words"])
         arguments[-1:-1] = engine_arguments(
-            cloud.program.name, cloud.program.try_("run", "--help").stdout, properties["Gpus"]
+            cloud.program.name,
+            cloud.program.run_unchecked("run", "--help").stdout,
+            properties["Gpus"],
         )
-        before = self._stop_others(cloud, resource)
+        stopped_names = self._stop_others(cloud, resource)
         try:
-            cloud.program.ask(*arguments, doing=f"starting {resource.name}", environment=os.environ)
+            cloud.program.run(*arguments, doing=f"starting {resource.name}", environment=os.environ)
             self._wait_until_healthy(cloud, resource)
         except CloudError as error:
-            cloud.program.try_("rm", "--force", resource.name)
-            self._restart_former(cloud, before, error)
+            cloud.program.run_unchecked("rm", "--force", resource.name)
+            self._restart_stopped(cloud, stopped_names, error)
 
     def update(
         self, cloud: ContainerHost, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         """Start an existing container that is stopped or unhealthy."""
-        before = self._stop_others(cloud, resource)
+        stopped_names = self._stop_others(cloud, resource)
         try:
             if observed.properties["Running"]:
-                cloud.program.ask(
+                cloud.program.run(
                     "stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy"
                 )
-            cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
+            cloud.program.run("start", resource.name, doing=f"starting {resource.name}")
             self._wait_until_healthy(cloud, resource)
         except CloudError as error:
-            cloud.program.try_("stop", resource.name)
-            self._restart_former(cloud, before, error)
+            cloud.program.run_unchecked("stop", resource.name)
+            self._restart_stopped(cloud, stopped_names, error)
 
     def delete(self, cloud: ContainerHost, observed: Observed) -> None:
         if observed.properties["Running"]:
-            cloud.program.ask("stop", observed.name, doing=f"stopping {observed.name}")
-        cloud.program.ask("rm", observed.name, doing=f"removing {observed.name}")
+            cloud.program.run("stop", observed.name, doing=f"stopping {observed.name}")
+        cloud.program.run("rm", observed.name, doing=f"removing {observed.name}")
 
     def _stop_others(self, cloud: ContainerHost, resource: Resource) -> list[str]:
-        """Stop the running containers, which have the port, and return their names."""
+        """Stop the other running containers, which occupy the port, and return their names."""
         running = [
             container
             for container in cloud.containers(resource.properties["Deployment"])
@@ -210,7 +215,7 @@ class DockerContainer(ResourceKind):
         names = [str(container["Name"]).removeprefix("/") for container in running]
         names = [name for name in names if name != resource.name]
         for name in names:
-            cloud.program.ask("stop", name, doing=f"stopping {name}, which has its port")
+            cloud.program.run("stop", name, doing=f"stopping {name}, which has its port")
         return names
 
     def _wait_until_healthy(self, cloud: ContainerHost, resource: Resource) -> None:
@@ -221,22 +226,24 @@ class DockerContainer(ResourceKind):
             if health == "healthy":
                 return
             restarts = 0 if container is None else int(container.get("RestartCount") or 0)
-            late = cloud.clock() > deadline
-            if health not in ("starting", "created", "initialized") or restarts or late:
+            is_late = cloud.clock() > deadline
+            if health not in ("starting", "created", "initialized") or restarts or is_late:
                 raise CloudError(
-                    _failure_text(resource.name, container, health, late, cloud.log(resource.name))
+                    _failure_text(
+                        resource.name, container, health, is_late, cloud.log(resource.name)
+                    )
                 )
             cloud.sleep(POLL_S)
 
-    def _restart_former(
-        self, cloud: ContainerHost, before: Sequence[str], error: CloudError
+    def _restart_stopped(
+        self, cloud: ContainerHost, stopped_names: Sequence[str], error: CloudError
     ) -> None:
         message = error.message.rstrip(".")
-        for name in before:
-            done = cloud.program.try_("start", name)
-            failure = f"could not be started again: {last_output(done)}"
-            result = "was started again" if done.returncode == 0 else failure
-            message += f". {name}, which ran before, {result}"
+        for name in stopped_names:
+            result = cloud.program.run_unchecked("start", name)
+            failure = f"could not be started again: {last_output(result)}"
+            outcome = "was started again" if result.returncode == 0 else failure
+            message += f". {name}, which ran before, {outcome}"
         raise CloudError(message) from error
 
 
@@ -250,7 +257,7 @@ class LocalImage(ResourceKind):
         self._builder, self._recipe = builder, recipe
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        return Observed(name, {}, outputs={"Uri": name}) if self._builder.is_here(name) else None
+        return Observed(name, {}, outputs={"Uri": name}) if self._builder.is_local(name) else None
 
     def create(self, cloud: Any, resource: Resource) -> None:
         assert self._recipe is not None
@@ -261,16 +268,16 @@ class LocalImage(ResourceKind):
 
 
 class PushedImage(LocalImage):
-    """An image that is built here and pushed to a registry."""
+    """An image that is built on this machine and pushed to a registry."""
 
     def __init__(self, builder: Builder, recipe: Recipe) -> None:
         super().__init__(builder, recipe)
         self._pushed: dict[str, str] = {}  # name -> name with digest
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        """Return the image; its Uri has the digest if a program of this machine can tell it."""
+        """Return the image; its Uri has the digest if a program of this machine can find it."""
         if name not in self._pushed and self._builder.is_pushed(name):
-            self._pushed[name] = self._builder.pinned(name)
+            self._pushed[name] = self._builder.pin_digest(name)
         return (
             Observed(name, {}, outputs={"Uri": self._pushed[name]})
             if name in self._pushed
@@ -278,7 +285,7 @@ class PushedImage(LocalImage):
         )
 
     def create(self, cloud: Any, resource: Resource) -> None:
-        if not self._builder.is_here(resource.name):
+        if not self._builder.is_local(resource.name):
             super().create(cloud, resource)
         self._pushed[resource.name] = self._builder.push(resource.name)
 
@@ -287,18 +294,18 @@ class PushedImage(LocalImage):
 
 
 def _failure_text(
-    name: str, container: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]
+    name: str, container: Mapping[str, Any] | None, health: str, is_late: bool, log: Sequence[str]
 ) -> str:
     state = {} if container is None else container["State"]
-    if health == "starting" and late:
+    if health == "starting" and is_late:
         problem = "is not healthy yet; raise container.startup_timeout to give it more time"
     elif health == "unhealthy" and not state.get("OOMKilled"):
         problem = "is running but unhealthy"
     else:
         problem = ending_of(state)
-    last = "\n".join(log)
+    log_text = "\n".join(log)
     return (
-        f"{name} {problem}. Its last log lines:\n{last}"
-        if last
+        f"{name} {problem}. Its last log lines:\n{log_text}"
+        if log_text
         else f"{name} {problem}, and printed nothing"
     )

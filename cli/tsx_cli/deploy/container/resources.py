@@ -1,4 +1,4 @@
-"""A container on one machine, as arguments of `docker run` or a compose file; pure functions."""
+"""A container on one machine, as arguments of `docker run` or as a compose file; pure functions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 
-HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
+HEALTH_COMMAND = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
-OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
-INSIDE, METRICS_INSIDE = 8080, 8082
+OPEN_VARIABLE, DEFAULTS_VARIABLE = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
+CONTAINER_PORT, CONTAINER_METRICS_PORT = 8080, 8082
 SHAPES = Path(__file__).with_name("compose.yaml")
-MAX_PROCESSES = 4096  # processes and threads
-LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+MAX_PROCESSES = 4096  # limit of processes and threads
+LOG_OPTIONS: dict[str, Any] = {
+    "driver": "json-file",
+    "options": {"max-size": "20m", "max-file": "5"},
+}
 START_INTERVAL = "2s"  # interval of health checks until the first success
-RETRIES = 3  # failed health checks that make a container unhealthy
-# torch.compile writes libraries to /tmp, which must be executable.
-FIXED = (
+HEALTH_RETRIES = 3  # number of failed health checks after which a container is unhealthy
+# /tmp must be executable, because torch.compile writes libraries there.
+FIXED_FLAGS = (
     "--init --restart unless-stopped --read-only --tmpfs /tmp:exec --cap-drop ALL"
     f" --security-opt no-new-privileges --shm-size 1g --pids-limit {MAX_PROCESSES}"
 )
-CHECKED = f"--health-interval 10s --health-timeout 5s --health-retries {RETRIES}"
-MARGIN_S = 5  # rest of the grace period after draining
+HEALTH_FLAGS = f"--health-interval 10s --health-timeout 5s --health-retries {HEALTH_RETRIES}"
+MARGIN_S = 5  # time between the end of draining and the end of the grace period
 
 
 def environment(spec: DeploySpec) -> dict[str, str]:
     """Return the environment of the container.
 
-    Derived values are defaults, below the settings file of the image and `env`.
+    Derived values are only defaults: the settings file of the image and `env` override them.
     """
-    # The server still takes requests during this delay, before it drains.
+    # During this delay the server still takes requests, so it shortens the time for draining.
     delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")
     defaults: dict[str, object] = {
         "drain_timeout": max(
@@ -46,7 +49,7 @@ def environment(spec: DeploySpec) -> dict[str, str]:
     if is_loopback(spec.container.host):
         # `tsx serve` does the same on a loopback address.
         defaults["disable_token_authorization"] = "true"
-    return {DEFAULTS: defaults_text(defaults)} | dict(spec.env)
+    return {DEFAULTS_VARIABLE: defaults_text(defaults)} | dict(spec.env)
 
 
 def defaults_text(defaults: Mapping[str, object]) -> str:
@@ -56,20 +59,20 @@ def defaults_text(defaults: Mapping[str, object]) -> str:
 
 def required_tokens(spec: DeploySpec) -> list[str]:
     """Return the variables with tokens that this command's environment must have."""
-    is_open = spec.env.get(OPEN, str(is_loopback(spec.container.host))).lower() == "true"
+    is_open = spec.env.get(OPEN_VARIABLE, str(is_loopback(spec.container.host))).lower() == "true"
     return [] if is_open else [name for name in TOKENS if name not in spec.env]
 
 
 def labels_from_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags as labels of a container, whose names have dots by convention."""
+    """Return tags as labels of a container, whose names contain dots by convention."""
     return {name.replace(":", "."): value for name, value in tags.items() if value}
 
 
 def published_ports(spec: DeploySpec) -> list[str]:
     host = f"[{spec.container.host}]" if ":" in spec.container.host else spec.container.host
     return [
-        f"{host}:{spec.container.port}:{INSIDE}",
-        f"{host}:{spec.container.metrics_port}:{METRICS_INSIDE}",
+        f"{host}:{spec.container.port}:{CONTAINER_PORT}",
+        f"{host}:{spec.container.metrics_port}:{CONTAINER_METRICS_PORT}",
     ]
 
 
@@ -78,10 +81,10 @@ def compose(
 ) -> dict[str, Any]:
     """Return a compose file.
 
-    With a `stage`, compose builds the image from the Dockerfile beside the file.
+    With a `stage`, compose builds the image from the Dockerfile in the directory of the file.
     """
     settings = spec.container
-    asked = {
+    token_variables = {
         name: f"${{{name}:?clients carry it as a bearer token}}" for name in required_tokens(spec)
     }
     devices = [{"driver": "nvidia", "count": settings.gpus, "capabilities": ["gpu"]}]
@@ -89,13 +92,13 @@ def compose(
         "image": image,
         "build": stage and {"context": ".", "target": stage},
         "processes": MAX_PROCESSES,
-        "logging": LOG,
-        "environment": _escape_dollars(environment(spec)) | asked,
+        "logging": LOG_OPTIONS,
+        "environment": _escape_dollars(environment(spec)) | token_variables,
         "ports": published_ports(spec),
         "labels": _escape_dollars(labels_from_tags(labels)),
         "grace": f"{settings.grace}s",
-        "health": ["CMD", *HEALTH],
-        "retries": RETRIES,
+        "health": ["CMD", *HEALTH_COMMAND],
+        "retries": HEALTH_RETRIES,
         "start_period": f"{settings.startup_timeout}s",
         "cpus": settings.cpus,
         "memory": settings.memory,
@@ -118,11 +121,11 @@ def run_arguments(
         "--detach",
         "--name",
         name,
-        *FIXED.split(),
+        *FIXED_FLAGS.split(),
         "--stop-timeout",
         str(settings.grace),
     ]
-    arguments += ["--health-cmd", shlex.join(HEALTH), *CHECKED.split()]
+    arguments += ["--health-cmd", shlex.join(HEALTH_COMMAND), *HEALTH_FLAGS.split()]
     arguments += ["--health-start-period", f"{settings.startup_timeout}s"]
     for key, value in environment(spec).items():
         arguments += ["--env", f"{key}={value}"]
@@ -139,22 +142,28 @@ def run_arguments(
     return [*arguments, image]
 
 
-def engine_arguments(engine: str, known: str, gpus: int) -> list[str]:
-    """Return the arguments that differ between docker and podman; `known` is the help of `run`.
+def engine_arguments(engine: str, run_help: str, gpus: int) -> list[str]:
+    """Return the arguments that differ between docker and podman.
 
-    They bound the log, which otherwise grows in a file; podman prefers the journal if there is one.
+    They limit the size of the log, which is otherwise unlimited. podman itself prefers the journal
+    if there is one.
+
+    Args:
+        engine: The name of the program.
+        run_help: The output of `run --help`.
+        gpus: The number of GPUs.
     """
     if engine == "docker":
-        arguments = ["--log-driver", LOG["driver"]]
+        arguments = ["--log-driver", LOG_OPTIONS["driver"]]
         arguments += [
             argument
-            for key, value in LOG["options"].items()
+            for key, value in LOG_OPTIONS["options"].items()
             for argument in ("--log-opt", f"{key}={value}")
         ]
-        if "--health-start-interval" in known:  # Docker 25 or later
+        if "--health-start-interval" in run_help:  # The flag exists from Docker 25 on.
             arguments += ["--health-start-interval", START_INTERVAL]
         return arguments + (["--gpus", str(gpus)] if gpus else [])
-    log = ["--log-opt", f"max-size={LOG['options']['max-size']}"]
+    log = ["--log-opt", f"max-size={LOG_OPTIONS['options']['max-size']}"]
     return log + [argument for n in range(gpus) for argument in ("--device", f"nvidia.com/gpu={n}")]
 
 

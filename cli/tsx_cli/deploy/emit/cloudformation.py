@@ -1,4 +1,4 @@
-"""A deployment as a CloudFormation template: its resources, with references instead of names."""
+"""A deployment as a CloudFormation template, whose resources refer to each other by references."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
-# Placeholders for values of the stack. The name of an archive cannot contain NUL.
+# Placeholders for values of the stack. They contain NUL, which no archive's name contains.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 SHAPES = Path(__file__).with_name("shapes.yaml")
-TSX_PREFIX = "Tsx::"  # kinds that CloudFormation does not have
-NAMED = {  # kind -> property with the name
+TSX_PREFIX = "Tsx::"  # prefix of the kinds that CloudFormation does not have
+NAME_PROPERTIES = {  # kind -> property with the name
     "AWS::CloudWatch::Alarm": "AlarmName",
     "AWS::IAM::Role": "RoleName",
     "AWS::Lambda::CapacityProvider": "CapacityProviderName",
@@ -32,19 +32,19 @@ NAMED = {  # kind -> property with the name
     "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
     "AWS::SageMaker::Model": "ModelName",
 }
-# Kinds whose `Ref` is their ARN; `Fn::GetAtt` gives their name.
-BY_ATTRIBUTE = {
+# Kinds whose `Ref` is their ARN, so that `Fn::GetAtt` gives their name.
+ARN_REF_KINDS = {
     "AWS::SageMaker::Endpoint",
     "AWS::SageMaker::EndpointConfig",
     "AWS::SageMaker::Model",
 }
-# Kinds that a change replaces, so they cannot have a fixed name.
-REPLACED = {
+# Kinds that a change replaces: the old resource still exists then, so the name cannot be fixed.
+REPLACEABLE_KINDS = {
     "AWS::SageMaker::EndpointConfig",
     "AWS::SageMaker::Model",
     "AWS::Lambda::CapacityProvider",
 }
-UNTAGGED = {  # kinds without tags
+UNTAGGED_KINDS = {
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
     "AWS::Lambda::Alias",
@@ -67,7 +67,7 @@ OUTPUTS = (  # name, id of the resource, attribute
     ("RoleArn", "Role", "Arn"),
     ("LogGroup", "LogGroup", "Ref"),
 )
-NEEDS_NOTE = (
+DEPLOY_STEP = (
     "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with"
     " --parameter-overrides for the parameters at its top"
 )
@@ -76,7 +76,7 @@ NEEDS_NOTE = (
 def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     """Return the template of a deployment.
 
-    Account and region are those of the stack. The image, and the model in S3, are parameters.
+    The account and the region are the stack's. The image and the model in S3 are parameters.
 
     Raises:
         UsageError: CloudFormation cannot create the deployment.
@@ -89,9 +89,9 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     if "{{resolve:" in (model := f"{facts.model_name}/{facts.model_version}"):
         reason = f"a stack would look up what '{model}' names; pack the archive under another name"
         raise UsageError(f"--emit cloudformation: {reason}")
-    placed_facts = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
+    stack_facts = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
     resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(
-        spec, placed_facts
+        spec, stack_facts
     )
     parameters: dict[str, Any] = {}
     if spec.image is None:
@@ -112,26 +112,29 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
             "Description": f"s3:// address of {text}",
             "AllowedPattern": "s3://.+",
         }
-    declared = [
+    template_resources = [
         resource
         for resource in resources
         if not resource.kind.startswith(TSX_PREFIX) and resource.kind != "AWS::S3::Bucket"
     ]
-    replaced = {f"s3://{resource.name}": {"Ref": "ModelDataUrl"} for resource in uploads} | {
+    substitutions = {f"s3://{resource.name}": {"Ref": "ModelDataUrl"} for resource in uploads} | {
         IMAGE: {"Ref": "Image"}
     }
-    entries = {resource.id: _resource(resource, declared, replaced) for resource in declared}
+    entries = {
+        resource.id: _resource(resource, template_resources, substitutions)
+        for resource in template_resources
+    }
     if "Version" in entries:
-        entries["Version"] |= _published(entries["Function"]["Properties"])
+        entries["Version"] |= _version_properties(entries["Function"]["Properties"])
     for resource in resources:
-        # In CloudFormation this is a part of the alias.
+        # In CloudFormation, provisioned concurrency is a property of the alias.
         if resource.kind == "Tsx::Lambda::ProvisionedConcurrency":
             settings = {**resource.properties, **resource.change_settings}
             number = settings["ProvisionedConcurrentExecutions"]
             entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {
                 "ProvisionedConcurrentExecutions": number
             }
-    # The canary of SageMaker is a part of the endpoint.
+    # Only Lambda needs these entries: the canary of SageMaker is a property of the endpoint.
     if spec.canary is not None and "Alias" in entries:
         entries |= _canary(
             spec.canary,
@@ -140,92 +143,99 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
                 for resource in resources
                 if resource.id == "Alias"
             ),
-            declared,
+            template_resources,
         )
         entries["Alias"]["UpdatePolicy"] = read_shapes(SHAPES)["canary update"]
     outputs = {
-        name: {"Value": _with_references(Ref(id, attribute), {})}
+        name: {"Value": _substitute(Ref(id, attribute), {})}
         for name, id, attribute in OUTPUTS
         if id in entries
     }
-    head = {
+    header = {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"{spec.name}: {model} by tsx deploy",
     }
     return {
-        **head,
+        **header,
         **({"Parameters": parameters} if parameters else {}),
         "Resources": entries,
         "Outputs": outputs,
     }
 
 
-def _canary(canary: Canary, alarms: Sequence[str], declared: Sequence[Resource]) -> dict[str, Any]:
-    ours = {
+def _canary(
+    canary: Canary, alarms: Sequence[str], template_resources: Sequence[Resource]
+) -> dict[str, Any]:
+    alarm_references = {
         resource.name: {"Ref": resource.id}
-        for resource in declared
+        for resource in template_resources
         if resource.kind == "AWS::CloudWatch::Alarm"
     }
     values = {
         "percent": round(canary.percent),
         "minutes": max(1, math.ceil(canary.bake / 60)),
         "is_watched": bool(alarms),
-        "alarms": [{"Name": ours.get(name, name)} for name in alarms],
+        "alarms": [{"Name": alarm_references.get(name, name)} for name in alarms],
     }
     entries: dict[str, Any] = fill(read_shapes(SHAPES)["canary"], values)
     return entries
 
 
-def _published(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes of a version that make CloudFormation publish it for every new function.
+def _version_properties(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties of a version that make CloudFormation publish every new function.
 
-    CloudFormation only looks at the version itself. Earlier versions stay, for rollbacks.
+    CloudFormation compares only the version's own properties, so its description contains a hash of
+    the function. Earlier versions stay, for rollbacks.
     """
     description = digest(function)
     image = function["Code"]["ImageUri"]
-    entries: Any = (
+    description_value: Any = (
         {"Fn::Sub": f"{description} ${{Image}}"}
         if isinstance(image, Mapping)
         else f"{description} {image}"
     )
     return {
-        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": entries},
+        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": description_value},
         "UpdateReplacePolicy": "Retain",
         "DeletionPolicy": "Retain",
     }
 
 
 def _resource(
-    resource: Resource, declared: Sequence[Resource], replaced: Mapping[str, Any]
+    resource: Resource, template_resources: Sequence[Resource], substitutions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    referred = dict(replaced)
-    by_id = {resource.id: resource for resource in declared}
+    all_substitutions = dict(substitutions)
+    resources_by_id = {resource.id: resource for resource in template_resources}
     for need in resource.needs:
-        if need in by_id and by_id[need].kind in NAMED:
-            referred[by_id[need].name] = _reference(by_id[need])
+        if need in resources_by_id and resources_by_id[need].kind in NAME_PROPERTIES:
+            all_substitutions[resources_by_id[need].name] = _reference(resources_by_id[need])
     settings = {
         **resource.properties,
         **(resource.change_settings if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
-    properties = _with_references(settings, referred)
-    name = NAMED.get(resource.kind)
-    if name is not None and name not in properties and resource.kind not in REPLACED:
+    properties = _substitute(settings, all_substitutions)
+    name = NAME_PROPERTIES.get(resource.kind)
+    if name is not None and name not in properties and resource.kind not in REPLACEABLE_KINDS:
         properties = {name: resource.name, **properties}
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
-    if tags and resource.kind not in UNTAGGED:
+    if tags and resource.kind not in UNTAGGED_KINDS:
         properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     entries: dict[str, Any] = {"Type": resource.kind, "Properties": properties}
-    needs = [need for need in resource.needs if need in by_id and need not in _named_in(properties)]
+    needs = [
+        need
+        for need in resource.needs
+        if need in resources_by_id and need not in _referenced_ids(properties)
+    ]
     return entries | ({"DependsOn": needs} if needs else {})
 
 
 def _reference(resource: Resource) -> dict[str, Any]:
-    if resource.kind in BY_ATTRIBUTE:
-        return {"Fn::GetAtt": [resource.id, NAMED[resource.kind]]}
+    if resource.kind in ARN_REF_KINDS:
+        return {"Fn::GetAtt": [resource.id, NAME_PROPERTIES[resource.kind]]}
     return {"Ref": resource.id}
 
 
-def _with_references(value: Any, replaced: Mapping[str, Any]) -> Any:
+def _substitute(value: Any, substitutions: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
         return (
             {"Ref": value.id}
@@ -233,24 +243,29 @@ def _with_references(value: Any, replaced: Mapping[str, Any]) -> Any:
             else {"Fn::GetAtt": [value.id, value.attribute]}
         )
     if isinstance(value, Mapping):
-        return {key: _with_references(item, replaced) for key, item in value.items()}
+        return {key: _substitute(item, substitutions) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_references(item, replaced) for item in value]
+        return [_substitute(item, substitutions) for item in value]
     if isinstance(value, str):
-        if value in replaced:
-            return replaced[value]
+        if value in substitutions:
+            return substitutions[value]
         text = value.replace("${", "${!").replace(ACCOUNT, "${AWS::AccountId}")
         text = text.replace(REGION, "${AWS::Region}")
         return {"Fn::Sub": text} if ACCOUNT in value or REGION in value else value
     return value
 
 
-def _named_in(value: Any) -> set[str]:
-    """Return the ids that a value refers to, which need no `DependsOn`."""
+def _referenced_ids(value: Any) -> set[str]:
+    """Return the ids to which a value refers.
+
+    CloudFormation derives the order from these references, so the ids need no `DependsOn`.
+    """
     if isinstance(value, Mapping):
         if set(value) == {"Ref"}:
             return {value["Ref"]}
         if set(value) == {"Fn::GetAtt"}:
             return {value["Fn::GetAtt"][0]}
-        return {id for item in value.values() for id in _named_in(item)}
-    return {id for item in value for id in _named_in(item)} if isinstance(value, list) else set()
+        return {id for item in value.values() for id in _referenced_ids(item)}
+    return (
+        {id for item in value for id in _referenced_ids(item)} if isinstance(value, list) else set()
+    )

@@ -1,7 +1,7 @@
 """A workflow of GitHub Actions for a deployment.
 
-It checks the archive, compares its speed and shows the plan on a pull request, and deploys after
-the merge.
+On a pull request, it checks the archive, compares its speed, and shows the plan. After the merge,
+it deploys.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import render_tree
 
-CONTRACTS = {"sagemaker": "sagemaker", "lambda": "lambda", "kubernetes": "container"}
+CHECK_TARGETS = {"sagemaker": "sagemaker", "lambda": "lambda", "kubernetes": "container"}
 # Platform -> runner that builds images for it.
 RUNNERS = {"linux/amd64": "ubuntu-latest", "linux/arm64": "ubuntu-24.04-arm"}
-NEXT = (
+NEXT_STEP = (
     "commit .github, which belongs at the root of the repository."
     " Add in its settings: {access}; and the environment {environment}"
 )
-AWS = (
+AWS_ACCESS = (
     "the variables AWS_PLAN_ROLE and AWS_DEPLOY_ROLE, roles that trust the repository"
     " (infra/iam/trust-github.json)"
 )
-CLUSTER = (
+CLUSTER_ACCESS = (
     "the secret KUBECONFIG, or the variables EKS_CLUSTER, AWS_REGION, AWS_PLAN_ROLE and"
     " AWS_DEPLOY_ROLE"
 )
@@ -46,7 +46,7 @@ NO_SAMPLES = (
 def workflow(
     spec: DeploySpec, facts: Facts, local: Local, arguments: Sequence[str]
 ) -> tuple[dict[str, str], str]:
-    """Return the workflow by its path, and what to do next.
+    """Return the workflow by its path, and a text about the next step.
 
     Args:
         spec: The specification.
@@ -59,15 +59,23 @@ def workflow(
     """
     _check(spec, facts)
     github, archive = spec.github, spec.model.as_posix()
-    which = ["--name", spec.name, "--target", spec.target, *_location_arguments(arguments)]
-    built = spec.image is None
+    deployment_arguments = [
+        "--name",
+        spec.name,
+        "--target",
+        spec.target,
+        *_location_arguments(arguments),
+    ]
+    builds_image = spec.image is None
     registry = (
-        (spec.repository or "").partition("/")[0] if built and spec.target == "kubernetes" else ""
+        (spec.repository or "").partition("/")[0]
+        if builds_image and spec.target == "kubernetes"
+        else ""
     )
     values = {
         "name": spec.name,
         "target": spec.target,
-        "contract": CONTRACTS[spec.target],
+        "contract": CHECK_TARGETS[spec.target],
         "archive": archive,
         "directory": spec.model.parent.as_posix(),
         "python": local.python,
@@ -76,7 +84,7 @@ def workflow(
         "context": spec.kubernetes.context or "",
         "runner": (
             RUNNERS[target_platform(spec)]
-            if built and spec.target != "kubernetes"
+            if builds_image and spec.target != "kubernetes"
             else RUNNERS["linux/amd64"]
         ),
         "registry": registry,
@@ -85,21 +93,21 @@ def workflow(
         "pack": github.pack,
         "slo": f" --slo {shlex.quote(github.slo)}" if github.slo else "",
         "fail_if": "".join(f" --fail-if {shlex.quote(condition)}" for condition in github.fail_if),
-        "words": shlex.join([archive, *which, *arguments]),
-        "which": shlex.join(which),
+        "words": shlex.join([archive, *deployment_arguments, *arguments]),
+        "which": shlex.join(deployment_arguments),
     }
     for key in ("archive", "directory", "context", "slo", "fail_if", "words", "which"):
-        # GitHub must not evaluate a value.
+        # GitHub must not evaluate an expression inside a value.
         values[key] = str(values[key]).replace("${{", "${{ '${{' }}")
     (text,) = render_tree("github", values, marks="[[ ]]").values()
     access = (
-        AWS
+        AWS_ACCESS
         if spec.target != "kubernetes"
-        else f"{CLUSTER}; for ECR, {AWS}"
+        else f"{CLUSTER_ACCESS}; for ECR, {AWS_ACCESS}"
         if ".dkr.ecr." in registry
-        else CLUSTER
+        else CLUSTER_ACCESS
     )
-    return {f".github/workflows/{spec.name}.yml": text}, NEXT.format(
+    return {f".github/workflows/{spec.name}.yml": text}, NEXT_STEP.format(
         access=access, environment=github.environment
     )
 
@@ -113,20 +121,20 @@ def command_arguments(file: Path | None, options: Mapping[str, Any]) -> list[str
     arguments = [] if file is None else ["--file", file.as_posix()]
     canary = options.get("canary") or {}
     arguments += [argument for alarm in canary.get("alarms", ()) for argument in ("--alarm", alarm)]
-    named = {key: options.get(key) for key in ("region", "image", "role")} | {
+    flag_values = {key: options.get(key) for key in ("region", "image", "role")} | {
         "canary": canary.get("percent"),
         "bake": canary.get("bake"),
     }
     arguments += [
         argument
-        for key, value in named.items()
+        for key, value in flag_values.items()
         if value is not None
         for argument in (f"--{key}", str(value))
     ]
     arguments += ["--create-role"] if options.get("create_role") else []
-    done = {"name", "target", "model", "profile", "create_role", "github", *named}
+    handled_keys = {"name", "target", "model", "profile", "create_role", "github", *flag_values}
     for key, value in options.items():
-        if key not in done and value is not None:
+        if key not in handled_keys and value is not None:
             arguments += [
                 argument
                 for path, text in _flatten(key, value)
@@ -147,18 +155,19 @@ def _flatten(path: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _location_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that tell where the deployment is."""
-    places = ("kubernetes.namespace=", "kubernetes.context=")
+    """Return the arguments that determine the location of the deployment."""
+    location_keys = ("kubernetes.namespace=", "kubernetes.context=")
     pairs = [
         pair
         for pair in pairwise(arguments)
-        if pair[0] in ("--file", "--region") or (pair[0] == "--set" and pair[1].startswith(places))
+        if pair[0] in ("--file", "--region")
+        or (pair[0] == "--set" and pair[1].startswith(location_keys))
     ]
     return [argument for pair in pairs for argument in pair]
 
 
 def _check(spec: DeploySpec, facts: Facts) -> None:
-    """Check what the deployment itself would refuse.
+    """Refuse a deployment that would fail.
 
     Raises:
         UsageError: The deployment would fail.

@@ -1,6 +1,6 @@
 """A Helm chart of a deployment on Kubernetes.
 
-Its values have the names of `[deploy.kubernetes]`, in camel case, and the same limits.
+Its values have the names and the limits of `[deploy.kubernetes]`, in camel case.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.kubernetes.resources import (
     Manifest,
     canonical,
+    has_grpc_port,
     manifests,
-    serves_grpc,
     toleration,
 )
 from tsx_cli.deploy.spec import DeploySpec, Keda, Kubernetes
 from tsx_templates.render import render_tree
 
-# Keys that Helm decides, or that only KServe has.
-OMITTED = {"namespace", "context", "kserve", "protocol", "storage"}
-TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-VALUES = {  # descriptions in values.yaml and its schema
+# Keys that Helm decides, or that apply only to KServe.
+OMITTED_KEYS = {"namespace", "context", "kserve", "protocol", "storage"}
+STRING_MAP = {"type": "object", "additionalProperties": {"type": "string"}}
+VALUE_DESCRIPTIONS = {  # descriptions in values.yaml and its schema
     "image": (
         "The image of the server with its model. Where there are a digest and a tag, the digest"
         " decides."
@@ -114,8 +114,8 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
             "--emit helm is for a Deployment; for an InferenceService (kubernetes.kserve) use"
             " --emit kubernetes"
         )
-    manifests(spec, image, {})  # raises errors of the specification
-    head = {
+    manifests(spec, image, {})  # This raises errors of the specification.
+    metadata = {
         "apiVersion": "v2",
         "name": spec.name,
         "description": f"The model {facts.model_name}, served by tsx",
@@ -124,20 +124,20 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
         "appVersion": facts.model_version,
         "annotations": {"tsx/model": f"{facts.model_name}/{facts.model_version}"},
     }
-    wanted = values(spec, image)
+    chart_values = values(spec, image)
     text = "\n".join(
-        f"{indent(fill(VALUES[key], 118), '# ')}\n{yaml_text([{key: value}])}"
-        for key, value in wanted.items()
+        f"{indent(fill(VALUE_DESCRIPTIONS[key], 118), '# ')}\n{yaml_text([{key: value}])}"
+        for key, value in chart_values.items()
     )
     files = {
-        "Chart.yaml": yaml_text([head]),
+        "Chart.yaml": yaml_text([metadata]),
         "values.yaml": text,
         "values.schema.json": json.dumps(schema(), indent=2) + "\n",
     }
-    static = render_tree(
+    static_files = render_tree(
         "helm", {"name": spec.name, "model": facts.model_name, "uid": UID}, marks="[[ ]]"
     )
-    files |= {str(path): text for path, text in static.items()}
+    files |= {str(path): text for path, text in static_files.items()}
     for manifest in _all_manifests(spec, facts):
         checks = CHECKS.get(manifest["kind"], "")
         files[f"templates/{names[manifest['kind']]}"] = render_template(manifest, spec.name, checks)
@@ -145,11 +145,11 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
 
 
 def values(spec: DeploySpec, image: str) -> dict[str, Any]:
-    """Return the values of the chart, in the order of VALUES."""
+    """Return the values of the chart, in the order of VALUE_DESCRIPTIONS."""
     settings = spec.kubernetes
     values_by_key = {
         to_camel(key): value
-        for key, value in settings.model_dump(mode="json", exclude=OMITTED).items()
+        for key, value in settings.model_dump(mode="json", exclude=OMITTED_KEYS).items()
     }
     values_by_key |= {
         key: canonical(values_by_key[key]) for key in ("cpu", "memory", "disk", "sharedMemory")
@@ -168,33 +168,33 @@ def values(spec: DeploySpec, image: str) -> dict[str, Any]:
     values_by_key |= {
         "env": dict(spec.env),
         "monitoring": settings.monitoring is not False,
-        "grpc": serves_grpc(spec),
+        "grpc": has_grpc_port(spec),
     }
-    return {key: values_by_key[key] for key in VALUES}
+    return {key: values_by_key[key] for key in VALUE_DESCRIPTIONS}
 
 
 def image_parts(image: str) -> dict[str, str]:
-    named, _, digest = image.partition("@")
-    repository, colon, tag = named.rpartition(":")
-    if not colon or "/" in tag:  # the colon is that of a port
-        repository, tag = named, ""
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # The colon precedes a port.
+        repository, tag = name, ""
     return {"repository": repository, "tag": tag, "digest": digest}
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of the values, without unknown keys."""
+    """Return the JSON schema of the values, which refuses unknown keys."""
     keda = _object(Keda.model_json_schema()["properties"])
     keda["properties"]["prometheus"] = {
         "anyOf": [keda["properties"]["prometheus"], {"type": "null"}]
     }
-    known = Kubernetes.model_json_schema()["properties"]
-    properties = _object({key: value for key, value in known.items() if key not in OMITTED})[
-        "properties"
-    ]
+    all_properties = Kubernetes.model_json_schema()["properties"]
+    properties = _object(
+        {key: value for key, value in all_properties.items() if key not in OMITTED_KEYS}
+    )["properties"]
     image = _object({key: {"type": "string"} for key in ("repository", "tag", "digest")})
     image["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     image["properties"]["repository"]["minLength"] = 1
-    properties |= {"keda": keda, "image": image | {"required": ["repository"]}, "env": TEXTS}
+    properties |= {"keda": keda, "image": image | {"required": ["repository"]}, "env": STRING_MAP}
     properties["cpu"] = {"anyOf": [properties["cpu"], {"type": "integer", "minimum": 1}]}
     properties["tolerations"] = {
         "type": "array",
@@ -204,29 +204,32 @@ def schema() -> dict[str, Any]:
     }
     properties["tolerations"]["items"]["properties"]["tolerationSeconds"] = {"type": "integer"}
     values = _object(
-        {key: {"description": VALUES[key], **properties[key]} for key in VALUES}
+        {
+            key: {"description": VALUE_DESCRIPTIONS[key], **properties[key]}
+            for key in VALUE_DESCRIPTIONS
+        }
         | {"global": {"type": "object"}}
     )
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values", **values}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    # pydantic leaves these bounds as they are if a validator precedes them.
-    bounds = {"ge": "minimum", "le": "maximum"}
-    plain = {
+    # pydantic does not convert its names of limits if a validator precedes them.
+    keywords = {"ge": "minimum", "le": "maximum"}
+    json_properties = {
         to_camel(key): {
-            bounds.get(name, name): bound
-            for name, bound in value.items()
+            keywords.get(name, name): argument
+            for name, argument in value.items()
             if name not in ("title", "default")
         }
         for key, value in properties.items()
     }
-    return {"type": "object", "additionalProperties": False, "properties": plain}
+    return {"type": "object", "additionalProperties": False, "properties": json_properties}
 
 
 def _all_manifests(spec: DeploySpec, facts: Facts) -> list[Manifest]:
     """Return one manifest of each kind, with all optional parts."""
-    every: dict[str, Any] = {
+    all_settings: dict[str, Any] = {
         "namespace": NAMESPACE, "replicas": 2, "most_replicas": 3, "gpus": 1, "node_selector": {"label": "value"}, "tolerations": "taint",
         "pull_secret": "secret", "allow_from": "a", "metrics_from": "a", "monitor_labels": {"more": "value"}, "grpc": True,
         "gateway": "namespace/name", "hostnames": "host",
@@ -245,14 +248,20 @@ def _all_manifests(spec: DeploySpec, facts: Facts) -> list[Manifest]:
     }
     keda = {"prometheus": "http://prometheus", "rate_target": 1}
     objects: dict[str, Manifest] = {}
-    for more in ({}, {"keda": keda | {"rate_query": "query"}, "replicas": 0}, {"keda": keda}):
-        variant = DeploySpec.model_validate({**base, "kubernetes": {**every, **more}})
+    for variant_settings in (
+        {},
+        {"keda": keda | {"rate_query": "query"}, "replicas": 0},
+        {"keda": keda},
+    ):
+        variant = DeploySpec.model_validate(
+            {**base, "kubernetes": {**all_settings, **variant_settings}}
+        )
         variant_objects = {
             manifest["kind"]: manifest
             for manifest in manifests(variant, "image", labels | {"tsx:name": NAME})
         }
         objects = variant_objects | objects
-    # The last variant has the query of the pods.
+    # The last variant has the default query, which counts the requests of the pods.
     scaled_object = variant_objects["ScaledObject"]
     objects["ScaledObject"]["spec"]["triggers"] = scaled_object["spec"]["triggers"]
     body = objects["Deployment"]["spec"]

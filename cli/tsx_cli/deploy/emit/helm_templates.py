@@ -1,8 +1,8 @@
 """The templates of a Helm chart: manifests with Helm's expressions in place of some values.
 
-A manifest is first built with all optional parts. PLACES then maps the paths of fields to
-expressions: `if CONDITION` or `if CONDITION then VALUE` puts a field under a condition, several
-lines replace it, and anything else is its value.
+A manifest is first built with all optional parts. FIELD_EXPRESSIONS then maps the paths of fields
+to expressions. `if CONDITION` or `if CONDITION then VALUE` puts a field under a condition. Several
+lines replace the field, and any other expression is its value.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.kubernetes.resources import Manifest
 
-Places = Mapping[str, str]
+FieldExpressions = Mapping[str, str]
 # Placeholders in the manifests.
 RELEASE = {
     "the-release-name": "{{ .Release.Name }}",
     "namespace-of-the-release": "{{ .Release.Namespace }}",
 }
 NAME, NAMESPACE = RELEASE
-# A token on lines of its own, or as a value.
+# A token that stands for whole lines, or for a value.
 TOKEN = re.compile(
     r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE
 )
-# Only Chart.yaml holds the name of the archive.
+# Only Chart.yaml contains the name of the archive, so the templates read it from there.
 MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'
 OWNER = {
     "metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
@@ -86,18 +86,18 @@ NODES = """
 nodeSelector:
   {{- toYaml . | nindent 8 }}
 {{- end }}"""
-FROM = """
+INGRESS_PEERS = """
 from:
   {{- range .Values.VALUE }}
   - namespaceSelector:
       matchLabels:
         kubernetes.io/metadata.name: {{ . | quote }}
   {{- end }}"""
-LABELS = """
+MONITOR_LABELS = """
 {{- with omit .Values.monitorLabels "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/managed-by" }}
 {{- toYaml . | nindent 4 }}
 {{- end }}"""
-PLACES: Mapping[str, Places] = {
+FIELD_EXPRESSIONS: Mapping[str, FieldExpressions] = {
     "Deployment": {
         "spec replicas": 'if not (include "CHART.scales" .) then {{ int .Values.replicas }}',
         "spec progressDeadlineSeconds": "{{ add .Values.startupTimeout 60 }}",
@@ -157,13 +157,13 @@ PLACES: Mapping[str, Places] = {
         "": "if or .Values.allowFrom .Values.metricsFrom",
         "spec ingress 0": "if .Values.allowFrom",
         "spec ingress 0 ports 1": "if .Values.grpc",
-        "spec ingress 0 from": FROM.replace("VALUE", "allowFrom"),
+        "spec ingress 0 from": INGRESS_PEERS.replace("VALUE", "allowFrom"),
         "spec ingress 1": "if .Values.metricsFrom",
-        "spec ingress 1 from": FROM.replace("VALUE", "metricsFrom"),
+        "spec ingress 1 from": INGRESS_PEERS.replace("VALUE", "metricsFrom"),
     },
     "ServiceMonitor": {
         "": "if .Values.monitoring",
-        "metadata labels more": LABELS,
+        "metadata labels more": MONITOR_LABELS,
         "spec endpoints 0 authorization": AUTHORIZATION,
     },
     "HTTPRoute": {
@@ -185,12 +185,12 @@ def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
     Args:
         manifest: The object, with all optional parts.
         chart: The name of the chart.
-        checks: Text before the object, rendered only if the object is wanted.
+        checks: Text before the object, which Helm renders only if it renders the object.
 
     Raises:
-        KeyError: The manifest lacks a field of PLACES.
+        KeyError: The manifest lacks a field of FIELD_EXPRESSIONS.
     """
-    places = {**OWNER, **PLACES[manifest["kind"]]}
+    expressions = {**OWNER, **FIELD_EXPRESSIONS[manifest["kind"]]}
     texts: dict[str, str] = {}
 
     def token(text: str) -> str:
@@ -199,8 +199,8 @@ def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
         return name
 
     def field(path: str, key: str | None, value: Any) -> list[tuple[str | None, Any]]:
-        """Return the keys and values that stand for one field; items of lists have no key."""
-        expression = places.pop(path, "")
+        """Return the keys and values that replace one field; items of lists have no key."""
+        expression = expressions.pop(path, "")
         if "\n" in expression:
             return [(token(expression.strip("\n")), None)]
         condition, _, text = (
@@ -210,7 +210,7 @@ def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
         )
         entry = (
             key,
-            token(text.replace("ITSELF", str(value))) if text else walked(f"{path} ", value),
+            token(text.replace("ITSELF", str(value))) if text else insert_tokens(f"{path} ", value),
         )
         return (
             [(token(f"{{{{- if {condition} }}}}"), None), entry, (token("{{- end }}"), None)]
@@ -218,35 +218,40 @@ def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
             else [entry]
         )
 
-    def walked(above: str, value: Any) -> Any:
+    def insert_tokens(path_prefix: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(
-                pair for key, item in value.items() for pair in field(f"{above}{key}", key, item)
+                pair
+                for key, item in value.items()
+                for pair in field(f"{path_prefix}{key}", key, item)
             )
         if isinstance(value, (list, tuple)):
             pairs = [
                 pair
                 for index, item in enumerate(value)
-                for pair in field(f"{above}{index}", None, item)
+                for pair in field(f"{path_prefix}{index}", None, item)
             ]
             return [item if key is None else key for key, item in pairs]
         return value
 
-    condition = places.pop("", "")
-    text = yaml_text([walked("", manifest)])
-    if places:
-        raise KeyError(f"the {manifest['kind']} has no {', '.join(places)}")
+    condition = expressions.pop("", "")
+    text = yaml_text([insert_tokens("", manifest)])
+    if expressions:
+        raise KeyError(f"the {manifest['kind']} has no {', '.join(expressions)}")
 
-    def put(match: re.Match[str]) -> str:
+    def expand_token(match: re.Match[str]) -> str:
         if match[4]:
             return texts[match[4]]
-        first, *following = texts[match[3]].splitlines()
-        indent, dash = match[1], match[2] or ""  # a dash if these lines begin an item
+        first_line, *other_lines = texts[match[3]].splitlines()
+        indent, dash = match[1], match[2] or ""  # There is a dash if the lines begin an item.
         return "\n".join(
-            [f"{indent}{dash}{first}", *(f"{indent}{' ' * len(dash)}{line}" for line in following)]
+            [
+                f"{indent}{dash}{first_line}",
+                *(f"{indent}{' ' * len(dash)}{line}" for line in other_lines),
+            ]
         )
 
-    text = TOKEN.sub(put, text)
+    text = TOKEN.sub(expand_token, text)
     for name, expression in RELEASE.items():
         text = text.replace(name, expression)
     if condition:

@@ -1,4 +1,4 @@
-"""A base for kustomize, and an overlay for each of two environments; pure functions."""
+"""A kustomize base with an overlay for each of two environments; pure functions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.helm import image_parts
 from tsx_cli.deploy.emit.yaml_text import yaml_text
-from tsx_cli.deploy.kubernetes.resources import Manifest, manifests, scales
+from tsx_cli.deploy.kubernetes.resources import Manifest, is_autoscaled, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-PATCHED: Mapping[str, tuple[str, ...]] = {  # kind -> fields of the spec that overlays patch
+PATCHED_FIELDS: Mapping[str, tuple[str, ...]] = {  # kind -> fields of `spec` that overlays patch
     "Deployment": ("replicas", "template"),
     "HorizontalPodAutoscaler": ("minReplicas", "maxReplicas"),
-    # The queries of the triggers name the namespace.
+    # The triggers are patched because their queries contain the namespace.
     "ScaledObject": ("minReplicaCount", "maxReplicaCount", "triggers"),
     "HTTPRoute": ("parentRefs", "hostnames"),
 }
-HEAD = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+KUSTOMIZATION_HEADER = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
 
 
 def kustomize(
@@ -43,17 +43,19 @@ def kustomize(
     objects = manifests(spec, image, labels)
     base = {names[manifest["kind"]]: manifest for manifest in objects}
     for manifest in objects:
-        del manifest["metadata"]["namespace"]  # overlays set it
+        del manifest["metadata"]["namespace"]  # The overlays set it.
     files = {f"base/{name}": yaml_text([manifest]) for name, manifest in base.items()}
-    files["base/kustomization.yaml"] = yaml_text([{**HEAD, "resources": list(base)}])
-    for environment, environment_spec in (("staging", _staging(spec)), ("production", spec)):
+    files["base/kustomization.yaml"] = yaml_text(
+        [{**KUSTOMIZATION_HEADER, "resources": list(base)}]
+    )
+    for environment, environment_spec in (("staging", _staging_spec(spec)), ("production", spec)):
         patches = {
             names[manifest["kind"]]: _patch(manifest)
             for manifest in manifests(environment_spec, image, labels)
-            if manifest["kind"] in PATCHED
+            if manifest["kind"] in PATCHED_FIELDS
         }
         kustomization = {
-            **HEAD,
+            **KUSTOMIZATION_HEADER,
             "namespace": environment_spec.kubernetes.namespace,
             "resources": ["../../base"],
             "images": [_image(image)],
@@ -66,39 +68,44 @@ def kustomize(
     return files
 
 
-def _staging(spec: DeploySpec) -> DeploySpec:
-    """Return a small variant with the same objects, in another namespace and under other hosts."""
+def _staging_spec(spec: DeploySpec) -> DeploySpec:
+    """Return a small variant with the same objects, in another namespace and with other hosts."""
     settings = spec.kubernetes
-    few = min(settings.replicas, 1)
+    replicas = min(settings.replicas, 1)
     hosts = tuple(
         f"*.staging.{host[2:]}" if host.startswith("*.") else f"staging.{host}"
         for host in settings.hostnames
     )
-    sizes = {"replicas": few, "most_replicas": 2 if scales(spec) else max(few, 1)}
-    changes = {"namespace": f"{settings.namespace[:55]}-staging", "hostnames": hosts, **sizes}
+    scaling = {
+        "replicas": replicas,
+        "most_replicas": 2 if is_autoscaled(spec) else max(replicas, 1),
+    }
+    changes = {"namespace": f"{settings.namespace[:55]}-staging", "hostnames": hosts, **scaling}
     return spec.model_copy(update={"kubernetes": settings.model_copy(update=changes)})
 
 
 def _patch(manifest: Manifest) -> Manifest:
-    body = {
-        key: manifest["spec"][key] for key in PATCHED[manifest["kind"]] if key in manifest["spec"]
+    spec_patch = {
+        key: manifest["spec"][key]
+        for key in PATCHED_FIELDS[manifest["kind"]]
+        if key in manifest["spec"]
     }
-    if "template" in body:
-        (container,) = body["template"]["spec"]["containers"]
-        body["template"] = {
+    if "template" in spec_patch:
+        (container,) = spec_patch["template"]["spec"]["containers"]
+        spec_patch["template"] = {
             "spec": {"containers": [{key: container[key] for key in ("name", "resources")}]}
         }
     return {
         "apiVersion": manifest["apiVersion"],
         "kind": manifest["kind"],
         "metadata": {"name": manifest["metadata"]["name"]},
-        "spec": body,
+        "spec": spec_patch,
     }
 
 
 def _image(image: str) -> dict[str, Any]:
     parts = image_parts(image)
-    chosen = (
+    image_version = (
         {"digest": parts["digest"]} if parts["digest"] else {"newTag": parts["tag"] or "latest"}
     )
-    return {"name": parts["repository"], **chosen}
+    return {"name": parts["repository"], **image_version}

@@ -19,7 +19,7 @@ from tsx_runtime.targets.ray.config import IMPORT_PATH
 from tsx_runtime.version import __version__
 
 CONFIG, SERVICE = "serve-config.yaml", "rayservice.yaml"
-STEP = (
+NEXT_STEP = (
     "kubectl apply --filename rayservice.yaml, where KubeRay is installed; on another cluster serve"
     " deploy serve-config.yaml, which ends applications of other config files"
 )
@@ -31,7 +31,7 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
     """Return the files by their names, and notes for the user.
 
     Raises:
-        UsageError: The archive travels through the object store, or Ray is not installed.
+        UsageError: The archive is meant for the object store, or Ray is not installed.
     """
     if spec.ray.archives == "object-store":
         raise UsageError(
@@ -58,7 +58,7 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
             f"each start of a node installs tsx into {image}; an image that has it starts faster:"
             " --image"
         )
-    settings, replica, kinds = spec.ray, config["Application"]["replica"], read_shapes(SHAPES)
+    settings, replica, shapes = spec.ray, config["Application"]["replica"], read_shapes(SHAPES)
     sizes: dict[str, Any] = {
         "cpu": str(max(1, math.ceil(replica["num_cpus"]))),
         "memory": settings.memory or "4Gi",
@@ -68,8 +68,10 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "serve": settings.port}
     ports |= {"grpc": GRPC_PORT} if settings.grpc else {}
     grpc = {"port": GRPC_PORT, "grpc_servicer_functions": [GRPC]}
-    # New replicas of an update run beside the old ones.
-    most = math.ceil((settings.max_replicas or settings.replicas) * (1 + settings.surge / 100))
+    # During an update, new replicas run in addition to the old ones.
+    max_replicas = math.ceil(
+        (settings.max_replicas or settings.replicas) * (1 + settings.surge / 100)
+    )
     values = {
         "name": spec.name,
         "port": settings.port,
@@ -82,11 +84,11 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
         "ray": _ray_version(),
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "fewest": settings.replicas if settings.min_replicas is None else settings.min_replicas,
-        "most": most,
+        "most": max_replicas,
         "sizes": sizes,
     }
-    serve = yaml_text([fill(kinds["serve"], values)])
-    service = fill(kinds["RayService"], {**values, "serve": serve})
+    serve = yaml_text([fill(shapes["serve"], values)])
+    service = fill(shapes["RayService"], {**values, "serve": serve})
     return {CONFIG: serve, SERVICE: yaml_text([service])}, notes
 
 

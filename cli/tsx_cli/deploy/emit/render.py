@@ -1,4 +1,4 @@
-"""The files of `--emit`: pure functions from the specification and the archive to texts by path."""
+"""The files of `--emit`: pure functions from a specification and an archive to texts by path."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
-from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, render_template
+from tsx_cli.deploy.emit.cloudformation import DEPLOY_STEP, render_template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
-from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
-from tsx_cli.deploy.emit.ray import STEP, ray_files
+from tsx_cli.deploy.emit.kustomize import KUSTOMIZATION_HEADER, kustomize
+from tsx_cli.deploy.emit.ray import NEXT_STEP, ray_files
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import hide_secrets
@@ -21,7 +21,7 @@ from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.kubernetes.security import secret_step
 from tsx_cli.deploy.spec import DeploySpec
 
-NAMES = {
+FILE_NAMES = {
     "Deployment": "deployment.yaml",
     "Service": "service.yaml",
     "HorizontalPodAutoscaler": "autoscaler.yaml",
@@ -36,10 +36,10 @@ NAMES = {
 
 
 class EmittedFiles(NamedTuple):
-    """The files to write, and what to do next."""
+    """The files to write, and a text about the next step."""
 
     files: Mapping[str, str]
-    copied: Mapping[str, Path]  # files that are copied from elsewhere
+    copied: Mapping[str, Path]  # path -> existing file that is copied to it
     next_step: str
     notes: Sequence[str] = ()
 
@@ -71,18 +71,24 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    runtime = NAMES["ClusterServingRuntime"]
+    runtime = FILE_NAMES["ClusterServingRuntime"]
 
     def files(image: str) -> dict[str, str]:
         texts = {
-            NAMES[manifest["kind"]]: yaml_text([manifest])
+            FILE_NAMES[manifest["kind"]]: yaml_text([manifest])
             for manifest in manifests(spec, image, tags_of(spec, facts))
         }
         names = [name for name in texts if name != runtime]
         return {
             **texts,
             "kustomization.yaml": yaml_text(
-                [{**HEAD, "namespace": spec.kubernetes.namespace, "resources": names}]
+                [
+                    {
+                        **KUSTOMIZATION_HEADER,
+                        "namespace": spec.kubernetes.namespace,
+                        "resources": names,
+                    }
+                ]
             ),
         }
 
@@ -91,28 +97,32 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
         step = (
             f"kubectl apply --server-side --filename {runtime}, once for the cluster, then {step}"
         )
-    return _beside_image(spec, facts, local, files, step, "")
+    return _files_with_image(spec, facts, local, files, step, "")
 
 
 def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     step = f"helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
-    return _beside_image(
+    return _files_with_image(
         spec,
         facts,
         local,
-        lambda image: chart(spec, facts, image, NAMES),
+        lambda image: chart(spec, facts, image, FILE_NAMES),
         f"{secret_step(spec)}{step}",
     )
 
 
 def _kustomize(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     step = f"{secret_step(spec)}kubectl apply --server-side --kustomize overlays/production"
-    return _beside_image(
-        spec, facts, local, lambda image: kustomize(spec, image, tags_of(spec, facts), NAMES), step
+    return _files_with_image(
+        spec,
+        facts,
+        local,
+        lambda image: kustomize(spec, image, tags_of(spec, facts), FILE_NAMES),
+        step,
     )
 
 
-def _beside_image(
+def _files_with_image(
     spec: DeploySpec,
     facts: Facts,
     local: Local,
@@ -123,7 +133,7 @@ def _beside_image(
     """Return files for a cluster, and below `prefix` the build files of the image.
 
     Raises:
-        UsageError: A canary is asked for.
+        UsageError: The specification has a canary.
     """
     if spec.canary is not None:
         raise UsageError(
@@ -132,24 +142,28 @@ def _beside_image(
     image, image_recipe = _image(spec, facts, local)
     if image_recipe is None:
         return EmittedFiles(files(image), {}, step)
-    built = {f"{prefix}{name}": text for name, text in image_recipe.files.items()}
+    build_files = {f"{prefix}{name}": text for name, text in image_recipe.files.items()}
     copied = {f"{prefix}{name}": path for name, path in image_recipe.copied.items()}
     build = (
         f"docker build --target {image_recipe.stage} --tag {image} {prefix.rstrip('/') or '.'} &&"
         f" docker push {image}"
     )
-    return EmittedFiles(files(image) | built, copied, f"{build}, then {step}", image_recipe.notes)
+    return EmittedFiles(
+        files(image) | build_files, copied, f"{build}, then {step}", image_recipe.notes
+    )
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     text = yaml_text([render_template(spec, facts)])
-    makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
+    creates_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
     roles = (
-        ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
+        ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role"
+        if creates_role
+        else ""
     )
     # The name of a stack begins with a letter.
     stack = spec.name if spec.name[0].isalpha() else f"tsx-{spec.name}"
-    step = NEEDS_NOTE.format(name=stack) + roles
+    step = DEPLOY_STEP.format(name=stack) + roles
     if spec.image is None:
         files = f"tsx deploy {spec.model} --target {spec.target} --emit dockerfile"
         step = f"build the image, whose files `{files}` writes, and push it to ECR; then {step}"
@@ -163,7 +177,7 @@ def _ray(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
             " Remove it"
         )
     files, notes = ray_files(spec, facts)
-    return EmittedFiles(files, {}, STEP, notes)
+    return EmittedFiles(files, {}, NEXT_STEP, notes)
 
 
 def _github(
@@ -173,9 +187,9 @@ def _github(
     return EmittedFiles(files, {}, step)
 
 
-Maker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
+FileMaker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
 # Kind -> targets (the first is the default) and the function that makes the files.
-KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {
+KINDS: Mapping[str, tuple[tuple[str, ...], FileMaker]] = {
     "dockerfile": (("container", "sagemaker", "lambda", "kubernetes"), _dockerfile),
     "compose": (("container",), _compose),
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
@@ -184,7 +198,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {
     "kustomize": (("kubernetes",), _kustomize),
     "github": (("sagemaker", "lambda", "kubernetes"), _github),
     "ray": (("ray",), _ray),
-    "container": (("container",), _compose),  # names of targets as kinds
+    "container": (("container",), _compose),  # From here on, the kinds are names of targets.
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),
 }
@@ -224,16 +238,16 @@ def emit(
 
 
 def _warnings(kind: str, spec: DeploySpec) -> list[str]:
-    """Return warnings about what the files would do unexpectedly."""
+    """Return warnings about unexpected effects of the files."""
     warnings, settings = [], spec.kubernetes
     secrets = [name for name, value in spec.env.items() if hide_secrets(value, name) != value]
     if secrets and kind not in ("dockerfile", "github"):
-        instead = (
+        advice = (
             "name a Secret with kubernetes.secrets instead"
             if spec.target == "kubernetes"
             else "do not commit them"
         )
-        warnings.append(f"the files contain the value of {', '.join(secrets)} (env): {instead}")
+        warnings.append(f"the files contain the value of {', '.join(secrets)} (env): {advice}")
     if (
         kind in ("kubernetes", "helm", "kustomize")
         and spec.image is None

@@ -14,26 +14,26 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import write_files
 from tsx_cli.deploy.emit.render import EmittedFiles
 
-RECORD = ".tsx-emitted.json"  # path -> SHA-256 of the written content
+RECORD_NAME = ".tsx-emitted.json"  # path -> SHA-256 of the written content
 
 
 def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
     """Write files into a directory, and return their paths.
 
     Raises:
-        CliError: A file of somebody else would be overwritten. Nothing was written.
+        CliError: A file that tsx did not write would be overwritten. No file was written.
     """
     if directory.exists() and not directory.is_dir():
         raise CliError(f"{directory} is a file; --emit takes a directory")
-    record = _record(directory)
+    record = _read_record(directory)
     names = [*emitted.files, *emitted.copied]
-    strange = [
+    foreign_names = [
         name
         for name in names
-        if _is_somebody_elses(directory / name, record.get(name), emitted.files.get(name))
+        if _is_foreign(directory / name, record.get(name), emitted.files.get(name))
     ]
-    if strange:
-        paths = ", ".join(str(directory / name) for name in strange)
+    if foreign_names:
+        paths = ", ".join(str(directory / name) for name in foreign_names)
         reason = "would be overwritten, but tsx did not write it or it has changed since"
         raise CliError(f"{paths} {reason}; move it, or give another directory")
     write_files(emitted.files, directory)
@@ -45,13 +45,13 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
                 write_atomically(directory / name, durable=False) as file,
             ):
                 shutil.copyfileobj(original, file)
-    written = {name: _sha256(directory / name) for name in names}
-    write_files({RECORD: json.dumps({**record, **written}, indent=2) + "\n"}, directory)
+    digests = {name: _sha256(directory / name) for name in names}
+    write_files({RECORD_NAME: json.dumps({**record, **digests}, indent=2) + "\n"}, directory)
     return [directory / name for name in names]
 
 
-def _record(directory: Path) -> dict[str, str]:
-    path = directory / RECORD
+def _read_record(directory: Path) -> dict[str, str]:
+    path = directory / RECORD_NAME
     if not path.is_file():
         return {}
     try:
@@ -67,13 +67,13 @@ def _record(directory: Path) -> dict[str, str]:
     )
 
 
-def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bool:
+def _is_foreign(path: Path, recorded_digest: str | None, text: str | None) -> bool:
     if not path.exists():
         return False
     if path.is_dir():
         return True
     digest = _sha256(path)
-    return digest != recorded and (
+    return digest != recorded_digest and (
         text is None or digest != hashlib.sha256(text.encode()).hexdigest()
     )
 

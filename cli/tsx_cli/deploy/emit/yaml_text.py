@@ -1,4 +1,4 @@
-"""YAML as people write it: keys in order, lists indented, and no aliases."""
+"""YAML in the usual style of people: keys in order, lists indented, and no aliases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-# Numbers and booleans for YAML 1.2 and for Go, and a line end that PyYAML loses.
+# Texts that YAML 1.2 or Go reads as numbers or booleans, and a line end that PyYAML loses.
 AMBIGUOUS = re.compile(r"^[-+]?(0o[0-7]+|[\d.]+[eE][-+]?\d+)$|^[yYnN]$|\x85")
 
 
@@ -21,7 +21,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Write texts of several lines as blocks, and quote what is ambiguous for other readers."""
+    """Write texts of several lines as blocks, and quote texts that other readers misread."""
     style = '"' if AMBIGUOUS.search(text) else "|" if text.count("\n") > 1 else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

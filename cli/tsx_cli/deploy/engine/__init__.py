@@ -1,1 +1,1 @@
-"""Plan and apply: comparing the current state with the specification, and changing it."""
+"""Plan and apply: the comparison of the current state with the specification, and its changes."""

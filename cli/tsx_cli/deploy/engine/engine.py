@@ -1,7 +1,7 @@
 """The engine that applies a plan: it makes one change after the other, and waits for each.
 
-There is no state file. Each run observes what exists, so running again continues an interrupted
-run.
+There is no state file. Each run observes the existing resources, so running again continues an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ class Event:
 
 
 RETRY_HINT = "Run the same command again"  # how to continue an interrupted run
-OWNER = "tsx:name"  # the tag with the deployment that owns a resource
+OWNER = "tsx:name"  # the tag that names the deployment that owns a resource
 OnEvent = Callable[[Event], None]
 
 
 class DeployFailed(CliError):
-    """A change failed; the changes before it are kept, and running again continues after them."""
+    """A change failed.
+
+    The changes before it are kept, and another run continues after them.
+    """
 
     def __init__(self, message: str, change: Change) -> None:
         super().__init__(message)
@@ -48,9 +51,9 @@ class DeployInterrupted(CliError):
 
 @dataclass
 class Engine:
-    """Plans and applies the changes of one deployment."""
+    """The engine that plans and applies the changes of one deployment."""
 
-    cloud: Any  # passed to the kinds
+    cloud: Any  # is passed to the kinds
     kinds: Mapping[str, ResourceKind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -62,7 +65,7 @@ class Engine:
         """Observe the wanted and unwanted resources, and compute the changes.
 
         Raises:
-            CliError: A name is taken by a resource of another owner.
+            CliError: A resource of another owner has a wanted name.
         """
         observed = {
             resource.id: existing
@@ -70,22 +73,27 @@ class Engine:
             if (existing := self.observe(resource)) is not None
         }
         for resource in desired:
-            _refuse_strangers(resource, observed.get(resource.id), self.kinds[resource.kind].traits)
+            _refuse_foreign_resource(
+                resource, observed.get(resource.id), self.kinds[resource.kind].traits
+            )
         self.outputs = {id: existing.outputs for id, existing in observed.items()}
-        leftover = [
+        unwanted_pairs = [
             (resource, existing)
             for resource in unwanted
             if (existing := self.observe(resource)) is not None
         ]
         return plan(
-            desired, observed, {name: kind.traits for name, kind in self.kinds.items()}, leftover
+            desired,
+            observed,
+            {name: kind.traits for name, kind in self.kinds.items()},
+            unwanted_pairs,
         )
 
     def observe(self, resource: Resource) -> Observed | None:
         return self.kinds[resource.kind].observe(self.cloud, resource.name)
 
     def apply(self, planned: Plan) -> None:
-        """Make all changes; the next run waits for a change that has begun.
+        """Make all changes; the next run waits for a change that this run has begun.
 
         Raises:
             DeployFailed: A change failed.
@@ -107,13 +115,13 @@ class Engine:
                     _failure_text(error.message, change, done, self.retry_hint), change
                 ) from error
             except KeyboardInterrupt as interrupt:
-                which = f"{change.resource.short_kind} {change.resource.name}"
-                goes_on = (
+                resource_text = f"{change.resource.short_kind} {change.resource.name}"
+                consequence = (
                     self.kinds[change.resource.kind].traits.when_interrupted
                     or "AWS continues what has started"
                 )
                 raise DeployInterrupted(
-                    f"left at {which}: {goes_on}. {self.retry_hint} to continue"
+                    f"left at {resource_text}: {consequence}. {self.retry_hint} to continue"
                 ) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
@@ -124,54 +132,58 @@ class Engine:
             self._delete(change, start)
             return
         resource = replace(resource, properties=resolve_refs(resource.properties, self.outputs))
-        was_under_way = change.observed is not None and change.observed.state == "changing"
-        if was_under_way:  # begun by an interrupted run, or by another user
+        was_changing = change.observed is not None and change.observed.state == "changing"
+        if was_changing:  # An interrupted run or another user began the change.
             change = replace(change, observed=self._wait_until_settled(change, start))
         assert change.action == "create" or change.observed is not None
         if change.action == "replace":
             self._delete(change, start)
         if change.action in ("create", "replace"):
-            begun = self.clock()
+            creation_start = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
-                self._wait(change, begun, kind, text, kind.create_timeout_s)
+                self._wait(change, creation_start, kind, text, kind.create_timeout_s)
         settled = self._wait_until_settled(change, start)
-        # With a reason, the platform has taken back what an interrupted run began.
-        is_over = change.action == "same" or (was_under_way and bool(settled.reason))
+        # If there is a reason, the platform has rolled back the change of an interrupted run.
+        is_over = change.action == "same" or (was_changing and bool(settled.reason))
         self._update_until_equal(replace(change, resource=resource), settled, start, is_over)
 
     def _update_until_equal(
         self, change: Change, settled: Observed, start: float, is_over: bool
     ) -> None:
-        """Update a resource until nothing differs.
+        """Update a resource until it equals the plan.
 
-        AWS may restore the former state if an alarm goes off.
+        If an alarm is triggered, AWS may restore the earlier state meanwhile.
         """
         kind = self.kinds[change.resource.kind]
         resource = change.resource
-        before = settled.properties
+        old_properties = settled.properties
         traits = {resource.kind: kind.traits}
-        has_moved, updates_failed = False, kind.traits.updates_failed and change.action == "update"
-        has_begun = UNDER_WAY in settled.outputs  # perhaps an interrupted run began it
-        while settled.state != "failed" or updates_failed:
-            remaining = plan([resource], {resource.id: settled}, traits).changes[0].fields
-            if not remaining and not updates_failed:
+        has_changed, can_update_failed = (
+            False,
+            kind.traits.can_update_failed and change.action == "update",
+        )
+        has_begun = UNDER_WAY in settled.outputs  # An interrupted run may have begun the change.
+        while settled.state != "failed" or can_update_failed:
+            differing_fields = plan([resource], {resource.id: settled}, traits).changes[0].fields
+            if not differing_fields and not can_update_failed:
                 break
             if is_over:
                 raise CloudError(
                     f"{resource.name} was returned to its previous"
                     f" state{f': {settled.reason}' if settled.reason else ''}"
                 )
-            if (has_moved and settled.properties == before) or (
+            if (has_changed and settled.properties == old_properties) or (
                 has_begun and UNDER_WAY not in settled.outputs
             ):
                 raise CloudError(
                     f"{resource.name} was rolled back to its previous state, but not by this run"
                 )
-            names = {field.path.partition(".")[0] for field in remaining}
-            text, updates_failed = kind.update(self.cloud, resource, settled, names), False
+            names = {field.path.partition(".")[0] for field in differing_fields}
+            text, can_update_failed = kind.update(self.cloud, resource, settled, names), False
             if text is not None:
-                has_moved = (
-                    has_moved or self._wait_until_settled(change, start).properties != before
+                has_changed = (
+                    has_changed
+                    or self._wait_until_settled(change, start).properties != old_properties
                 )
                 self._wait(change, start, kind, text)
             settled = self._wait_until_settled(change, start)
@@ -210,8 +222,8 @@ class Engine:
         timeout_s: float | None = None,
     ) -> None:
         seconds = self.clock() - start
-        usual = change.resource.timeout_s or kind.timeout_s
-        if seconds > (usual if timeout_s is None else timeout_s):
+        default_timeout_s = change.resource.timeout_s or kind.timeout_s
+        if seconds > (default_timeout_s if timeout_s is None else timeout_s):
             raise CloudError(
                 f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})"
             )
@@ -219,16 +231,20 @@ class Engine:
         self.sleep(kind.poll_interval_s)
 
 
-def _refuse_strangers(resource: Resource, observed: Observed | None, traits: Traits) -> None:
+def _refuse_foreign_resource(resource: Resource, observed: Observed | None, traits: Traits) -> None:
     """Check that an existing resource belongs to this deployment.
 
     Raises:
-        CliError: It has another owner.
+        CliError: The resource has another owner.
     """
-    wanted = resource.tags.get(OWNER)
-    if observed is not None and wanted is not None and observed.tags.get(OWNER) != wanted:
+    wanted_owner = resource.tags.get(OWNER)
+    if (
+        observed is not None
+        and wanted_owner is not None
+        and observed.tags.get(OWNER) != wanted_owner
+    ):
         owner = observed.tags.get(OWNER)
-        if traits.adopted and owner is None:
+        if traits.can_adopt and owner is None:
             return
         reason = (
             f"it belongs to the deployment '{owner}'" if owner else "tsx deploy did not make it"
@@ -245,12 +261,12 @@ def _failure_text(message: str, change: Change, done: Sequence[Change], retry_hi
         for earlier in done
         if earlier.action != "delete"
     ]
-    exists = (
+    created_text = (
         f"Created by this run and still there: {', '.join(created)}."
         if created
         else "Nothing was changed."
     )
     return (
-        f"{message.rstrip('.')}. {exists} {retry_hint} to continue, or `tsx deploy destroy` to"
-        " remove all of it."
+        f"{message.rstrip('.')}. {created_text} {retry_hint} to continue, or `tsx deploy destroy`"
+        " to remove all of it."
     )

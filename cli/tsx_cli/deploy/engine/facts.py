@@ -1,4 +1,4 @@
-"""What a deployment needs to know: the archive, read once, and the digest of the image."""
+"""The facts of a deployment: its archive, read once, and the digest of its image."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.engine.resources import Ref, digest
 from tsx_cli.deploy.spec import DeploySpec
 
-MAX_TEXT_BYTES = 1 << 20  # files of an archive that are read here
+MAX_TEXT_BYTES = 1 << 20  # limit for files of an archive that are read here
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is deployed, and where."""
+    """The facts of a deployment about its archive, its image and its location."""
 
     archive: Path
     sha256: str  # digest of the archive
@@ -42,18 +42,20 @@ class Facts:
     account: str
     region: str
     requirements: str = ""  # the text of the archive's requirements file
-    compiles: str = ""  # the part of the archive that compiles C++ on the server, if any
+    compiling_part: str = ""  # the part of the archive that compiles C++ on the server, if any
     extras: tuple[str, ...] = ()  # extras of tsx-serve that the model needs in every form
-    forms: tuple[FormRecord, ...] = ()  # kept forms that a server tries, in this order
+    forms: tuple[FormRecord, ...] = ()  # forms of the archive, in the order of a server's attempts
 
     @property
     def image_digest(self) -> str:
         """The digest of the image.
 
-        An image that is still to be built has none yet. Its tag, a hash of its content, is used
-        instead.
+        An image that is still to be built has no digest. Its tag, a hash of its content, takes its
+        place.
         """
-        return self.image.of if isinstance(self.image, Ref) else self.image.partition("@")[2]
+        return (
+            self.image.content_id if isinstance(self.image, Ref) else self.image.partition("@")[2]
+        )
 
 
 def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspection, Facts]:
@@ -61,7 +63,7 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
 
     Raises:
         ArchiveError: The archive cannot be read.
-        CliError: It is a directory, or its forms are invalid.
+        CliError: The path is a directory, or the record of forms is invalid.
     """
     if archive.is_dir():
         raise CliError(
@@ -69,12 +71,12 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
         )
     inspection = inspect_archive(archive, limits=archive_limits())
     manifest, name = inspection.manifest, inspection.manifest.requirements_file
-    requirements = _read(inspection, name) if name else b""
+    requirements = _read_small_member(inspection, name) if name else b""
     with archive.open("rb") as file:
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")
     forms = kept_forms(inspection)
-    compiles = _compiles(inspection) or next(
+    compiling_part = _compiling_part(inspection) or next(
         (f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), ""
     )
     extras = extras_of(manifest.data)
@@ -87,14 +89,14 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
         "",
         region,
         text,
-        compiles,
+        compiling_part,
         extras,
         forms,
     )
 
 
 def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
-    """Return the forms that `forms` of model-config.yaml names.
+    """Return the forms of the archive that `forms` of model-config.yaml names.
 
     Raises:
         CliError: The record of the forms is invalid.
@@ -112,11 +114,11 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
     return tuple(form for form in map(all_forms.named, names) if form is not None)
 
 
-def _read(inspection: Inspection, name: str) -> bytes:
+def _read_small_member(inspection: Inspection, name: str) -> bytes:
     return read_member(inspection.source, name, most=MAX_TEXT_BYTES, limits=archive_limits()) or b""
 
 
-def _compiles(inspection: Inspection) -> str:
+def _compiling_part(inspection: Inspection) -> str:
     if needs_compiler(inspection.config.raw.get("pt2")):
         return "pt2 in model-config.yaml"
     sources = [
@@ -124,11 +126,13 @@ def _compiles(inspection: Inspection) -> str:
         for member in inspection.members
         if member.name.endswith(".py") and member.size <= MAX_TEXT_BYTES
     ]
-    return next((name for name in sources if _calls_compiler(_read(inspection, name))), "")
+    return next(
+        (name for name in sources if _calls_compiler(_read_small_member(inspection, name))), ""
+    )
 
 
 def _calls_compiler(source: bytes) -> bool:
-    """Tell whether code calls `torch.compile`, or AOTInductor by any of its names."""
+    """Tell whether code calls `torch.compile` or AOTInductor, under any of its names."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
@@ -146,10 +150,13 @@ def _calls_compiler(source: bytes) -> bool:
 
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
-    """Return the tags by which a deployment is found again: there is no other state."""
-    # The address of a cluster may differ between machines.
+    """Return the tags of a deployment.
+
+    Later runs find the deployment by its tags, because there is no other state.
+    """
+    # The address is left out: two machines may reach a cluster by different addresses.
     ray: Any = {"address"} if spec.target == "ray" else True
-    wanted = spec.model_dump(
+    hashed_spec = spec.model_dump(
         mode="json",
         exclude={"model": True, "profile": True, "tags": True, "github": True, "ray": ray},
     )
@@ -157,7 +164,7 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
         **spec.tags,
         "tsx:name": spec.name,
         "tsx:target": spec.target,
-        "tsx:spec-sha": digest(wanted, 16),
+        "tsx:spec-sha": digest(hashed_spec, 16),
         "tsx:model-sha": facts.sha256[:16],
         "tsx:model": f"{facts.model_name}/{facts.model_version}",
         "tsx:image-digest": facts.image_digest,
@@ -165,20 +172,20 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
 
 
 def owner_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a resource that outlives the version it was created for."""
+    """Return the tags of a resource that outlives the version for which it was created."""
     return {key: tags[key] for key in ("tsx:name", "tsx:target")}
 
 
 def write_model_data(archive: Path, directory: Path) -> Path:
-    """Write the `model.tar.gz` that SageMaker wants, with the archive in it.
+    """Write the `model.tar.gz` that SageMaker requires, which contains the archive.
 
     The same archive always gives the same bytes.
     """
     path = directory / "model.tar.gz"
     with (
         path.open("wb") as file,
-        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as tar,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w") as tar,
         archive.open("rb") as content,
     ):
         member = tarfile.TarInfo(archive.name)

@@ -1,4 +1,4 @@
-"""The kept forms of an archive that a deployment can run, and what its image needs for them.
+"""The forms of an archive that a deployment can run, and the extras that its image needs for them.
 
 These are pure functions.
 """
@@ -16,17 +16,17 @@ MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 class ImagePlatform(NamedTuple):
-    """What decides whether a form runs in an image."""
+    """The properties of an image that decide whether a form runs in it."""
 
     device: str  # a key of DEVICES
-    torch: str  # the release, such as 2.13
+    torch: str  # release of torch, such as 2.13
     machine: str = ""  # such as linux/amd64
 
 
 def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
-    """Return why a server in an image does not use a form, or None if it may."""
+    """Return the reason why a server in an image does not use a form, or None if it may."""
     bound, device = form.bound, device_of(form)
-    # A machine with a Neuron accelerator has a CPU as well.
+    # A form for the CPU also runs in an image for Neuron: such a machine has a CPU, too.
     if device != image.device and (device, image.device) != ("cpu", NEURON):
         return (
             f"it runs on {DEVICES.get(device, device)}, and the image is for"
@@ -41,7 +41,10 @@ def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
 
 
 def device_of(form: FormRecord) -> str:
-    """Return the device of a form; for torch, a Neuron accelerator is a CPU."""
+    """Return the device of a form.
+
+    A form for Neuron accelerators records the CPU as its device, because torch runs there.
+    """
     packages = form.bound.get("packages")
     return (
         NEURON
@@ -51,11 +54,11 @@ def device_of(form: FormRecord) -> str:
 
 
 def form_extras(
-    forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]
+    forms: Sequence[FormRecord], image: ImagePlatform, allowed: Collection[str]
 ) -> dict[str, str]:
     """Return the extras of tsx-serve that an image needs, each with a form that needs it.
 
-    Only known extras are returned, because anybody may have written the archive.
+    Only extras in `allowed` are returned, because anybody may have written the archive.
     """
     pairs = [
         (extra, form.name)
@@ -64,7 +67,9 @@ def form_extras(
         for extra in _list(form.bound.get("extras"))
     ]
     return {
-        extra: name for extra, name in reversed(pairs) if isinstance(extra, str) and extra in known
+        extra: name
+        for extra, name in reversed(pairs)
+        if isinstance(extra, str) and extra in allowed
     }
 
 
@@ -74,12 +79,13 @@ def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
         reason = mismatch(form, image)
         if reason is not None:
             notes.append(f"the form {form.name} is not used: {reason}")
-        elif needed := [
+        elif required_hardware := [
             *_list(form.bound.get("cpu")),
             *([form.bound["gpu"]] if "gpu" in form.bound else []),
         ]:
             notes.append(
-                f"the form {form.name} is used only on machines with {', '.join(map(str, needed))}"
+                f"the form {form.name} is used only on machines with"
+                f" {', '.join(map(str, required_hardware))}"
             )
     return notes
 

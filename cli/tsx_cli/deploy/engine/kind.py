@@ -10,7 +10,7 @@ from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 
 class CloudError(CliError):
-    """The platform refused or failed; `code` is its own name for the reason, if it has one."""
+    """The platform refused or failed; `code` is the platform's code for the reason, if any."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -18,18 +18,18 @@ class CloudError(CliError):
 
 
 class ResourceKind(Protocol):
-    """How resources of one kind are observed, created, updated and deleted.
+    """The operations on resources of one kind: observe, create, update and delete.
 
-    `cloud` is where they are: an AWS account, the containers of this machine, or a cluster.
+    `cloud` is their location: an AWS account, the containers of this machine, or a cluster.
     """
 
     traits: Traits = Traits()
     poll_interval_s: float = 1.0  # seconds between observations of a changing resource
     timeout_s: float = 60.0  # seconds after which a change is given up
-    create_timeout_s: float = 60.0  # seconds during which `create` is repeated if it asks for that
+    create_timeout_s: float = 60.0  # seconds during which `create` is repeated if it returns a text
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        """Return the resource of a name, or None if there is none.
+        """Return the resource with this name, or None if there is none.
 
         Raises:
             CloudError: The platform refused or failed.
@@ -39,10 +39,10 @@ class ResourceKind(Protocol):
     def create(self, cloud: Any, resource: Resource) -> str | None:
         """Begin to create a resource; `observe` tells when it is ready.
 
-        Its properties hold no Ref.
+        Its properties contain no Ref.
 
         Returns:
-            None, or what to wait for before this is called again.
+            None, or a text about the condition to wait for before the next call of this method.
         """
         ...
 
@@ -52,13 +52,13 @@ class ResourceKind(Protocol):
         """Begin to update a resource; by default, one call writes all of it.
 
         Args:
-            cloud: Where the resource is.
+            cloud: The location of the resource.
             resource: The wanted state.
             observed: The current state.
             changed: The names of the properties that differ, and `tags`.
 
         Returns:
-            None, or the progress if this has to be called again after the change has settled.
+            None, or the progress if this method has to be called again after the change.
         """
         return self.create(cloud, resource)
 
@@ -66,7 +66,7 @@ class ResourceKind(Protocol):
         """Begin to delete a resource; `observe` tells when it is gone.
 
         Returns:
-            None, or what to wait for before this is called again.
+            None, or a text about the condition to wait for before the next call of this method.
         """
         ...
 
@@ -79,6 +79,6 @@ def tag_map(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def pick(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return the keys of a response that have a value."""
-    return {key: answer[key] for key in keys if answer.get(key) is not None}
+def pick(response: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the given keys of a response that have a value."""
+    return {key: response[key] for key in keys if response.get(key) is not None}

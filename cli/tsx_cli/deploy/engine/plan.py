@@ -17,13 +17,13 @@ _SECRET = re.compile(
     r"token|secret|passw(?:or)?d|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
 # Values of switches such as TSX_DISABLE_TOKEN_AUTHORIZATION.
-_OPEN = frozenset({"", "true", "false"})
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SWITCH_VALUES = frozenset({"", "true", "false"})
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Field:
-    """A value that changes. `path` is dotted; `old` is None for a new value."""
+    """A value that changes. `path` has dots; `old` is None for a new value."""
 
     path: str
     old: Any
@@ -36,7 +36,7 @@ class Change:
     resource: Resource
     observed: Observed | None
     fields: tuple[Field, ...] = ()
-    reason: str = ""  # set if the fields do not tell it
+    reason: str = ""  # the reason of the change, if the fields do not show it
 
     def as_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -48,15 +48,15 @@ class Change:
         data["fields"] = [
             {
                 "path": field.path,
-                "old": _redacted(field.path, field.old),
-                "new": _redacted(field.path, field.new),
+                "old": _redact(field.path, field.old),
+                "new": _redact(field.path, field.new),
             }
             for field in self.fields
         ]
         if self.reason:
             data["reason"] = self.reason
         if self.resource.change_settings:
-            data["how"] = _plain(self.resource.change_settings)
+            data["how"] = _describe_refs(self.resource.change_settings)
         return data
 
 
@@ -99,31 +99,35 @@ def plan(
 
     Args:
         desired: The wanted resources.
-        observed: The existing ones of these, by id.
-        traits: The traits of their kinds, by kind.
-        unwanted: The other resources of this deployment.
+        observed: The wanted resources that exist, by id.
+        traits: The traits of all kinds, by kind.
+        unwanted: The existing resources of this deployment that are not wanted.
     """
-    ordered = sort_by_needs(desired)
-    coming: set[str] = set()  # ids of resources whose outputs will change
+    sorted_resources = sort_by_needs(desired)
+    changing_ids: set[str] = set()  # ids of resources whose outputs will change
     changes = []
-    for resource in ordered:
-        change = _change(resource, observed, traits.get(resource.kind, Traits()), coming)
+    for resource in sorted_resources:
+        change = _compute_change(
+            resource, observed, traits.get(resource.kind, Traits()), changing_ids
+        )
         if change.action in ("create", "replace"):
-            coming.add(resource.id)
+            changing_ids.add(resource.id)
         changes.append(change)
-    leftover = {resource.id: (resource, existing) for resource, existing in unwanted}
-    gone = [
-        leftover[resource.id]
-        for resource in reversed(sort_by_needs([resource for resource, _ in leftover.values()]))
+    unwanted_by_id = {resource.id: (resource, existing) for resource, existing in unwanted}
+    deletions = [
+        unwanted_by_id[resource.id]
+        for resource in reversed(
+            sort_by_needs([resource for resource, _ in unwanted_by_id.values()])
+        )
     ]
-    changes += [Change("delete", resource, existing) for resource, existing in gone]
+    changes += [Change("delete", resource, existing) for resource, existing in deletions]
     return Plan(tuple(changes))
 
 
 def sort_by_needs(resources: Sequence[Resource]) -> list[Resource]:
     """Sort resources after those that they need, and otherwise keep their order.
 
-    Needs that are not among the resources already exist.
+    A needed resource that is not in the list exists already.
 
     Raises:
         ValueError: Two resources have the same id, or they need each other.
@@ -138,48 +142,50 @@ def sort_by_needs(resources: Sequence[Resource]) -> list[Resource]:
         sorter.prepare()
     except CycleError as error:
         raise ValueError(f"resources depend on each other in a cycle: {error.args[1]}") from error
-    position = {resource.id: number for number, resource in enumerate(resources)}
-    ordered = []
+    position_by_id = {resource.id: number for number, resource in enumerate(resources)}
+    sorted_resources = []
     while sorter.is_active():
-        for ready in sorted(sorter.get_ready(), key=position.__getitem__):
-            ordered.append(by_id[ready])
-            sorter.done(ready)
-    return ordered
+        for id in sorted(sorter.get_ready(), key=position_by_id.__getitem__):
+            sorted_resources.append(by_id[id])
+            sorter.done(id)
+    return sorted_resources
 
 
 def _needs(resource: Resource) -> set[str]:
-    """Return the ids that a resource names as its needs, and those of its Refs."""
+    """Return the ids of the resources that a resource needs, or to which its Refs refer."""
 
-    def referred(value: Any) -> set[str]:
+    def referred_ids(value: Any) -> set[str]:
         if isinstance(value, Ref):
             return {value.id}
-        inner = (
+        parts = (
             value.values()
             if isinstance(value, Mapping)
             else value
             if isinstance(value, (list, tuple))
             else ()
         )
-        return {id for part in inner for id in referred(part)}
+        return {id for part in parts for id in referred_ids(part)}
 
-    return {*resource.needs, *referred(resource.properties)}
+    return {*resource.needs, *referred_ids(resource.properties)}
 
 
-def _change(
-    resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]
+def _compute_change(
+    resource: Resource, observed: Mapping[str, Observed], traits: Traits, changing_ids: set[str]
 ) -> Change:
     existing = observed.get(resource.id)
     if existing is None:
-        fields = differences({}, resource.properties, observed, coming)
+        fields = differences({}, resource.properties, observed, changing_ids)
         return Change("create", resource, None, tuple(fields))
     fields = differences(
         existing.properties,
-        {k: v for k, v in resource.properties.items() if k not in traits.unseen},
+        {key: value for key, value in resource.properties.items() if key not in traits.unreported},
         observed,
-        coming,
+        changing_ids,
     )
-    gone = sorted(traits.removable & existing.properties.keys() - resource.properties.keys())
-    fields += [Field(key, existing.properties[key], None) for key in gone]
+    removed_keys = sorted(
+        traits.removable & existing.properties.keys() - resource.properties.keys()
+    )
+    fields += [Field(key, existing.properties[key], None) for key in removed_keys]
     for key in sorted(traits.exact & existing.properties.keys()):
         fields += _additions(existing.properties[key], resource.properties.get(key), key)
     if traits.is_tagged:
@@ -191,7 +197,7 @@ def _change(
     if existing.state == "failed":
         reason = f"it has failed: {existing.reason}" if existing.reason else "it has failed"
         return Change(
-            "update" if traits.updates_failed else "replace",
+            "update" if traits.can_update_failed else "replace",
             resource,
             existing,
             tuple(fields),
@@ -205,35 +211,39 @@ def _change(
 
 
 def differences(
-    old: Any, new: Any, observed: Mapping[str, Observed], coming: set[str], path: str = ""
+    old: Any, new: Any, observed: Mapping[str, Observed], changing_ids: set[str], path: str = ""
 ) -> list[Field]:
     """Return the fields of `new` whose values differ from `old`.
 
-    Keys that `new` does not name belong to the platform, and are ignored.
+    Keys that `new` does not have belong to the platform, and are ignored.
     """
     if isinstance(new, Ref):
-        known = (
+        known_value = (
             None
-            if new.id in coming or new.id not in observed
+            if new.id in changing_ids or new.id not in observed
             else observed[new.id].outputs.get(new.attribute)
         )
         return (
             []
-            if known is not None and known == old
-            else [Field(path, old, new if known is None else known)]
+            if known_value is not None and known_value == old
+            else [Field(path, old, new if known_value is None else known_value)]
         )
     if isinstance(new, Mapping):
-        before = old if isinstance(old, Mapping) else {}
+        old_items = old if isinstance(old, Mapping) else {}
         fields = []
         for key, value in new.items():
             fields += differences(
-                before.get(key), value, observed, coming, f"{path}.{key}" if path else str(key)
+                old_items.get(key),
+                value,
+                observed,
+                changing_ids,
+                f"{path}.{key}" if path else str(key),
             )
         return fields if fields or isinstance(old, Mapping) or not path else [Field(path, old, new)]
     if isinstance(new, (list, tuple)):
         is_same = isinstance(old, (list, tuple)) and len(old) == len(new)
         is_same = is_same and not any(
-            differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True)
+            differences(*pair, observed, changing_ids, path) for pair in zip(old, new, strict=True)
         )
         return [] if is_same else [Field(path, old, new)]
     return (
@@ -247,16 +257,16 @@ def _additions(old: Any, new: Any, path: str) -> list[Field]:
     """Return the fields that only `old` has."""
     if not isinstance(old, Mapping):
         return [Field(path, old, None)] if new is None else []
-    named = new if isinstance(new, Mapping) else {}
+    new_keys = new if isinstance(new, Mapping) else {}
     return [
         field
         for key, value in old.items()
-        for field in _additions(value, named.get(key), f"{path}.{key}")
+        for field in _additions(value, new_keys.get(key), f"{path}.{key}")
     ]
 
 
 def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Replace the Refs of a value by what they refer to.
+    """Replace the Refs of a value by the outputs to which they refer.
 
     Raises:
         KeyError: A resource or an attribute is missing.
@@ -264,11 +274,11 @@ def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
     return _replace_refs(value, lambda ref: outputs[ref.id][ref.attribute])
 
 
-def _redacted(path: str, value: Any) -> Any:
-    return hide_secrets(_plain(value), path.rpartition(".")[2])
+def _redact(path: str, value: Any) -> Any:
+    return hide_secrets(_describe_refs(value), path.rpartition(".")[2])
 
 
-def _plain(value: Any) -> Any:
+def _describe_refs(value: Any) -> Any:
     return _replace_refs(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
 
 
@@ -298,11 +308,11 @@ def hide_secrets(value: Any, name: str = "") -> Any:
         }
     if isinstance(value, (list, tuple)):
         return [hide_secrets(item) for item in value]
-    if not isinstance(value, str) or value in _OPEN:
+    if not isinstance(value, str) or value in _SWITCH_VALUES:
         return value
-    assigned = _ASSIGNED.fullmatch(value)
-    if assigned is not None and not name:
-        return f"{assigned[1]}={hide_secrets(assigned[2], assigned[1])}"
+    assignment = _ASSIGNMENT.fullmatch(value)
+    if assignment is not None and not name:
+        return f"{assignment[1]}={hide_secrets(assignment[2], assignment[1])}"
     return HIDDEN if _SECRET.search(name) else value
 
 
@@ -314,34 +324,39 @@ def changed_parts(field: Field) -> list[tuple[str, Any, Any]]:
     name = field.path.rpartition(".")[2]
     old, new = hide_secrets(field.old, name), hide_secrets(field.new, name)
     parts = list(_changed_parts(field.path, (field.old, old), (field.new, new)))
-    return parts or [(field.path, old, new)]  # only the order differs
+    # Without parts, only the order differs.
+    return parts or [(field.path, old, new)]
 
 
 def _changed_parts(
     path: str, old: tuple[Any, Any], new: tuple[Any, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Compare two values, each given with its version without secrets."""
-    (was, was_shown), (will_be, shown) = old, new
-    if isinstance(was, Mapping) and isinstance(will_be, Mapping):
-        for key, value in will_be.items():
+    """Compare two values, each of which comes with a version without secrets."""
+    (old_value, old_text), (new_value, new_text) = old, new
+    if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
+        for key, value in new_value.items():
             yield from _changed_parts(
-                f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key])
+                f"{path}.{key}",
+                (old_value.get(key), old_text.get(key)),
+                (value, new_text[key]),
             )
-    elif (before := _by_name(was, was_shown)) and (after := _by_name(will_be, shown)):
-        for key in dict.fromkeys([*before, *after]):
+    elif (old_items := _items_by_name(old_value, old_text)) and (
+        new_items := _items_by_name(new_value, new_text)
+    ):
+        for key in dict.fromkeys([*old_items, *new_items]):
             yield from _changed_parts(
-                f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None))
+                f"{path}.{key}", old_items.get(key, (None, None)), new_items.get(key, (None, None))
             )
-    elif was != will_be:
-        yield path, was_shown, shown
+    elif old_value != new_value:
+        yield path, old_text, new_text
 
 
-def _by_name(value: Any, shown: Any) -> dict[str, tuple[Any, Any]]:
+def _items_by_name(value: Any, text: Any) -> dict[str, tuple[Any, Any]]:
     is_named = isinstance(value, (list, tuple)) and all(
         isinstance(item, Mapping) and "name" in item for item in value
     )
     return (
-        {item["name"]: (item, part) for item, part in zip(value, shown, strict=True)}
+        {item["name"]: (item, part) for item, part in zip(value, text, strict=True)}
         if is_named
         else {}
     )

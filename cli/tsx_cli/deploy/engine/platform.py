@@ -16,11 +16,11 @@ class DeployedVersion(NamedTuple):
     """An earlier deployment that `tsx deploy rollback` can return to."""
 
     number: int  # 1 is the oldest kept version
-    id: str  # its name on the platform
+    id: str  # name on the platform
     made: datetime
     tags: Mapping[str, str]
     is_current: bool
-    percent: float = 0.0  # its share of the requests during a canary
+    percent: float = 0.0  # percentage of the requests during a canary
 
     @property
     def model(self) -> str:
@@ -28,9 +28,9 @@ class DeployedVersion(NamedTuple):
 
 
 class Platform(Protocol):
-    """How deployments to one target are created, shown and used.
+    """The operations on the deployments to one target.
 
-    `cloud` is where they are: an AWS account, the containers of this machine, or a cluster.
+    `cloud` is their location: an AWS account, the containers of this machine, or a cluster.
     """
 
     def wanted_resources(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
@@ -42,7 +42,7 @@ class Platform(Protocol):
     def obsolete_resources(
         self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        """Return the resources that are no longer wanted, such as surplus earlier versions."""
+        """Return the resources that are no longer wanted, including surplus earlier versions."""
         ...
 
     def versions(self, cloud: Any, name: str) -> list[DeployedVersion]:
@@ -62,7 +62,7 @@ class Platform(Protocol):
         ...
 
     def status(self, cloud: Any, name: str) -> dict[str, Any] | None:
-        """Return what `tsx deploy status` shows, or None if there is no such deployment."""
+        """Return the fields of `tsx deploy status`, or None if there is no such deployment."""
         ...
 
     def invoke(

@@ -8,32 +8,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# An output of a resource while this command moves it in several calls, and watches it.
+# The key of an output that a resource has while this command changes it in several calls.
 UNDER_WAY = "under way"
 State = Literal["ready", "changing", "failed"]
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of another resource that is known only after that is created.
+    """A value of another resource that is known only after that resource is created.
 
     An example is the number of a function's version.
     """
 
     id: str  # id of that resource in this deployment
     attribute: str  # the attribute's name in CloudFormation's `Fn::GetAtt`, or `Ref`
-    of: str = ""  # a text that decides the value, for names that depend on it
+    content_id: str = ""  # identifies the value before it is known, for names that depend on it
 
     def __str__(self) -> str:
-        return f"({self.attribute} of {self.of or self.id}, known after it is created)"
+        return f"({self.attribute} of {self.content_id or self.id}, known after it is created)"
 
 
 @dataclass(frozen=True)
 class Resource:
     """A wanted resource.
 
-    `kind` is CloudFormation's type, and `properties` are its properties, which are also those of
-    the API. They hold no tags: `tags` are set on every resource that can carry them.
+    `kind` is CloudFormation's type. `properties` are its properties, which equal those of the API.
+    Tags are not among them: `tags` are set on every resource that can carry them.
     """
 
     id: str  # fixed across plans; letters and digits, like logical ids of CloudFormation
@@ -43,7 +43,7 @@ class Resource:
     needs: tuple[str, ...] = ()  # ids of resources that must exist first
     tags: Mapping[str, str] = field(default_factory=dict)
     change_settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the change only
-    timeout_s: float = 0.0  # seconds after which a change is given up; 0: those of its kind
+    timeout_s: float = 0.0  # seconds after which a change is given up; 0: the limit of its kind
     notes: tuple[str, ...] = ()  # notes for the user, shown below the plan
 
     @property
@@ -51,10 +51,10 @@ class Resource:
         return self.kind.rpartition("::")[2]
 
 
-def numbered(
+def numbered_resources(
     id: str, kind: str, names: Iterable[str], needs: tuple[str, ...] = (), *, start: int = 0
 ) -> list[Resource]:
-    """Return existing resources of which only the names are known, with numbered ids."""
+    """Return existing resources with numbered ids; only their names are known."""
     return [
         Resource(f"{id}{number}", kind, name, {}, needs) for number, name in enumerate(names, start)
     ]
@@ -74,16 +74,17 @@ class Observed:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a plan needs to know about a kind of resource."""
+    """The facts about a kind of resource that a plan needs."""
 
     fixed: frozenset[str] = frozenset()  # properties that only a new resource can change
-    unseen: frozenset[str] = frozenset()  # properties that the platform does not report
-    removable: frozenset[str] = frozenset()  # properties that are removed if they are not wanted
-    # Properties of which unknown inner keys are removed, such as a variable added by hand.
+    unreported: frozenset[str] = frozenset()  # properties that the platform does not report
+    removable: frozenset[str] = frozenset()  # properties that are removed if they are unwanted
+    # Properties from which unknown inner keys are removed, such as a variable added by hand.
     exact: frozenset[str] = frozenset()
-    when_interrupted: str = ""  # the fate of an interrupted change, if AWS does not continue it
-    updates_failed: bool = False  # whether a failed resource is updated, not replaced
-    adopted: bool = False  # whether an existing resource without an owner is taken over
+    # The text for the user about an interrupted change; empty if AWS continues the change.
+    when_interrupted: str = ""
+    can_update_failed: bool = False  # whether a failed resource is updated instead of replaced
+    can_adopt: bool = False  # whether an existing resource without an owner is taken over
     is_tagged: bool = True  # whether the resource carries and reports tags
 
 

@@ -1,4 +1,4 @@
-"""Shapes: inputs of a platform, written in YAML with `$name` in place of values."""
+"""Shapes: templates of a platform's inputs, written in YAML with `$name` for a value."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def fill(shape: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(shape, str) and shape.startswith("$"):
         return values[shape[1:]]
     if isinstance(shape, dict):
-        return without_none({key: fill(part, values) for key, part in shape.items()})
+        return without_none({key: fill(item, values) for key, item in shape.items()})
     if isinstance(shape, list):
-        return [value for part in shape if (value := fill(part, values)) is not None]
+        return [value for item in shape if (value := fill(item, values)) is not None]
     return shape
 
 

@@ -1,1 +1,1 @@
-"""Container images: how they are described, built and pushed."""
+"""Container images: their description, build and push."""

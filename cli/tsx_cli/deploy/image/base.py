@@ -1,4 +1,4 @@
-"""The digest of an image's base, with which a Dockerfile always means the same bytes."""
+"""The digest of a base image, by which a Dockerfile always refers to the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_cli.deploy.image.programs import digest_of
 
 
 def pinned_base(base: str) -> tuple[str, str]:
-    """Return a base with its digest, and a note if that is an earlier digest or none.
+    """Return a base with its digest, and a note if the digest is a cached one or unknown.
 
     Digests are cached, so that the image keeps its name while a registry does not answer.
     """
@@ -23,21 +23,21 @@ def pinned_base(base: str) -> tuple[str, str]:
         if digests.get(base) != digest:
             _write_digests({**digests, base: digest})
         return f"{base}@{digest}", ""
-    because, way = (f" ({reason})", "") if reason else ("", ", or install skopeo")
+    reason_text, install_hint = (f" ({reason})", "") if reason else ("", ", or install skopeo")
     if base in digests:
         return (
             f"{base}@{digests[base]}",
-            f"the base {base} is the one that an earlier run found{because}",
+            f"the base {base} is the one that an earlier run found{reason_text}",
         )
-    advice = f"set build.base to NAME:TAG@sha256:DIGEST{way}"
-    return base, f"the base {base} may change, as its digest is unknown{because}: {advice}"
+    advice = f"set build.base to NAME:TAG@sha256:DIGEST{install_hint}"
+    return base, f"the base {base} may change, as its digest is unknown{reason_text}: {advice}"
 
 
 def _read_digests() -> dict[str, str]:
     try:
         digests = json.loads((default_cache() / "base-images.json").read_bytes())
     except (OSError, ValueError):
-        return {}  # a damaged cache is ignored
+        return {}  # A damaged cache is ignored.
     return digests if isinstance(digests, dict) else {}
 
 
@@ -48,4 +48,4 @@ def _write_digests(digests: dict[str, str]) -> None:
         with write_atomically(path, mode=0o600) as file:
             file.write(json.dumps(digests, indent=1).encode())
     except OSError:
-        pass  # The cache only helps when a registry is out of reach.
+        pass  # The cache is only needed while a registry is unreachable.

@@ -44,32 +44,42 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
             raise CliError(
                 f"build.wheel: {wheel} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one"
             )
-        sha = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else ""
+        wheel_sha = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else ""
         base, note = pinned_base(base_image(spec, python))
         yield Local(
-            python, metadata.version("torch"), __version__, wheel, sha, this_platform(), base, note
+            python,
+            metadata.version("torch"),
+            __version__,
+            wheel,
+            wheel_sha,
+            this_platform(),
+            base,
+            note,
         )
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
-    """Return the versions to build an image with, or None if no image is built."""
+    """Return a context with the versions for an image's build, or with None if none is built."""
     return this_machine(spec) if spec.builds_image else nullcontext()
 
 
 def _wheel_of_tsx(directory: Path) -> Path | None:
-    """Return a wheel of this tsx, or None if tsx came from a package index, as in images."""
+    """Return a wheel of this tsx, or None if tsx came from a package index.
+
+    Images install tsx from the index in the second case.
+    """
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return _built(Path(__file__).parents[4], directory)
+    except metadata.PackageNotFoundError:  # tsx runs from a checkout that is not installed.
+        return _build_wheel(Path(__file__).parents[4], directory)
     url = urlsplit(json.loads(text)["url"]) if text else None
     if url is None or url.scheme != "file":
         return None
     path = Path(url2pathname(url.path))
-    return path if path.suffix == ".whl" else _built(path, directory)
+    return path if path.suffix == ".whl" else _build_wheel(path, directory)
 
 
-def _built(source: Path, directory: Path) -> Path | None:
+def _build_wheel(source: Path, directory: Path) -> Path | None:
     """Build a wheel of a source directory; the same source gives the same bytes."""
     if not (source / "pyproject.toml").is_file():
         return None
@@ -83,19 +93,19 @@ def _built(source: Path, directory: Path) -> Path | None:
         str(directory),
         str(source),
     ]
-    pure = os.environ | {"TSX_COMPILE": "0"}
-    done = subprocess.run(
+    environment = os.environ | {"TSX_COMPILE": "0"}
+    result = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        env=pure,
+        env=environment,
     )
-    if done.returncode != 0:
+    if result.returncode != 0:
         raise CliError(
             f"no wheel of tsx could be built from {source}, the source that tsx runs from:"
-            f" {done.stdout.strip()}"
+            f" {result.stdout.strip()}"
         )
     return next(directory.glob("*.whl"))

@@ -1,4 +1,4 @@
-"""The programs docker, podman, buildah and kubectl, with their errors shortened to a sentence."""
+"""The programs docker, podman, buildah and kubectl; their errors are shortened to a sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINES = ("docker", "podman")
 MAX_ERROR_LINES = 25  # lines of output that an error shows
 _KUBECTL_LOG = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-QUERIES = (  # programs that ask a registry for the digest of a tag
+DIGEST_QUERIES = (  # programs that query a registry for the digest of a tag
     ("crane", ("digest",), ""),
     (
         "skopeo",
@@ -33,8 +33,8 @@ QUERIES = (  # programs that ask a registry for the digest of a tag
     ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
 )
 QUERY_TIMEOUT_S = 20.0
-LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
-MACHINES = {
+SKOPEO_ERROR = re.compile(r'level=\w+ msg="(.*)"')
+PLATFORMS = {
     "x86_64": "linux/amd64",
     "amd64": "linux/amd64",
     "aarch64": "linux/arm64",
@@ -43,7 +43,7 @@ MACHINES = {
 
 
 class ProgramError(CloudError):
-    """A program failed. `output` is what it printed."""
+    """A program failed; `output` is its shortened output."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message, "Program")
@@ -53,31 +53,31 @@ class ProgramError(CloudError):
 @dataclass(frozen=True)
 class Program:
     name: str
-    first: tuple[str, ...] = ()  # arguments before all others
+    base_arguments: tuple[str, ...] = ()  # arguments that precede those of each call
 
-    def ask(
+    def run(
         self,
         *arguments: str,
         doing: str,
         stdin: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Run the program, and return what it prints.
+        """Run the program, and return its output.
 
         Raises:
-            ProgramError: It failed, or cannot be started.
+            ProgramError: The program failed, or cannot be started.
         """
-        done = self.try_(*arguments, stdin=stdin, environment=environment)
-        if done.returncode != 0:
-            output = last_output(done)
+        result = self.run_unchecked(*arguments, stdin=stdin, environment=environment)
+        if result.returncode != 0:
+            output = last_output(result)
             raise ProgramError(
-                f"{doing}: {self.name} {arguments[0]} ended with {done.returncode}:"
+                f"{doing}: {self.name} {arguments[0]} ended with {result.returncode}:"
                 f" {output or 'it printed nothing'}{advice(output)}",
                 output,
             )
-        return done.stdout
+        return result.stdout
 
-    def try_(
+    def run_unchecked(
         self,
         *arguments: str,
         stdin: str | None = None,
@@ -86,7 +86,7 @@ class Program:
     ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
-                [self.name, *self.first, *arguments],
+                [self.name, *self.base_arguments, *arguments],
                 input=stdin if stdin is not None else "",
                 capture_output=True,
                 text=True,
@@ -109,7 +109,7 @@ class Program:
             CloudError: The program failed.
         """
         process = subprocess.Popen(
-            [self.name, *self.first, *arguments],
+            [self.name, *self.base_arguments, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -131,9 +131,9 @@ class Program:
             process.wait()
 
 
-def last_output(done: subprocess.CompletedProcess[str]) -> str:
+def last_output(result: subprocess.CompletedProcess[str]) -> str:
     """Return the last lines of the output, without debug lines of kubectl."""
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
     return "\n".join([line for line in lines if not _KUBECTL_LOG.match(line)][-MAX_ERROR_LINES:])
 
 
@@ -160,36 +160,38 @@ def advice(output: str) -> str:
     return ""
 
 
-def working_program(choice: str, among: Sequence[str], instead: str) -> Program:
+def working_program(choice: str, candidates: Sequence[str], alternative: str) -> Program:
     """Return the chosen program, or the first one that works.
 
     Raises:
-        CliError: None works; the message gives the reason for each.
+        CliError: No program works; the message gives the reason for each.
     """
     output = []
-    for name in among if choice == "auto" else (choice,):
+    for name in candidates if choice == "auto" else (choice,):
         if shutil.which(name) is None:
             output.append(f"{name} is not installed")
             continue
-        done = Program(name).try_(
+        result = Program(name).run_unchecked(
             *(
                 ("version", "--format", "{{.Server.Version}}")
                 if name == "docker"
                 else ("--version",)
             )
         )
-        if done.returncode == 0:
-            # podman may have docker's name.
-            is_podman = "podman" in Program(name).try_("--version").stdout
+        if result.returncode == 0:
+            # podman may be installed under docker's name.
+            is_podman = "podman" in Program(name).run_unchecked("--version").stdout
             return Program("podman" if is_podman else name)
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it does not work"]
+        lines = (result.stderr.strip() or result.stdout.strip()).splitlines() or [
+            "it does not work"
+        ]
         output.append(f"{name}: {lines[-1]}")
-    raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
+    raise CliError(f"no working container program was found: {'; '.join(output)}. {alternative}")
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds and pushes images with the program of this machine."""
+    """A builder that builds and pushes images with a program of this machine."""
 
     choice: str = "auto"
 
@@ -208,7 +210,7 @@ class Builder:
         Args:
             recipe: The build files.
             reference: The name of the image.
-            machine: The platform, such as linux/amd64; None for that of this machine.
+            machine: The platform, such as linux/amd64; None for the platform of this machine.
         """
         with tempfile.TemporaryDirectory(
             prefix="tsx-build-", dir=temporary_directory()
@@ -219,38 +221,41 @@ class Builder:
                 shutil.copyfile(source, Path(directory, name))
             arguments = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
-                arguments += ["--format", "docker"]  # OCI images have no health check
+                arguments += ["--format", "docker"]  # The OCI format has no health checks.
             if machine is not None and machine != this_platform():
                 arguments += ["--platform", machine]
             # Attestations would turn the image into a list of images, which Lambda rejects.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-            self.program.ask(
+            self.program.run(
                 *arguments, directory, doing=f"building {reference}", environment=environment
             )
 
-    def is_here(self, reference: str) -> bool:
+    def is_local(self, reference: str) -> bool:
         arguments = (
             ("inspect", "--type", "image", reference)
             if self.program.name == "buildah"
             else ("image", "inspect", reference)
         )
-        return self.program.try_(*arguments).returncode == 0
+        return self.program.run_unchecked(*arguments).returncode == 0
 
     def is_pushed(self, reference: str) -> bool:
         """Tell whether the registry has the image.
 
-        If no program here can tell, the image is pushed again, which does no harm.
+        If no program here can find out, the answer is False: a second push does no harm.
         """
         if self.program.name == "docker":
-            return self.program.try_("manifest", "inspect", reference).returncode == 0
-        # podman and buildah can only look for lists of images.
+            return self.program.run_unchecked("manifest", "inspect", reference).returncode == 0
+        # podman and buildah find only lists of images in a registry, so skopeo is needed.
         if shutil.which("skopeo") is None:
             return False
-        return Program("skopeo").try_("inspect", "--raw", f"docker://{reference}").returncode == 0
+        return (
+            Program("skopeo").run_unchecked("inspect", "--raw", f"docker://{reference}").returncode
+            == 0
+        )
 
     def login(self, registry: str, user: str, password: str) -> None:
         arguments = ("login", "--username", user, "--password-stdin", registry)
-        self.program.ask(*arguments, doing=f"logging in to {registry}", stdin=password)
+        self.program.run(*arguments, doing=f"logging in to {registry}", stdin=password)
 
     def push(self, reference: str) -> str:
         """Push an image, and return its name with the digest if the program reports it."""
@@ -259,66 +264,74 @@ class Builder:
         ) as directory:
             file = Path(directory, "digest")
             arguments = () if self.program.name == "docker" else ("--digestfile", str(file))
-            output = self.program.ask("push", *arguments, reference, doing=f"pushing {reference}")
-            return _by_digest(
+            output = self.program.run("push", *arguments, reference, doing=f"pushing {reference}")
+            return _with_digest(
                 reference,
                 file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2],
             )
 
-    def pinned(self, reference: str) -> str:
+    def pin_digest(self, reference: str) -> str:
         """Return a pushed image by its digest, from the registry or from this machine's push."""
-        by_digest = pinned(reference)
+        by_digest = pin_digest(reference)
         if by_digest != reference or self.program.name == "buildah":
             return by_digest
-        done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
-        known = re.search(rf'"({re.escape(_repository(reference))}@{DIGEST.pattern})"', done.stdout)
-        return reference if known is None else known[1]
+        result = self.program.run_unchecked(
+            "image", "inspect", "--format", "{{json .RepoDigests}}", reference
+        )
+        pushed_name = re.search(
+            rf'"({re.escape(_repository(reference))}@{DIGEST.pattern})"', result.stdout
+        )
+        return reference if pushed_name is None else pushed_name[1]
 
     def remove(self, reference: str) -> None:
         arguments = (
             ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         )
-        self.program.ask(*arguments, doing=f"removing {reference}")
+        self.program.run(*arguments, doing=f"removing {reference}")
 
 
 def this_platform() -> str:
     machine = platform.machine().lower()
-    return MACHINES.get(machine, machine)
+    return PLATFORMS.get(machine, machine)
 
 
-def pinned(reference: str) -> str:
+def pin_digest(reference: str) -> str:
     """Return an image by its digest, because a tag may mean another image tomorrow.
 
-    The name stays as it is if no program of this machine can tell the digest.
+    The name stays as it is if no program of this machine can find the digest.
     """
-    return reference if "@" in reference else _by_digest(reference, digest_of(reference)[0])
+    return reference if "@" in reference else _with_digest(reference, digest_of(reference)[0])
 
 
 def digest_of(reference: str) -> tuple[str, str]:
-    """Return the digest of a tag in its registry, or else the errors of the programs."""
+    """Return the digest of a tag in its registry, or the errors of the programs in its place."""
     reasons = []
-    for name, arguments, scheme in QUERIES:
+    for name, arguments, scheme in DIGEST_QUERIES:
         if shutil.which(name) is None:
             continue
         try:
-            done = Program(name).try_(*arguments, f"{scheme}{reference}", timeout=QUERY_TIMEOUT_S)
+            result = Program(name).run_unchecked(
+                *arguments, f"{scheme}{reference}", timeout=QUERY_TIMEOUT_S
+            )
         except CloudError as error:
             reasons.append(error.message)
             continue
-        if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
+        if result.returncode == 0 and (match := DIGEST.search(result.stdout)):
             return match[0], ""
-        if name == "docker" and Program(name).try_("buildx", "version").returncode != 0:
+        if name == "docker" and Program(name).run_unchecked("buildx", "version").returncode != 0:
             continue
         line = (
-            (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"]
+            (result.stderr.strip() or result.stdout.strip()).splitlines() or ["it printed nothing"]
         )[0]
-        logged = LOGGED.search(line)
-        text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
+        skopeo_error = SKOPEO_ERROR.search(line)
+        text = (
+            skopeo_error[1].replace('\\"', "'") if skopeo_error else line.removeprefix(f"{name}: ")
+        )
         reasons.append(f"{name}: {text.rpartition(': ')[2]}")
     return "", "; ".join(reasons)
 
 
-def _by_digest(reference: str, output: str) -> str:
+def _with_digest(reference: str, output: str) -> str:
     match = DIGEST.search(output)
     return reference if match is None else f"{_repository(reference)}@{match[0]}"
 
@@ -328,7 +341,7 @@ def _repository(reference: str) -> str:
     return f"{path}{slash}{last.partition(':')[0]}"
 
 
-def engine(choice: str) -> Program:
+def find_engine(choice: str) -> Program:
     return working_program(
         choice,
         ENGINES,

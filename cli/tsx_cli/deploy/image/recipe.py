@@ -1,6 +1,6 @@
 """The build files of a deployment's image.
 
-They are pure functions of the specification and the versions of this machine.
+Pure functions derive them from the specification and the versions of this machine.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_templates.render import locked_names, locked_requirements, render_tree
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-UID = 10001  # user of the server; by its number, Kubernetes knows that it is not root
-COMPILERS = {"g++", "clang", "build-essential"}  # Debian packages
-# Extras whose packages depend on the version of tsx or torch.
-UNLOCKED = {"torchserve", "tensorrt"}
-# The last SDK with torch-neuronx.
+UID = 10001  # user id of the server; from the number, Kubernetes sees that it is not root
+COMPILER_PACKAGES = {"g++", "clang", "build-essential"}  # Debian packages
+# Extras without a lock file, because their packages depend on the version of tsx or torch.
+UNLOCKED_EXTRAS = {"torchserve", "tensorrt"}
+# The image of the last Neuron SDK that includes torch-neuronx.
 NEURON_BASE = (
     "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.0-ubuntu24.04"
 )
-NEURON_TORCH = "2.9"  # torch in that base
-NO_EXTRAS = {"base", "sbom"}
+NEURON_TORCH = "2.9"  # release of torch in that image
+NON_EXTRA_LOCKS = {"base", "sbom"}  # lock files that belong to no extra
 STAGES: Mapping[str, str] = {
     "container": "server",
     "kubernetes": "server",
@@ -61,47 +61,47 @@ class Recipe(NamedTuple):
     """The files of a build, by their names in the build directory."""
 
     files: Mapping[str, str]
-    copied: Mapping[str, Path]  # files elsewhere
+    copied: Mapping[str, Path]  # name -> existing file that is copied
     stage: str
     tag: str  # a hash of all files and the platform: the same image has the same name
     machine: str  # such as linux/amd64
-    notes: tuple[str, ...] = ()  # notes below the plan
+    notes: tuple[str, ...] = ()  # notes for the user, shown below the plan
 
 
 def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     stage = (
         STAGES[spec.target] if not spec.kubernetes.kserve or spec.target != "kubernetes" else "bare"
     )
-    with_model = stage in ("server", "lambda")
-    archive = f"model{_suffix(facts.archive)}" if with_model else ""
-    copied = {archive: facts.archive} if with_model else {}
+    contains_model = stage in ("server", "lambda")
+    archive = f"model{_archive_suffix(facts.archive)}" if contains_model else ""
+    copied = {archive: facts.archive} if contains_model else {}
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
-    runs_on = target_platform(spec) if spec.target in ("lambda", "sagemaker") else local.machine
+    machine = target_platform(spec) if spec.target in ("lambda", "sagemaker") else local.machine
     torch = (
         NEURON_TORCH
         if spec.device == NEURON
         else ".".join(re.split(r"[.+]", spec.build.torch or local.torch)[:2])
     )
-    platform = ImagePlatform(spec.device, torch, runs_on)
+    platform = ImagePlatform(spec.device, torch, machine)
     _check(spec, facts, platform)
     missing = set(_extras()) - set(spec.build.extras)
-    added = {
+    added_extras = {
         extra: f"the form {name}"
         for extra, name in form_extras(facts.forms, platform, missing).items()
     }
-    added |= {extra: "the model" for extra in facts.extras if extra in missing}
-    files = _rendered(
-        spec, facts, local, archive, list(copied), [*spec.build.extras, *sorted(added)]
+    added_extras |= {extra: "the model" for extra in facts.extras if extra in missing}
+    files = _render_files(
+        spec, facts, local, archive, list(copied), [*spec.build.extras, *sorted(added_extras)]
     )
-    made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha, runs_on]
+    hashed_parts = [files, stage, facts.sha256 if contains_model else "", local.wheel_sha, machine]
     return Recipe(
         files,
         copied,
         stage,
-        f"tsx-{digest(made_of, 12)}",
-        runs_on,
-        tuple(_notes(spec, facts, local, platform, added)),
+        f"tsx-{digest(hashed_parts, 12)}",
+        machine,
+        tuple(_notes(spec, facts, local, platform, added_extras)),
     )
 
 
@@ -110,14 +110,14 @@ def base_image(spec: DeploySpec, python: str) -> str:
 
 
 def _extras() -> list[str]:
-    return sorted({*locked_names(), *UNLOCKED} - NO_EXTRAS)
+    return sorted({*locked_names(), *UNLOCKED_EXTRAS} - NON_EXTRA_LOCKS)
 
 
 def _check(spec: DeploySpec, facts: Facts, platform: ImagePlatform) -> None:
     if unknown := [extra for extra in spec.build.extras if extra not in _extras()]:
-        near = suggestion(unknown[0], _extras()) or "."
+        hint = suggestion(unknown[0], _extras()) or "."
         raise UsageError(
-            f"build.extras: tsx-serve has no extra '{unknown[0]}' for images{near} There are"
+            f"build.extras: tsx-serve has no extra '{unknown[0]}' for images{hint} There are"
             f" {', '.join(_extras())}"
         )
     if platform.device != NEURON:
@@ -145,14 +145,14 @@ def _check(spec: DeploySpec, facts: Facts, platform: ImagePlatform) -> None:
 def unpinned_requirements(requirements: str) -> list[str]:
     """Return the requirements that let pip choose a version."""
     lines = re.sub(r"\\\r?\n", " ", requirements).splitlines()
-    wanted = [
+    requirement_lines = [
         re.split(r"(?:^|\s)#|;|\s--", line)[0].strip()
         for line in lines
         if not line.lstrip().startswith("-")
     ]
     return [
         requirement
-        for requirement in wanted
+        for requirement in requirement_lines
         if requirement
         and not (
             "@" in requirement
@@ -163,16 +163,20 @@ def unpinned_requirements(requirements: str) -> list[str]:
 
 
 def _adds_compiler(spec: DeploySpec, facts: Facts) -> bool:
-    return bool(facts.compiles) and COMPILERS.isdisjoint(spec.build.packages)
+    return bool(facts.compiling_part) and COMPILER_PACKAGES.isdisjoint(spec.build.packages)
 
 
 def _notes(
-    spec: DeploySpec, facts: Facts, local: Local, platform: ImagePlatform, added: Mapping[str, str]
+    spec: DeploySpec,
+    facts: Facts,
+    local: Local,
+    platform: ImagePlatform,
+    added_extras: Mapping[str, str],
 ) -> list[str]:
     notes = [local.base_note] if local.base_note else []
     notes += [
         f"the image gets the extra {extra} of tsx-serve, which {source} needs"
-        for extra, source in sorted(added.items())
+        for extra, source in sorted(added_extras.items())
     ]
     notes += form_notes(facts.forms, platform)
     if platform.device == NEURON:
@@ -183,22 +187,23 @@ def _notes(
         )
     if _adds_compiler(spec, facts):
         notes.append(
-            f"the image gets g++ if its base has none, because {facts.compiles} compiles the model"
+            f"the image gets g++ if its base has none, because {facts.compiling_part} compiles the"
+            " model"
         )
-    if open_versions := unpinned_requirements(facts.requirements):
-        named = ", ".join(open_versions[:5]) + (
-            f" and {len(open_versions) - 5} more" if len(open_versions) > 5 else ""
+    if unpinned := unpinned_requirements(facts.requirements):
+        examples = ", ".join(unpinned[:5]) + (
+            f" and {len(unpinned) - 5} more" if len(unpinned) > 5 else ""
         )
         notes.append(
-            f"the archive's requirements leave versions open: {named}. An image that is built later"
-            " under the same name may have others; pin them with == (`uv pip compile"
+            f"the archive's requirements leave versions open: {examples}. An image that is built"
+            " later under the same name may have others; pin them with == (`uv pip compile"
             " --generate-hashes` pins what they need as well)"
         )
     return notes
 
 
 def tag_for_repository(repository: str | None, name: str, tag: str) -> str:
-    """Return the tag of an image, `tsx-NAME-...` in a repository that deployments may share."""
+    """Return the tag of an image: `tsx-NAME-...` in a repository that deployments may share."""
     return tag if repository is None else f"tsx-{name}-{tag.removeprefix('tsx-')}"
 
 
@@ -208,7 +213,7 @@ def own_tag_pattern(name: str) -> re.Pattern[str]:
 
 
 def target_platform(spec: DeploySpec) -> str:
-    """Return the platform of a deployment to AWS."""
+    """Return the platform of a deployment on AWS, such as linux/amd64."""
     arm = (
         spec.lambda_.architecture == "arm64"
         if spec.target == "lambda"
@@ -217,7 +222,7 @@ def target_platform(spec: DeploySpec) -> str:
     return "linux/arm64" if arm else "linux/amd64"
 
 
-def _rendered(
+def _render_files(
     spec: DeploySpec,
     facts: Facts,
     local: Local,
@@ -265,7 +270,7 @@ def _rendered(
     return {str(path): text for path, text in render_tree("deploy", values).items()} | files
 
 
-def _suffix(archive: Path) -> str:
+def _archive_suffix(archive: Path) -> str:
     return next(
         (suffix for suffix in (".tar.gz", ".tgz") if archive.name.lower().endswith(suffix)), ".mar"
     )

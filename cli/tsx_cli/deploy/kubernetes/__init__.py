@@ -1,1 +1,1 @@
-"""Kubernetes deployments."""
+"""Deployments to Kubernetes."""

@@ -1,7 +1,8 @@
 """The steps of a canary on Kubernetes, and the metrics of its pods; pure functions.
 
-The new version gets a Deployment and a Service beside the stable ones. The weights of the HTTPRoute
-give it a share of the requests. No request is lost, because the route leads only to ready pods.
+The new version gets a Deployment and a Service in addition to the stable ones. The weights of the
+HTTPRoute give it a percentage of the requests. No request is lost, because the route leads only to
+ready pods.
 
     start     the canary's objects are applied, and its pods become ready
     route     the route gets its weights
@@ -11,8 +12,8 @@ give it a share of the requests. No request is lost, because the route leads onl
     remove    the canary's objects are removed
 
 If an alarm goes off, `end` records the reason, and `unroute` and `remove` follow without `move`. An
-annotation of the route holds the progress, so that any run can continue it. (`kubectl rollout undo`
-would restore an annotation of the Deployment.)
+annotation of the route contains the progress, so that any run can continue it. (`kubectl rollout
+undo` would restore an annotation of the Deployment.)
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
 from tsx_runtime.core.telemetry.histogram import quantile
 
-WINDOW_S = 60.0  # period of a bound
+WINDOW_S = 60.0  # period to which the bounds of alarms apply
 _SAMPLE = re.compile(
     r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE
 )
-_BOUND = re.compile(r'\ble="([^"]+)"')
+_BUCKET_BOUND = re.compile(r'\ble="([^"]+)"')
 
 
 @dataclass(frozen=True)
 class CanaryState:
-    """The content of the annotation."""
+    """The state of a canary, which an annotation of the route contains as JSON."""
 
     version: str  # digest of the pods' template
     percent: float
-    since: str = ""  # ISO time when the Gateway accepted its share; empty before
-    ended: str = ""  # why the canary ends
+    since: str = ""  # ISO time when the Gateway accepted the weights; empty before
+    ended: str = ""  # reason for the end of the canary; empty while it runs
 
     @property
     def text(self) -> str:
         return json.dumps(asdict(self))
 
-    def ending(self, reason: str) -> CanaryState:
+    def with_end(self, reason: str) -> CanaryState:
         return replace(self, ended=reason)
 
 
@@ -61,16 +62,16 @@ def read_canary(route: Mapping[str, Any]) -> CanaryState | None:
     return None if text is None else CanaryState(**json.loads(text))
 
 
-class Surroundings(NamedTuple):
-    """What the cluster shows about a canary."""
+class CanaryObservation(NamedTuple):
+    """The state of a canary's objects in the cluster."""
 
     canary: CanaryState | None
     pods: tuple[State, str]  # state of the canary's Deployment
-    percent: float  # share of the requests, as set in the route
-    route: tuple[State, str]  # whether the Gateway has accepted the route
+    percent: float  # percentage of the requests, as set in the route
+    route: tuple[State, str]  # state of the route; `ready` if the Gateway has accepted it
 
     @property
-    def ends(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the canary is to be removed without success."""
         return self.canary is not None and bool(self.canary.ended)
 
@@ -83,117 +84,128 @@ class CanaryStep(NamedTuple):
 def next_step(
     version: str | None,
     shift: Shift | None,
-    seen: Surroundings,
-    went_off: Mapping[str, str],
+    observed: CanaryObservation,
+    alarm_reasons: Mapping[str, str],
     now: datetime,
 ) -> CanaryStep:
     """Decide the next step of a canary.
 
     1. A finished or failed canary loses its requests before its pods.
     2. If no canary is wanted any more, all replicas get the new version at once.
-    3. A canary that is missing, or has another version or share, starts.
+    3. A canary that is missing, or has another version or percentage, starts.
     4. A canary ends if it does not become or stay ready, or if an alarm goes off.
-    5. A ready canary gets its share, bakes, and moves.
+    5. A ready canary gets its requests, bakes, and moves.
 
     Args:
         version: The version that the stable Deployment does not have yet, if any.
         shift: The wanted canary, if any.
-        seen: What the cluster shows.
-        went_off: The reasons of the alarms that went off, by name.
+        observed: The state of the canary's objects.
+        alarm_reasons: The reasons of the alarms that went off, by their names.
         now: The time.
     """
-    canary, ready = seen.canary, ("ready", "")
-    if canary is not None and (seen.ends or version is None):
-        if seen.percent:
+    canary, ready = observed.canary, ("ready", "")
+    if canary is not None and (observed.is_ending or version is None):
+        if observed.percent:
             return CanaryStep("unroute", "all requests go to the stable version")
         return (
             CanaryStep("remove")
-            if seen.route == ready
-            else CanaryStep("wait", f"the route: {seen.route[1]}")
+            if observed.route == ready
+            else CanaryStep("wait", f"the route: {observed.route[1]}")
         )
     if shift is None:
         return CanaryStep("move", "all replicas get the new version")
     if canary is None or (canary.version, canary.percent) != (version, shift.percent):
         return CanaryStep("start", "the canary starts")
-    if went_off:
+    if alarm_reasons:
         return CanaryStep(
             "end",
-            "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()),
+            "; ".join(
+                f"the alarm {name} went off ({reason})" for name, reason in alarm_reasons.items()
+            ),
         )
-    if seen.pods[0] == "failed" or (seen.pods != ready and canary.since):
+    if observed.pods[0] == "failed" or (observed.pods != ready and canary.since):
         return CanaryStep(
             "end",
             "the canary's replicas"
-            f" {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}:"
-            f" {seen.pods[1]}",
+            f" {'failed' if observed.pods[0] == 'failed' else 'are not ready any more'}:"
+            f" {observed.pods[1]}",
         )
-    if seen.pods != ready:
-        return CanaryStep("wait", f"the canary: {seen.pods[1]}")
-    if abs(seen.percent - shift.percent) > 0.1:
+    if observed.pods != ready:
+        return CanaryStep("wait", f"the canary: {observed.pods[1]}")
+    if abs(observed.percent - shift.percent) > 0.1:
         return CanaryStep("route", f"the canary gets {shift.percent:g} % of the requests")
-    if seen.route != ready:
-        return CanaryStep("wait", f"the route: {seen.route[1]}")
+    if observed.route != ready:
+        return CanaryStep("wait", f"the route: {observed.route[1]}")
     if not canary.since:
         return CanaryStep("bake", f"the canary has {shift.percent:g} % of the requests")
     baking = Baking(canary.version, canary.percent, datetime.fromisoformat(canary.since))
-    todo = decide(canary.version, shift, baking, {}, now)
+    action = decide(canary.version, shift, baking, {}, now)
     return (
         CanaryStep("move", "the canary held: all replicas get the new version")
-        if todo.action == "move"
-        else CanaryStep("wait", todo.text)
+        if action.action == "move"
+        else CanaryStep("wait", action.text)
     )
 
 
 class Counters(NamedTuple):
-    """The counters of a pod since its start, over all models."""
+    """The counters of a pod since its start, summed over all models."""
 
     errors: float = 0.0
-    below: Mapping[float, float] = {}  # seconds -> number of requests that took at most that long
+    # Seconds -> number of requests that took at most that long.
+    bucket_counts: Mapping[float, float] = {}
 
 
 def read_counters(text: str) -> Counters:
     """Parse the text of `/metrics`."""
-    errors, below = 0.0, dict[float, float]()
+    errors, bucket_counts = 0.0, dict[float, float]()
     for name, labels, value in _SAMPLE.findall(text):
-        bound = _BOUND.search(labels)
+        bound = _BUCKET_BOUND.search(labels)
         if name == "tsx_errors_total":
             errors += float(value)
         elif bound is not None:
-            below[float(bound[1])] = below.get(float(bound[1]), 0.0) + float(value)
-    return Counters(errors, below)
+            bucket_counts[float(bound[1])] = bucket_counts.get(float(bound[1]), 0.0) + float(value)
+    return Counters(errors, bucket_counts)
 
 
-def went_off(
+def find_exceeded_bounds(
     bounds: Sequence[AlarmBound],
-    before: Mapping[str, Counters],
-    after: Mapping[str, Counters],
+    old_counters: Mapping[str, Counters],
+    new_counters: Mapping[str, Counters],
     seconds: float,
 ) -> dict[str, str]:
     """Return the bounds that the requests between two readings exceed, with the measured values."""
-    pairs = [(before.get(pod, Counters()), now) for pod, now in after.items()]
-    errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW_S)
-    below: dict[float, float] = {}
-    for then, now in pairs:
-        for bound, count in now.below.items():
-            below[bound] = below.get(bound, 0.0) + count - then.below.get(bound, 0.0)
-    off = {}
+    pairs = [(old_counters.get(pod, Counters()), new) for pod, new in new_counters.items()]
+    errors = sum(new.errors - old.errors for old, new in pairs) / max(1.0, seconds / WINDOW_S)
+    bucket_counts: dict[float, float] = {}
+    for old, new in pairs:
+        for bound, count in new.bucket_counts.items():
+            bucket_counts[bound] = (
+                bucket_counts.get(bound, 0.0) + count - old.bucket_counts.get(bound, 0.0)
+            )
+    exceeded = {}
     for alarm_bound in bounds:
         measured = (
             errors
             if alarm_bound.metric == "5xx"
-            else 1000 * percentile(float(alarm_bound.metric[1:]) / 100, below)
+            else 1000 * percentile(float(alarm_bound.metric[1:]) / 100, bucket_counts)
         )
         if measured > alarm_bound.limit:
-            off[alarm_bound.text] = (
+            exceeded[alarm_bound.text] = (
                 f"{measured:.3g}{' in a minute' if alarm_bound.metric == '5xx' else ' ms'}"
             )
-    return off
+    return exceeded
 
 
-def percentile(share: float, below: Mapping[float, float]) -> float:
-    """Return a percentile in seconds, or 0 without requests."""
-    bounds = sorted(below)
+def percentile(fraction: float, bucket_counts: Mapping[float, float]) -> float:
+    """Return a percentile in seconds, or 0 if there are no requests.
+
+    Args:
+        fraction: The percentile as a fraction, such as 0.95.
+        bucket_counts: The counts of requests by the upper bounds of their times.
+    """
+    bounds = sorted(bucket_counts)
     counts = [
-        round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])
+        round(upper - lower)
+        for lower, upper in pairwise([0.0, *(bucket_counts[bound] for bound in bounds)])
     ]
-    return quantile(counts, share, [bound for bound in bounds if bound != float("inf")]) or 0.0
+    return quantile(counts, fraction, [bound for bound in bounds if bound != float("inf")]) or 0.0

@@ -14,22 +14,27 @@ from tsx_cli.deploy.container.deployment import log_arguments, predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, numbered
+from tsx_cli.deploy.engine.resources import Resource, numbered_resources
 from tsx_cli.deploy.image.programs import ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
 from tsx_cli.deploy.kubernetes.kinds import (
-    FORBIDDEN,
+    FORBIDDEN_TEXT,
     KIND,
     REVISION,
     TYPES,
     Cluster,
+    count_restarts,
     replica_sets,
-    restarts,
     selector,
     tags_in,
-    waiting,
+    waiting_containers,
 )
-from tsx_cli.deploy.kubernetes.release import NONE, canary_in, with_instance, with_share
+from tsx_cli.deploy.kubernetes.release import (
+    NO_CANARY,
+    canary_in,
+    with_canary_percent,
+    with_instance,
+)
 from tsx_cli.deploy.kubernetes.resources import (
     HTTP,
     INSTANCE,
@@ -53,18 +58,18 @@ OBJECT_KINDS = (
     ),
     *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
 )
-ROUTING_S = 300  # bound for a Gateway to accept a route
+ROUTING_S = 300  # limit for a Gateway to accept a route
 PULL_S = 60  # time to pull images, in addition to the start of a model
 
 
 class KubernetesTarget:
     def wanted_resources(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         if spec.image is None and spec.repository is None:
-            ways = (
+            advice = (
                 "set --image to an image that your cluster can pull, or --set repository=HOST/NAME"
                 " to push an image that is built here"
             )
-            raise UsageError(f"neither image nor repository is given: {ways}")
+            raise UsageError(f"neither image nor repository is given: {advice}")
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
         objects = manifests(spec, facts.image, tags)
         timeouts = {
@@ -77,7 +82,7 @@ class KubernetesTarget:
             if (
                 kind == "ServiceMonitor"
                 and spec.kubernetes.monitoring is None
-                and not cloud.knows(kind, spec.name)
+                and not cloud.has_type(kind, spec.name)
             ):
                 notes.append(
                     "no ServiceMonitor is created, because the cluster does not have the Prometheus"
@@ -105,7 +110,7 @@ class KubernetesTarget:
         if stable is None or tags_in(stable).get("tsx:name") != spec.name:
             return resources
         return [
-            _adapted_to_cluster(cloud, spec, facts, resource, resources, stable)
+            _adapt_to_cluster(cloud, spec, facts, resource, resources, stable)
             for resource in resources
         ]
 
@@ -115,7 +120,7 @@ class KubernetesTarget:
         existing = []
         for kind in OBJECT_KINDS:
             objects = filter(_is_own, cloud.list_objects(TYPES[kind], name))
-            existing += numbered(
+            existing += numbered_resources(
                 kind, f"{KIND}{kind}", [manifest["metadata"]["name"] for manifest in objects]
             )
         return existing
@@ -126,7 +131,7 @@ class KubernetesTarget:
         """Return objects that are no longer wanted.
 
         Kubernetes itself keeps and removes earlier versions of the pods. The Secret stays, because
-        they may read it. The change of the Deployment removes a running canary.
+        these versions may read it. The change of the Deployment removes a running canary.
         """
         kept_keys = {(resource.kind, resource.name) for resource in wanted} | {
             (f"{KIND}Secret", f"{spec.name}-tokens")
@@ -142,8 +147,8 @@ class KubernetesTarget:
         deployment = cloud.find("Deployment", name)
         if deployment is None:
             return []
-        now = _annotations(deployment).get(REVISION)
-        sets = sorted(
+        current_revision = _annotations(deployment).get(REVISION)
+        sorted_sets = sorted(
             replica_sets(cloud, name),
             key=lambda replica_set: int(_annotations(replica_set).get(REVISION, 0)),
         )
@@ -153,9 +158,9 @@ class KubernetesTarget:
                 replica_set["metadata"]["name"],
                 _creation_time(replica_set),
                 tags_in(replica_set["spec"]["template"]),
-                _annotations(replica_set)[REVISION] == now,
+                _annotations(replica_set)[REVISION] == current_revision,
             )
-            for replica_set in sets
+            for replica_set in sorted_sets
             if REVISION in _annotations(replica_set)
         ]
         canary = canary_in(cloud, name)
@@ -179,7 +184,8 @@ class KubernetesTarget:
     ) -> list[Resource]:
         """Return the resources of an earlier version.
 
-        A running canary is removed first, or last if the stable Deployment already has its version.
+        A running canary is removed first, or last if the stable Deployment already has the canary's
+        version.
         """
         if version.id == canary_of(name):
             raise CliError(
@@ -187,14 +193,14 @@ class KubernetesTarget:
                 " all requests"
             )
         canary = canary_in(cloud, name)
-        ending = (
+        canary_removal = (
             []
             if canary is None
-            else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NONE})]
+            else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NO_CANARY})]
         )
-        if ending and version.is_current:
-            return ending
-        earlier = next(
+        if canary_removal and version.is_current:
+            return canary_removal
+        target = next(
             replica_set
             for replica_set in replica_sets(cloud, name)
             if replica_set["metadata"]["name"] == version.id
@@ -202,13 +208,13 @@ class KubernetesTarget:
         service = cloud.find("Service", name) or {"spec": {}}
         if (
             not (service["spec"].get("selector") or {}).items()
-            <= earlier["spec"]["template"]["metadata"]["labels"].items()
+            <= target["spec"]["template"]["metadata"]["labels"].items()
         ):
             raise CliError(
                 f"version {version.number} of {name} was made by an earlier tsx, and the Service"
                 " would not find its pods; deploy its image"
             )
-        undo = Resource(
+        rollback = Resource(
             "Revision",
             f"{KIND}Revision",
             name,
@@ -216,7 +222,7 @@ class KubernetesTarget:
         )
         stable = cloud.find("Deployment", name)
         is_promoted = canary is not None and stable is not None and canary.is_promoted(stable)
-        return [undo, *ending] if is_promoted else [*ending, undo]
+        return [rollback, *canary_removal] if is_promoted else [*canary_removal, rollback]
 
     def promotion_resources(self, cloud: Cluster, name: str) -> list[Resource]:
         """Return the stable Deployment with the version of the canary."""
@@ -233,7 +239,7 @@ class KubernetesTarget:
             for kind in ("HorizontalPodAutoscaler", "ScaledObject")
         ):
             del body["replicas"]
-        notes = {
+        annotations = {
             key: value
             for key, value in _annotations(canary.deployment).items()
             if key.startswith("tsx/")
@@ -244,15 +250,20 @@ class KubernetesTarget:
             "labels": canary.deployment["metadata"]["labels"],
         }
         manifest = with_instance(
-            {"metadata": {**metadata, "annotations": notes}, "spec": body}, name
+            {"metadata": {**metadata, "annotations": annotations}, "spec": body}, name
         )
-        properties = {"apiVersion": "apps/v1", "kind": "Deployment", **manifest, "Canary": NONE}
+        properties = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            **manifest,
+            "Canary": NO_CANARY,
+        }
         return [Resource("Deployment", f"{KIND}Deployment", name, properties)]
 
     def status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         deployment = cloud.find("Deployment", name)
         if deployment is None:
-            return self._served(cloud, name)
+            return self._kserve_status(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
         pods = cloud.list_objects("pods", name)
         return {
@@ -265,27 +276,27 @@ class KubernetesTarget:
             "pods": (
                 f"{status.get('readyReplicas', 0)} of {deployment['spec'].get('replicas', 1)} ready"
             ),
-            "scales": _scales(cloud, name),
-            "canary": self._canary(cloud, name),
+            "scales": _scaling_ranges(cloud, name),
+            "canary": self._canary_status(cloud, name),
             "tokens": _secret_of(deployment),
-            "waiting": [f"{pod}: {reason}" for pod, reason in waiting(pods)],
-            "restarts": restarts(pods),
+            "waiting": [f"{pod}: {reason}" for pod, reason in waiting_containers(pods)],
+            "restarts": count_restarts(pods),
         }
 
-    def _canary(self, cloud: Cluster, name: str) -> list[dict[str, Any]]:
+    def _canary_status(self, cloud: Cluster, name: str) -> list[dict[str, Any]]:
         canary = canary_in(cloud, name)
         if canary is None:
             return []
         state = canary.state
-        shown = {"percent": state.percent, "since": state.since, "ends because": state.ended}
+        fields = {"percent": state.percent, "since": state.since, "ends because": state.ended}
         return [
             {
                 "model": _annotations(canary.deployment).get("tsx/model"),
-                **{key: value for key, value in shown.items() if value},
+                **{key: value for key, value in fields.items() if value},
             }
         ]
 
-    def _served(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
+    def _kserve_status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         """Return the status of an InferenceService of KServe."""
         service = next(iter(cloud.list_objects(TYPES["InferenceService"], name)), None)
         if service is None:
@@ -294,13 +305,13 @@ class KubernetesTarget:
         conditions = {
             condition["type"]: condition["status"] for condition in status.get("conditions") or []
         }
-        shown = {
+        fields = {
             "name": name,
             "target": "kubernetes",
             "namespace": cloud.namespace,
             "model": _annotations(service).get("tsx/model"),
         }
-        return shown | {
+        return fields | {
             "storage": service["spec"]["predictor"]["model"].get("storageUri"),
             "address": status.get("url"),
             "conditions": conditions,
@@ -318,7 +329,7 @@ class KubernetesTarget:
             )
         model = _annotations(deployment).get("tsx/model", name).partition("/")[0]
         token = cloud.token(deployment, "TSX_INFERENCE_TOKEN")
-        with cloud.forwarded(f"service/{name}", HTTP) as address:
+        with cloud.forward_port(f"service/{name}", HTTP) as address:
             return predict(address, model, body, content_type, accept, token)
 
     def logs(
@@ -335,7 +346,8 @@ class KubernetesTarget:
 def _is_own(manifest: Mapping[str, Any]) -> bool:
     """Tell whether tsx created an object.
 
-    An autoscaler of KEDA has the labels of the ScaledObject, and that as its owner.
+    KEDA creates autoscalers with the labels of the ScaledObject, which it sets as their owner.
+    Therefore objects with an owner do not count.
     """
     metadata = manifest["metadata"]
     return (metadata.get("labels") or {}).get(MANAGED_BY) == "tsx" and not metadata.get(
@@ -343,25 +355,26 @@ def _is_own(manifest: Mapping[str, Any]) -> bool:
     )
 
 
-def _scales(cloud: Cluster, name: str) -> list[str]:
+def _scaling_ranges(cloud: Cluster, name: str) -> list[str]:
     autoscalers = filter(_is_own, cloud.list_objects(TYPES["HorizontalPodAutoscaler"], name))
     ranges = [
         f"{autoscaler['spec'].get('minReplicas', 1)} to {autoscaler['spec']['maxReplicas']}"
         for autoscaler in autoscalers
     ]
-    for scaled in cloud.list_objects(TYPES["ScaledObject"], name):
+    for scaled_object in cloud.list_objects(TYPES["ScaledObject"], name):
         conditions = {
             condition["type"]: condition
-            for condition in (scaled.get("status") or {}).get("conditions") or []
+            for condition in (scaled_object.get("status") or {}).get("conditions") or []
         }
-        is_stuck = conditions.get("Ready", {}).get("status") == "False"
+        has_failed = conditions.get("Ready", {}).get("status") == "False"
         problem = (
             f", but KEDA cannot scale it: {conditions['Ready'].get('message', '')}"
-            if is_stuck
+            if has_failed
             else ""
         )
         ranges.append(
-            f"{scaled['spec']['minReplicaCount']} to {scaled['spec']['maxReplicaCount']}{problem}"
+            f"{scaled_object['spec']['minReplicaCount']} to"
+            f" {scaled_object['spec']['maxReplicaCount']}{problem}"
         )
     return ranges
 
@@ -376,12 +389,14 @@ def _creation_time(manifest: Mapping[str, Any]) -> datetime:
 
 def _secret_of(deployment: Mapping[str, Any]) -> str | None:
     variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
-    places = [
+    references = [
         (variable.get("valueFrom") or {}).get("secretKeyRef")
         for variable in variables
         if variable["name"] in TOKENS
     ]
-    return next((f"in the Secret {reference['name']}" for reference in places if reference), None)
+    return next(
+        (f"in the Secret {reference['name']}" for reference in references if reference), None
+    )
 
 
 def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
@@ -398,9 +413,9 @@ def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
             " use it"
         )
     if isinstance(facts.image, str) and "@" not in facts.image:
-        tools = "crane, skopeo or docker on this machine can find its digest"
+        advice = "crane, skopeo or docker on this machine can find its digest"
         notes.append(
-            f"{facts.image} is deployed by its tag, which may mean another image tomorrow; {tools}"
+            f"{facts.image} is deployed by its tag, which may mean another image tomorrow; {advice}"
             " if it is logged in"
         )
     return notes
@@ -409,9 +424,9 @@ def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
 def _tokens(
     cloud: Cluster, spec: DeploySpec, tags: Mapping[str, str], notes: list[str]
 ) -> list[Resource]:
-    """Return the Secret that is created if none is named, and add to `notes`.
+    """Return the Secret to create if the specification names none, and add to `notes`.
 
-    An existing Secret of that name that somebody else created is used as it is.
+    If somebody else has created a Secret of that name, it is used as it is.
     """
     name = token_secret(spec)
     if name is None or spec.kubernetes.token_secret is not None:
@@ -419,7 +434,7 @@ def _tokens(
     try:
         secret = cloud.find("Secret", name)
     except ProgramError as error:
-        if FORBIDDEN not in error.output:
+        if FORBIDDEN_TEXT not in error.output:
             raise
         notes.append(
             f"these credentials cannot read the Secret {name}, which the pods need; it is assumed"
@@ -446,7 +461,7 @@ def _tokens(
     ]
 
 
-def _adapted_to_cluster(
+def _adapt_to_cluster(
     cloud: Cluster,
     spec: DeploySpec,
     facts: Facts,
@@ -456,24 +471,26 @@ def _adapted_to_cluster(
 ) -> Resource:
     """Adapt a resource to the existing Deployment, and to a running canary.
 
-    The selector of a Deployment cannot change, and a canary keeps its share.
+    The selector of a Deployment cannot change, and a canary keeps its percentage of the requests.
     """
     if resource.id == "HTTPRoute":
-        return replace(resource, properties=with_share(cloud, resource.properties))
+        return replace(resource, properties=with_canary_percent(cloud, resource.properties))
     if resource.id != "Deployment":
         return resource
     body = {
         **resource.properties["spec"],
         "selector": stable["spec"].get("selector", resource.properties["spec"]["selector"]),
     }
-    properties = {**resource.properties, "spec": body, "Canary": NONE}
+    properties = {**resource.properties, "spec": body, "Canary": NO_CANARY}
     if spec.canary is None and canary_in(cloud, spec.name) is None:
         return replace(resource, properties=properties)
-    # A canary needs its route, and all other objects serve both versions.
+    # The Deployment comes last, because a canary needs its route and the other objects.
     other_ids = tuple(resource.id for resource in resources if resource.id != "Deployment")
     if spec.canary is None:
         return replace(resource, properties=properties, needs=(*resource.needs, *other_ids))
-    properties["Beside"] = _canary(cloud, spec, facts, "ServiceMonitor" in other_ids, stable)
+    properties["Beside"] = _canary_objects(
+        cloud, spec, facts, "ServiceMonitor" in other_ids, stable
+    )
     change_settings = {
         "percent": spec.canary.percent,
         "bake": spec.canary.bake,
@@ -487,8 +504,8 @@ def _adapted_to_cluster(
     )
 
 
-def _canary(
-    cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, stable: Mapping[str, Any]
+def _canary_objects(
+    cloud: Cluster, spec: DeploySpec, facts: Facts, has_monitor: bool, stable: Mapping[str, Any]
 ) -> list[Manifest]:
     """Return the objects of a canary, with as many pods as its share needs.
 
@@ -516,7 +533,7 @@ def _canary(
         "keda": None,
         "gateway": None,
         "hostnames": (),
-        "monitoring": monitored,
+        "monitoring": has_monitor,
     }
     settings = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
     return manifests(

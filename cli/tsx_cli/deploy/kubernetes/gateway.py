@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 ANNOTATION = "tsx/canary"  # the state of a canary
-CANARY = "-canary"  # suffix of the deployment's name
-TOTAL_WEIGHT = 1000  # weights in tenths of a percent
+CANARY_SUFFIX = "-canary"  # suffix of the names of a canary's objects
+TOTAL_WEIGHT = 1000  # Weights are tenths of a percent.
 Manifest = dict[str, Any]
 
 
 def canary_of(name: str) -> str:
-    return f"{name}{CANARY}"
+    return f"{name}{CANARY_SUFFIX}"
 
 
 def backends(name: str, port: int, percent: float) -> list[Manifest]:
     if not percent:
         return [{"name": name, "port": port}]
-    share = round(percent * TOTAL_WEIGHT / 100)
+    canary_weight = round(percent * TOTAL_WEIGHT / 100)
     return [
-        {"name": name, "port": port, "weight": TOTAL_WEIGHT - share},
-        {"name": canary_of(name), "port": port, "weight": share},
+        {"name": name, "port": port, "weight": TOTAL_WEIGHT - canary_weight},
+        {"name": canary_of(name), "port": port, "weight": canary_weight},
     ]
 
 
@@ -39,20 +39,22 @@ def canary_percent(route: Mapping[str, Any], name: str) -> float:
 def with_weights(route: Mapping[str, Any], name: str, port: int, percent: float) -> Manifest:
     """Return an existing route with other weights, ready to be applied.
 
-    It lacks the annotation of the canary, which has another field manager.
+    The canary's annotation is left out, because another field manager owns it.
     """
     metadata, body = route["metadata"], route["spec"]
-    applied = {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata}
-    applied["annotations"] = {
+    new_metadata = {
+        key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata
+    }
+    new_metadata["annotations"] = {
         key: value
         for key, value in (metadata.get("annotations") or {}).items()
         if key != ANNOTATION
     }
-    first, *other_rules = body["rules"]
-    rules = [{**first, "backendRefs": backends(name, port, percent)}, *other_rules]
+    main_rule, *other_rules = body["rules"]
+    rules = [{**main_rule, "backendRefs": backends(name, port, percent)}, *other_rules]
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": applied,
+        "metadata": new_metadata,
         "spec": {**body, "rules": rules},
     }

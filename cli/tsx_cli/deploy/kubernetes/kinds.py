@@ -55,20 +55,21 @@ ADVICE = {
     ),
 }
 MANAGER = "tsx"  # field manager of applied objects
-REPLICAS_MANAGER = "tsx-replicas"  # owns the number of pods until an autoscaler does
+REPLICAS_MANAGER = "tsx-replicas"  # field manager of the number of pods before autoscaling
 REVISION = "deployment.kubernetes.io/revision"
-UNKNOWN, FORBIDDEN = "doesn't have a resource type", "(Forbidden)"  # texts of kubectl
+# Parts of kubectl's error messages.
+UNKNOWN_TYPE_TEXT, FORBIDDEN_TEXT = "doesn't have a resource type", "(Forbidden)"
 WHEN_INTERRUPTED = (
     "the cluster continues what has started. A canary that has begun keeps its share of the"
     " requests, and nobody watches it until this command runs again. `tsx deploy promote` gives it"
     " all requests, `tsx deploy rollback` removes it"
 )
-_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+_FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A namespace of a cluster, which deployments are in."""
+    """A namespace of a cluster that contains deployments."""
 
     program: Program
     namespace: str
@@ -79,7 +80,7 @@ class Cluster:
 
     def get(self, type_: str, *arguments: str, doing: str) -> dict[str, Any] | None:
         """Return an object, or None if there is none."""
-        output = self.program.ask(
+        output = self.program.run(
             "get",
             type_,
             *arguments,
@@ -100,14 +101,14 @@ class Cluster:
     ) -> list[dict[str, Any]]:
         """Return the objects of a deployment with these labels.
 
-        There are none if the cluster does not know the type.
+        The list is empty if the cluster does not know the type.
         """
-        return self._items(type_, name, labels or {}) or []
+        return self._find_items(type_, name, labels or {}) or []
 
-    def knows(self, kind: str, name: str) -> bool:
-        return self._items(TYPES[kind], name, {}) is not None
+    def has_type(self, kind: str, name: str) -> bool:
+        return self._find_items(TYPES[kind], name, {}) is not None
 
-    def _items(
+    def _find_items(
         self, type_: str, name: str, labels: Mapping[str, str]
     ) -> list[dict[str, Any]] | None:
         arguments = ("--selector", selector({NAME: name} | dict(labels)))
@@ -116,8 +117,10 @@ class Cluster:
                 type_, *arguments, doing=f"listing the {type_.partition('.')[0]} of {name}"
             )
         except ProgramError as error:
-            # Credentials that may not list Secrets have created none.
-            if UNKNOWN in error.output or (FORBIDDEN in error.output and type_ == TYPES["Secret"]):
+            # Credentials without the permission to list Secrets cannot have created one.
+            if UNKNOWN_TYPE_TEXT in error.output or (
+                FORBIDDEN_TEXT in error.output and type_ == TYPES["Secret"]
+            ):
                 return None
             raise
         return list((response or {}).get("items", []))
@@ -149,25 +152,28 @@ class Cluster:
         return base64.b64decode(value).decode()
 
     @contextlib.contextmanager
-    def forwarded(self, which: str, port: int) -> Generator[str, None, None]:
+    def forward_port(self, target: str, port: int) -> Generator[str, None, None]:
         """Forward a port of `pod/NAME` or `service/NAME`, and yield its address on this machine.
 
         Raises:
             CloudError: The port cannot be reached.
         """
-        lines = self.program.lines("port-forward", "--namespace", self.namespace, which, f":{port}")
+        lines = self.program.lines(
+            "port-forward", "--namespace", self.namespace, target, f":{port}"
+        )
         with contextlib.closing(lines):
-            first = next(lines, "kubectl port-forward printed nothing")
-            match = _FORWARDED.match(first)
+            first_line = next(lines, "kubectl port-forward printed nothing")
+            match = _FORWARDING.match(first_line)
             if match is None:
-                raise CloudError(f"{which.partition('/')[2]} cannot be reached: {first}")
+                raise CloudError(f"{target.partition('/')[2]} cannot be reached: {first_line}")
             yield f"http://127.0.0.1:{match[1]}"
 
 
 def replica_sets(cloud: Cluster, name: str) -> list[dict[str, Any]]:
     """Return the replica sets of the stable Deployment.
 
-    Those of a canary have the same name label, and may have the same revision.
+    The replica sets of a canary have the same name label, and maybe the same revision, so they are
+    left out.
     """
     sets = cloud.list_objects("replicasets.v1.apps", name)
     return [
@@ -181,10 +187,10 @@ def selector(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
-    arguments = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
+def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *flags: str) -> None:
+    arguments = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *flags]
     arguments += ["--namespace", cloud.namespace, "--filename", "-"]
-    cloud.program.ask(
+    cloud.program.run(
         *arguments,
         doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}",
         stdin=json.dumps(manifest),
@@ -193,16 +199,16 @@ def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *
 
 def remove(cloud: Cluster, kind: str, name: str) -> None:
     arguments = ("delete", TYPES[kind], name, "--namespace", cloud.namespace, "--ignore-not-found")
-    cloud.program.ask(*arguments, doing=f"deleting the {kind} {name}")
+    cloud.program.run(*arguments, doing=f"deleting the {kind} {name}")
 
 
 class KubernetesObject(ResourceKind):
-    """An object of a kind; its properties are its manifest."""
+    """An object of one kind; its properties are its manifest."""
 
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"apiVersion", "kind"}),
-        updates_failed=True,
+        unreported=frozenset({"apiVersion", "kind"}),
+        can_update_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )
     poll_interval_s, timeout_s = 2.0, 7200.0
@@ -214,7 +220,7 @@ class KubernetesObject(ResourceKind):
         try:
             manifest = cloud.find(self._kind, name)
         except ProgramError as error:
-            if UNKNOWN in error.output:
+            if UNKNOWN_TYPE_TEXT in error.output:
                 raise ProgramError(
                     f"{cloud.region} has no {self._kind}. {ADVICE.get(self._kind, '')}".strip(),
                     error.output,
@@ -226,7 +232,9 @@ class KubernetesObject(ResourceKind):
         if state == "failed" and self._kind == "Deployment":
             labels = manifest["spec"]["selector"].get("matchLabels") or {}
             pods = cloud.list_objects("pods", labels.get(NAME, name), labels)
-            reason = "; ".join([reason, *(f"{pod}: {cause}" for pod, cause in waiting(pods))])
+            reason = "; ".join(
+                [reason, *(f"{pod}: {cause}" for pod, cause in waiting_containers(pods))]
+            )
         return Observed(
             name,
             {"metadata": manifest["metadata"], "spec": manifest.get("spec", {})},
@@ -250,7 +258,7 @@ class KubernetesObject(ResourceKind):
     def _keep_replicas(self, cloud: Cluster, resource: Resource) -> None:
         """Keep the number of pods until the autoscaler decides.
 
-        Otherwise it would become 1 when its only field manager no longer applies it.
+        Otherwise the number would become 1 as soon as its only field manager no longer applies it.
         """
         doing = f"looking for the owner of the number of pods of {resource.name}"
         manifest = cloud.get(TYPES[self._kind], resource.name, "--show-managed-fields", doing=doing)
@@ -260,12 +268,12 @@ class KubernetesObject(ResourceKind):
             and "f:replicas" in owner.get("fieldsV1", {}).get("f:spec", {})
             for owner in owners
         ):
-            head = {key: manifest[key] for key in ("apiVersion", "kind")} | {
+            header = {key: manifest[key] for key in ("apiVersion", "kind")} | {
                 "metadata": {"name": resource.name}
             }
             apply(
                 cloud,
-                head | {"spec": {"replicas": manifest["spec"]["replicas"]}},
+                header | {"spec": {"replicas": manifest["spec"]["replicas"]}},
                 REPLICAS_MANAGER,
                 "--validate=false",
             )
@@ -277,7 +285,7 @@ class KubernetesObject(ResourceKind):
 class TokenSecret(KubernetesObject):
     """A Secret with random tokens, created once and kept.
 
-    Plans hold the keys (`Keys`), without the values.
+    Plans contain the keys (`Keys`), without the values.
     """
 
     traits = Traits(is_tagged=False)
@@ -298,7 +306,7 @@ class TokenSecret(KubernetesObject):
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         """Create the Secret; `apply` would replace the tokens of an existing one."""
-        notes = {key.replace(":", "/"): value for key, value in resource.tags.items()}
+        annotations = {key.replace(":", "/"): value for key, value in resource.tags.items()}
         labels = {NAME: resource.tags["tsx:name"], MANAGED_BY: "tsx"}
         body = {
             "apiVersion": "v1",
@@ -307,7 +315,7 @@ class TokenSecret(KubernetesObject):
                 "name": resource.name,
                 "namespace": cloud.namespace,
                 "labels": labels,
-                "annotations": notes,
+                "annotations": annotations,
             },
             "type": "Opaque",
             "data": {
@@ -316,7 +324,7 @@ class TokenSecret(KubernetesObject):
             },
         }
         arguments = ("create", "--namespace", cloud.namespace, "--filename", "-")
-        cloud.program.ask(
+        cloud.program.run(
             *arguments, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body)
         )
 
@@ -333,21 +341,26 @@ class TokenSecret(KubernetesObject):
 
 
 class Revision(ResourceKind):
-    """An earlier revision of a Deployment's pods, the target of a rollback: a replica set."""
+    """An earlier revision of a Deployment's pods, to which a rollback returns.
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
+    Kubernetes keeps it as a replica set.
+    """
+
+    traits = Traits(is_tagged=False, unreported=frozenset({"Revision"}), can_update_failed=True)
     poll_interval_s, timeout_s = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
         deployment = KubernetesObject("Deployment").observe(cloud, name)
         if deployment is None:
             return None
-        now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
+        current_revision = (deployment.properties["metadata"].get("annotations") or {}).get(
+            REVISION
+        )
         current = next(
             (
                 replica_set
                 for replica_set in replica_sets(cloud, name)
-                if replica_set["metadata"]["annotations"].get(REVISION) == now
+                if replica_set["metadata"]["annotations"].get(REVISION) == current_revision
             ),
             None,
         )
@@ -368,7 +381,7 @@ class Revision(ResourceKind):
             f"deployment/{resource.name}",
             f"--to-revision={resource.properties['Revision']}",
         )
-        cloud.program.ask(
+        cloud.program.run(
             *arguments, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back"
         )
 
@@ -376,9 +389,9 @@ class Revision(ResourceKind):
         raise AssertionError("a Deployment is removed as a whole")
 
 
-def _deployment(manifest: Mapping[str, Any]) -> tuple[State, str]:
+def _deployment_state(manifest: Mapping[str, Any]) -> tuple[State, str]:
     """Return the state of a Deployment, as `kubectl rollout status` shows it."""
-    status, wanted = manifest.get("status") or {}, manifest["spec"].get("replicas", 1)
+    status, wanted_pods = manifest.get("status") or {}, manifest["spec"].get("replicas", 1)
     if status.get("observedGeneration", 0) < manifest["metadata"].get("generation", 0):
         return "changing", "has not been observed yet"
     for condition in status.get("conditions") or []:
@@ -388,8 +401,8 @@ def _deployment(manifest: Mapping[str, Any]) -> tuple[State, str]:
                 f"its new pods did not become ready in time ({condition.get('message', '')})",
             )
     updated, available = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
-    if updated < wanted:
-        return "changing", f"{updated} of {wanted} pods are new"
+    if updated < wanted_pods:
+        return "changing", f"{updated} of {wanted_pods} pods are new"
     if status.get("replicas", 0) > updated:
         return "changing", f"{status['replicas'] - updated} old pods are ending"
     if available < updated:
@@ -397,7 +410,7 @@ def _deployment(manifest: Mapping[str, Any]) -> tuple[State, str]:
     return "ready", ""
 
 
-def _service(manifest: Mapping[str, Any]) -> tuple[State, str]:
+def _inference_service_state(manifest: Mapping[str, Any]) -> tuple[State, str]:
     """Return the state of an InferenceService.
 
     https://kserve.github.io/website/docs/reference/crd-api#servingkserveiov1beta1
@@ -408,12 +421,12 @@ def _service(manifest: Mapping[str, Any]) -> tuple[State, str]:
     if status.get("observedGeneration", generation) < generation:
         return "changing", "has not been observed yet"
     if model.get("transitionStatus") in ("BlockedByFailedLoad", "InvalidSpec"):
-        last = model.get("lastFailureInfo") or {}
+        failure = model.get("lastFailureInfo") or {}
         return (
             "failed",
             (
                 f"its model was not loaded ({model['transitionStatus']}):"
-                f" {last.get('message') or last.get('reason', '')}"
+                f" {failure.get('message') or failure.get('reason', '')}"
             ),
         )
     ready = next(
@@ -431,8 +444,8 @@ def _service(manifest: Mapping[str, Any]) -> tuple[State, str]:
     )
 
 
-def _route(manifest: Mapping[str, Any]) -> tuple[State, str]:
-    """Return whether a Gateway has accepted this generation of a route.
+def _route_state(manifest: Mapping[str, Any]) -> tuple[State, str]:
+    """Return the state of a route: whether a Gateway has accepted this generation of it.
 
     https://gateway-api.sigs.k8s.io/guides/implementers/#standard-status-fields-and-conditions
     """
@@ -458,9 +471,9 @@ def _route(manifest: Mapping[str, Any]) -> tuple[State, str]:
 
 
 STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {
-    "Deployment": _deployment,
-    "HTTPRoute": _route,
-    "InferenceService": _service,
+    "Deployment": _deployment_state,
+    "HTTPRoute": _route_state,
+    "InferenceService": _inference_service_state,
 }
 
 
@@ -480,17 +493,19 @@ def _containers(pods: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mappin
             yield pod["metadata"]["name"], status
 
 
-def restarts(pods: Sequence[Mapping[str, Any]]) -> int:
+def count_restarts(pods: Sequence[Mapping[str, Any]]) -> int:
     return sum(status.get("restartCount", 0) for _, status in _containers(pods))
 
 
-def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def waiting_containers(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the containers that do not run, with the reasons."""
     states = [(pod, status.get("state") or {}) for pod, status in _containers(pods)]
-    stopped = [(pod, state.get("waiting") or state.get("terminated")) for pod, state in states]
+    details_by_pod = [
+        (pod, state.get("waiting") or state.get("terminated")) for pod, state in states
+    ]
     return [
         (pod, f"{details.get('reason', '')} {details.get('message', '')}".strip())
-        for pod, details in stopped
+        for pod, details in details_by_pod
         if details
     ]
 

@@ -16,14 +16,14 @@ from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
 from tsx_cli.deploy.kubernetes.canary import (
     WINDOW_S,
+    CanaryObservation,
     CanaryState,
     CanaryStep,
     Counters,
-    Surroundings,
+    find_exceeded_bounds,
     next_step,
     read_canary,
     read_counters,
-    went_off,
 )
 from tsx_cli.deploy.kubernetes.gateway import (
     ANNOTATION,
@@ -38,8 +38,8 @@ from tsx_cli.deploy.kubernetes.kinds import (
     Cluster,
     KubernetesObject,
     apply,
+    count_restarts,
     remove,
-    restarts,
     selector,
     tags_in,
 )
@@ -48,15 +48,15 @@ from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 MANAGER = "tsx-canary"  # field manager of the annotation with the canary's state
 # The objects of a canary, in the order of their removal.
 CANARY_KINDS = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")
-LOG_LINES = "20"  # last lines of a canary that ends
+LOG_LINES = "20"  # number of last log lines that are kept from a canary that ends
 METRICS_INTERVAL_S = 10.0
-# A canary ends if its metrics cannot be read, or no Gateway accepts its share, for so long.
+# A canary ends if its metrics cannot be read, or no Gateway accepts its weights, for this long.
 MAX_BLOCKED_S = 300.0
-NONE = "none"  # value of the property `Canary` without a canary
+NO_CANARY = "none"  # value of the property `Canary` if there is no canary
 
 
 class CanaryWatch:
-    """Decides the next step of a canary from its current state and the history of its metrics."""
+    """A watch over a canary, which decides the next step from its state and past metrics."""
 
     def __init__(self) -> None:
         self._readings: list[tuple[datetime, Mapping[str, Counters]]] = []
@@ -66,20 +66,20 @@ class CanaryWatch:
         self,
         version: str | None,
         shift: Shift | None,
-        seen: Surroundings,
-        counters: Callable[[], Mapping[str, Counters]],
-        broken: Callable[[], dict[str, str]] = dict,
+        observed: CanaryObservation,
+        fetch_counters: Callable[[], Mapping[str, Counters]],
+        find_failures: Callable[[], dict[str, str]] = dict,
     ) -> CanaryStep:
         """Return the next step.
 
         Args:
             version: The version that the stable Deployment does not have yet, if any.
             shift: The wanted canary, if any.
-            seen: What the cluster shows.
-            counters: Reads the counters of the replicas by their names, or raises CliError.
-            broken: Returns reasons to end the canary at once.
+            observed: The state of the canary's objects.
+            fetch_counters: Reads the counters of the replicas by their names, or raises CliError.
+            find_failures: Returns reasons to end the canary at once.
         """
-        canary, off, unread = seen.canary, dict[str, str](), ""
+        canary, alarm_reasons, metrics_error = observed.canary, dict[str, str](), ""
         if (
             shift is not None
             and canary is not None
@@ -88,22 +88,23 @@ class CanaryWatch:
             and canary.version == version
         ):
             try:
-                off = broken() or self._check_bounds(canary, shift, counters)
-            except CliError as error:  # the canary keeps its share until the metrics are back
-                unread = f"the canary's metrics cannot be read: {error.message}"
-        moment = now()
-        step = next_step(version, shift, seen, off, moment)
-        if unread and step.action != "end":
-            step = CanaryStep("wait", unread)
-        is_blocked = bool(unread) or (
-            seen.route[0] != "ready" and version is not None and not seen.ends
+                alarm_reasons = find_failures() or self._check_bounds(canary, shift, fetch_counters)
+            except CliError as error:
+                # The canary keeps its requests until the metrics can be read again.
+                metrics_error = f"the canary's metrics cannot be read: {error.message}"
+        time = now()
+        step = next_step(version, shift, observed, alarm_reasons, time)
+        if metrics_error and step.action != "end":
+            step = CanaryStep("wait", metrics_error)
+        is_blocked = bool(metrics_error) or (
+            observed.route[0] != "ready" and version is not None and not observed.is_ending
         )
         self._blocked_since = (
-            (self._blocked_since or moment) if step.action == "wait" and is_blocked else None
+            (self._blocked_since or time) if step.action == "wait" and is_blocked else None
         )
         if (
             self._blocked_since is not None
-            and (moment - self._blocked_since).total_seconds() > MAX_BLOCKED_S
+            and (time - self._blocked_since).total_seconds() > MAX_BLOCKED_S
         ):
             step = CanaryStep("end", step.text)
         if step.action == "start":
@@ -111,29 +112,34 @@ class CanaryWatch:
         return step
 
     def _check_bounds(
-        self, canary: CanaryState, shift: Shift, counters: Callable[[], Mapping[str, Counters]]
+        self,
+        canary: CanaryState,
+        shift: Shift,
+        fetch_counters: Callable[[], Mapping[str, Counters]],
     ) -> dict[str, str]:
         """Return the bounds exceeded in the last minute, or since the canary began."""
         time, since = now(), datetime.fromisoformat(canary.since)
-        is_over = (time - since).total_seconds() >= shift.bake
+        is_bake_over = (time - since).total_seconds() >= shift.bake
         if (
             self._readings
             and (time - self._readings[-1][0]).total_seconds() < METRICS_INTERVAL_S
-            and not is_over
+            and not is_bake_over
         ):
             return {}
-        counted = counters()
+        counters = fetch_counters()
         earlier = [
             reading for reading in self._readings if (time - reading[0]).total_seconds() >= WINDOW_S
         ]
-        begin, before = earlier[-1] if earlier else (since, {})
+        window_start, old_counters = earlier[-1] if earlier else (since, {})
         self._readings = [
             *earlier[-1:],
             *(reading for reading in self._readings if reading not in earlier),
-            (time, counted),
+            (time, counters),
         ]
         bounds = [bound for text in shift.alarms if (bound := parse_bound(text)) is not None]
-        return went_off(bounds, before, counted, (time - begin).total_seconds())
+        return find_exceeded_bounds(
+            bounds, old_counters, counters, (time - window_start).total_seconds()
+        )
 
 
 class LiveCanary(NamedTuple):
@@ -141,10 +147,10 @@ class LiveCanary(NamedTuple):
 
     state: CanaryState
     deployment: Mapping[str, Any]  # Deployment of the canary
-    share: float  # its current percentage of the requests
+    percent: float  # current percentage of the requests
 
     def is_promoted(self, stable: Mapping[str, Any]) -> bool:
-        """Tell whether the stable Deployment has its version, even if pods are still old."""
+        """Tell whether the stable Deployment has the canary's version, even if old pods remain."""
         canary_template, stable_template = (
             manifest["spec"]["template"]
             for manifest in (with_instance(self.deployment, stable["metadata"]["name"]), stable)
@@ -156,15 +162,16 @@ class LiveCanary(NamedTuple):
 
 
 class Release(KubernetesObject):
-    """A Deployment with a canary beside it.
+    """A Deployment that may have a canary.
 
-    The property `Canary` is the share of the canary, and `Beside` holds its objects.
+    The property `Canary` is the canary's percentage of the requests, and `Beside` contains the
+    canary's objects.
     """
 
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"apiVersion", "kind", "Beside"}),
-        updates_failed=True,
+        unreported=frozenset({"apiVersion", "kind", "Beside"}),
+        can_update_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )
 
@@ -179,20 +186,20 @@ class Release(KubernetesObject):
             return None
         canary = canary_in(cloud, name)
         if canary is None:
-            return replace(observed, properties={**observed.properties, "Canary": NONE})
+            return replace(observed, properties={**observed.properties, "Canary": NO_CANARY})
         state = canary.state
         since = f" since {state.since}" if state.since else ""
-        shown = f"{state.percent:g} %{since}{', which goes back' if state.ended else ''}"
-        seen = replace(
+        canary_text = f"{state.percent:g} %{since}{', which goes back' if state.ended else ''}"
+        observed_canary = replace(
             observed,
-            properties={**observed.properties, "Canary": shown},
+            properties={**observed.properties, "Canary": canary_text},
             outputs={**observed.outputs, UNDER_WAY: state},
         )
         # The canary is watched even if the stable Deployment scales or has failed.
         return (
-            seen
+            observed_canary
             if canary.is_promoted(observed.properties)
-            else replace(seen, state="ready", reason="")
+            else replace(observed_canary, state="ready", reason="")
         )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
@@ -206,23 +213,24 @@ class Release(KubernetesObject):
         old, new = (
             properties.get("spec", {}) for properties in (observed.properties, resource.properties)
         )
-        changes = bool(differences(old.get("template"), new.get("template", {}), {}, set()))
-        if canary is None and not (changes and shift is not None):
-            # Without a spec, the canary was to end, and has already ended since the plan.
+        has_changed = bool(differences(old.get("template"), new.get("template", {}), {}, set()))
+        if canary is None and not (has_changed and shift is not None):
+            # A resource without a spec only ends the canary, which has ended since the plan.
             if "spec" in resource.properties:
                 super().update(cloud, _without_canary(resource), observed, changed)
             return None
-        version = digest(resource.properties["spec"]["template"], 16) if changes else None
-        seen = _surroundings(cloud, resource.name, canary)
+        version = digest(resource.properties["spec"]["template"], 16) if has_changed else None
+        canary_observation = _observe_canary(cloud, resource.name, canary)
         step = self._watch.step(
             version,
             shift,
-            seen,
-            lambda: _counters(cloud, resource.name),
-            broken=lambda: _restarts(cloud, resource.name),
+            canary_observation,
+            lambda: _fetch_counters(cloud, resource.name),
+            find_failures=lambda: _find_restarts(cloud, resource.name),
         )
         self._take_step(cloud, resource, observed, canary, version, step)
-        if step.action == "remove" and changed - {"Canary"}:  # another number of pods, for instance
+        # The plan may change more than the canary, for instance the number of pods.
+        if step.action == "remove" and changed - {"Canary"}:
             super().update(cloud, _without_canary(resource), observed, changed)
         return step.text or "the canary is removed"
 
@@ -244,7 +252,7 @@ class Release(KubernetesObject):
                 cloud, name, CanaryState(version, float(resource.change_settings["percent"]))
             )
         elif step.action == "route":
-            _route(cloud, name, float(resource.change_settings["percent"]))
+            _set_percent(cloud, name, float(resource.change_settings["percent"]))
         elif step.action == "bake":
             assert canary is not None
             _set_annotation(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
@@ -257,14 +265,14 @@ class Release(KubernetesObject):
                 "--tail",
                 LOG_LINES,
             )
-            self._log = cloud.program.try_(
+            self._log = cloud.program.run_unchecked(
                 "logs", "--namespace", cloud.namespace, *arguments
             ).stdout.strip()
-            _set_annotation(cloud, name, canary.ending(step.text))
+            _set_annotation(cloud, name, canary.with_end(step.text))
         elif step.action == "move":
             super().update(cloud, _without_canary(resource), observed, set())
         elif step.action == "unroute":
-            _route(cloud, name, 0)
+            _set_percent(cloud, name, 0)
         elif step.action == "remove":
             self._remove(cloud, name, canary)
 
@@ -274,7 +282,7 @@ class Release(KubernetesObject):
         Raises:
             CloudError: The canary has ended without success.
         """
-        # The annotation goes first, so that the next run removes the rest if this one stops.
+        # The annotation is removed first, so that the next run removes the rest if this one stops.
         _set_annotation(cloud, name, None)
         for kind in CANARY_KINDS:
             for manifest in cloud.list_objects(TYPES[kind], name, {INSTANCE: canary_of(name)}):
@@ -287,7 +295,10 @@ class Release(KubernetesObject):
 
 
 def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
-    """Return a route, or None if there is none or the cluster has no Gateway API."""
+    """Return the route of a deployment.
+
+    The result is None if there is no route, or if the cluster has no Gateway API.
+    """
     return next(
         (
             route
@@ -301,8 +312,8 @@ def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
 def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
     """Return the running canary of a deployment, if any.
 
-    Routes are read only if the canary has a Deployment. Without a Gateway, neither the permission
-    nor the API may exist.
+    Routes are read only if the canary has a Deployment. A cluster without a Gateway may lack the
+    API, or the permission to read routes.
     """
     deployment = cloud.get(
         TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}"
@@ -324,11 +335,11 @@ def with_instance(value: Any, name: str) -> Any:
     return [with_instance(item, name) for item in value] if isinstance(value, list) else value
 
 
-def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a route with the current share of a canary, which is 0 without its Deployment."""
+def with_canary_percent(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a route with the canary's current percentage, which is 0 without its Deployment."""
     name = manifest["metadata"]["name"]
     canary = canary_in(cloud, name)
-    rules = [{"backendRefs": backends(name, HTTP, 0.0 if canary is None else canary.share)}]
+    rules = [{"backendRefs": backends(name, HTTP, 0.0 if canary is None else canary.percent)}]
     return {**manifest, "spec": {**manifest["spec"], "rules": rules}}
 
 
@@ -339,8 +350,10 @@ class WeightedRoute(KubernetesObject):
         super().__init__("HTTPRoute")
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        """Apply the route with the current share, because the canary may have ended meanwhile."""
-        super().create(cloud, replace(resource, properties=with_share(cloud, resource.properties)))
+        """Apply the route with its current percentage: the canary may have ended meanwhile."""
+        super().create(
+            cloud, replace(resource, properties=with_canary_percent(cloud, resource.properties))
+        )
 
 
 def now() -> datetime:
@@ -355,10 +368,10 @@ def _without_canary(resource: Resource) -> Resource:
     return replace(resource, properties=properties)
 
 
-def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surroundings:
+def _observe_canary(cloud: Cluster, name: str, canary: CanaryState | None) -> CanaryObservation:
     pods = KubernetesObject("Deployment").observe(cloud, canary_of(name))
     route = KubernetesObject("HTTPRoute").observe(cloud, name)
-    return Surroundings(
+    return CanaryObservation(
         canary,
         ("changing", "is not visible yet") if pods is None else (pods.state, pods.reason),
         0.0 if route is None else canary_percent(route.properties, name),
@@ -366,7 +379,7 @@ def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surr
     )
 
 
-def _route(cloud: Cluster, name: str, percent: float) -> None:
+def _set_percent(cloud: Cluster, name: str, percent: float) -> None:
     route = route_of(cloud, name)
     if route is None:
         raise CloudError(
@@ -377,21 +390,21 @@ def _route(cloud: Cluster, name: str, percent: float) -> None:
 
 
 def _set_annotation(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
-    notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
+    annotations = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
     manifest = {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": {"name": name, **notes},
+        "metadata": {"name": name, **annotations},
     }
     apply(cloud, manifest, MANAGER, "--validate=false")
 
 
-def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
-    count = restarts(cloud.list_objects("pods", name, {INSTANCE: canary_of(name)}))
+def _find_restarts(cloud: Cluster, name: str) -> dict[str, str]:
+    count = count_restarts(cloud.list_objects("pods", name, {INSTANCE: canary_of(name)}))
     return {"restarts>0": f"{count} of its containers"} if count else {}
 
 
-def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
+def _fetch_counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     pods = [
         pod["metadata"]["name"]
         for pod in cloud.list_objects("pods", name, {INSTANCE: canary_of(name)})
@@ -404,7 +417,7 @@ def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     token = cloud.token(deployment, "TSX_MANAGEMENT_TOKEN")
     counters = {}
     for pod in pods:
-        with cloud.forwarded(f"pod/{pod}", METRICS) as address:
+        with cloud.forward_port(f"pod/{pod}", METRICS) as address:
             text = (
                 Server(address, token, role="management", timeout=METRICS_INTERVAL_S)
                 .call("GET", "/metrics")

@@ -1,6 +1,6 @@
 """The manifests of a deployment on Kubernetes or KServe; pure functions.
 
-They are the shapes of manifests.yaml, filled with the values of the specification.
+They are the shapes of manifests.yaml, filled with values from the specification.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import parse_bound
-from tsx_cli.deploy.container.resources import DEFAULTS, defaults_text
+from tsx_cli.deploy.container.resources import DEFAULTS_VARIABLE, defaults_text
 from tsx_cli.deploy.engine.resources import Ref
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.image.recipe import UID
@@ -24,10 +24,11 @@ HTTP, METRICS, GRPC = 8080, 8082, 7070
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 MANAGED_BY = "app.kubernetes.io/managed-by"
-NOTICE_S = 5  # a stopping pod still takes requests, because balancers notice late
-MARGIN_S = 5  # rest of the grace period after draining
+# Seconds in which a stopping pod still takes requests, because load balancers notice late.
+NOTICE_S = 5
+MARGIN_S = 5  # time between the end of draining and the end of the grace period
 CPUS = "TSX_CPUS"
-NOT_KSERVE = (  # keys without effect on an InferenceService
+KSERVE_IGNORED_KEYS = (  # keys without effect on an InferenceService
     "keda", "token_secret", "gateway", "hostnames", "grpc", "allow_from", "metrics_from", "pull_secret", "monitoring", "monitor_labels",
 )  # fmt: skip
 Manifest = dict[str, Any]
@@ -41,20 +42,22 @@ def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> 
     """
     settings = spec.kubernetes
     _check(spec)
-    wanted = {
+    conditions = {
         "ClusterServingRuntime": settings.kserve,
         "InferenceService": settings.kserve,
         "Deployment": not settings.kserve,
         "Service": not settings.kserve,
         "ScaledObject": settings.keda,
-        "HorizontalPodAutoscaler": not settings.kserve and settings.keda is None and scales(spec),
+        "HorizontalPodAutoscaler": not settings.kserve
+        and settings.keda is None
+        and is_autoscaled(spec),
         "PodDisruptionBudget": not settings.kserve and settings.replicas > 1,
         "NetworkPolicy": settings.allow_from or settings.metrics_from,
         "ServiceMonitor": not settings.kserve and settings.monitoring is not False,
         "HTTPRoute": settings.gateway,
     }
     kinds, values = read_shapes(SHAPES), _values(spec, image, labels)
-    return [fill(kinds[kind], values) for kind, is_wanted in wanted.items() if is_wanted]
+    return [fill(kinds[kind], values) for kind, is_wanted in conditions.items() if is_wanted]
 
 
 def _check(spec: DeploySpec) -> None:
@@ -64,11 +67,13 @@ def _check(spec: DeploySpec) -> None:
             f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a"
             " letter"
         )
-    useless = [key for key in NOT_KSERVE if settings.kserve and getattr(settings, key)]
-    if useless:
+    ignored_keys = [
+        key for key in KSERVE_IGNORED_KEYS if settings.kserve and getattr(settings, key)
+    ]
+    if ignored_keys:
         raise UsageError(
-            f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that"
-            " itself. Remove it"
+            f"kubernetes.{ignored_keys[0]} has no effect on an InferenceService, as KServe decides"
+            " that itself. Remove it"
         )
     if settings.metrics_from and not settings.allow_from:
         raise UsageError(
@@ -93,63 +98,68 @@ def _check(spec: DeploySpec) -> None:
     if spec.canary is None:
         return
     if settings.gateway is None:
-        instead = (
+        advice = (
             "canaryTrafficPercent of an InferenceService"
             if settings.kserve
             else "--set kubernetes.gateway=NAMESPACE/NAME"
         )
         raise UsageError(
             "canary: a Gateway has to divide the requests between two versions, and none is named:"
-            f" {instead}"
+            f" {advice}"
         )
-    named = [text for text in spec.canary.alarms if parse_bound(text) is None]
-    if named:
+    alarm_names = [text for text in spec.canary.alarms if parse_bound(text) is None]
+    if alarm_names:
         raise UsageError(
-            f"--alarm: '{named[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and"
-            " p95>300ms"
+            f"--alarm: '{alarm_names[0]}' is not a bound; a canary on Kubernetes is watched by"
+            " 5xx>0 and p95>300ms"
         )
 
 
-def serves_grpc(spec: DeploySpec) -> bool:
+def has_grpc_port(spec: DeploySpec) -> bool:
     configured = spec.kubernetes.grpc
     return (
         configured if configured is not None else spec.image is None and "grpc" in spec.build.extras
     )
 
 
-def scales(spec: DeploySpec) -> bool:
+def is_autoscaled(spec: DeploySpec) -> bool:
     return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(
         spec.kubernetes.replicas, 1
     )
 
 
 def _values(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of the shapes. A canary is a second instance of the deployment."""
+    """Return the values of the shapes.
+
+    The labels of a canary mark it as a second instance of the deployment.
+    """
     settings = spec.kubernetes
-    chosen = {NAME: labels.get("tsx:name", spec.name), INSTANCE: spec.name}
-    marks = {**chosen, MANAGED_BY: "tsx"}
+    selector = {NAME: labels.get("tsx:name", spec.name), INSTANCE: spec.name}
+    object_labels = {**selector, MANAGED_BY: "tsx"}
     # Labels allow few characters, so longer values are annotations.
-    notes = {key.replace(":", "/"): value for key, value in labels.items() if value}
-    # Other annotations would restart the pods at each change.
-    shown = {key: value for key, value in notes.items() if key.startswith("tsx/model")}
+    annotations = {key.replace(":", "/"): value for key, value in labels.items() if value}
+    # Pods get only these annotations, because a change of any annotation restarts them.
+    pod_annotations = {
+        key: value for key, value in annotations.items() if key.startswith("tsx/model")
+    }
     namespace, _, gateway = str(settings.gateway).rpartition("/")
     kinds = read_shapes(SHAPES)
     queue = {"queue_target": canonical(str(settings.queue_target))}
     return {
         "name": spec.name,
         "namespace": settings.namespace,
-        "labels": marks,
-        "annotations": notes,
-        "selector": chosen,
+        "labels": object_labels,
+        "annotations": annotations,
+        "selector": selector,
         "image": image,
         "uid": UID,
-        "environment": _environment(spec),
-        "resources": _sizes(spec),
+        "environment": _pod_environment(spec),
+        "resources": _pod_resources(spec),
         "grace": settings.grace,
         "keep": spec.keep,
-        "replicas": None if scales(spec) else settings.replicas,
+        "replicas": None if is_autoscaled(spec) else settings.replicas,
         "progress_deadline": settings.startup_timeout + 60,
-        "pod_annotations": shown,
+        "pod_annotations": pod_annotations,
         "start_failures": -(-settings.startup_timeout // 5),
         "disk": canonical(settings.disk),
         "shared_memory": canonical(settings.shared_memory),
@@ -157,17 +167,17 @@ def _values(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> di
         **_ports(spec),
         **_nodes(spec),
         # KEDA refuses to take over an autoscaler with this annotation.
-        "autoscaler_annotations": {**notes, "validations.keda.sh/hpa-ownership": "false"},
+        "autoscaler_annotations": {**annotations, "validations.keda.sh/hpa-ownership": "false"},
         "min_replicas": max(settings.replicas, 1),
         "max_replicas": settings.most_replicas,
         "queue_metric": fill(kinds["queue metric"], queue) if settings.queue_target else None,
         "cpu_target": settings.cpu_target,
         **_keda(spec),
         "ingress": [
-            *_ingress(settings.allow_from, ["http", *(["grpc"] if serves_grpc(spec) else [])]),
+            *_ingress(settings.allow_from, ["http", *(["grpc"] if has_grpc_port(spec) else [])]),
             *_ingress(settings.metrics_from, ["metrics"]),
         ],
-        "monitor_labels": settings.monitor_labels | marks,
+        "monitor_labels": settings.monitor_labels | object_labels,
         "authorization": _authorization(spec),
         "gateway": gateway,
         "gateway_namespace": namespace or settings.namespace,
@@ -199,7 +209,7 @@ def _keda(spec: DeploySpec) -> dict[str, Any]:
         for name, query, target in queries
         if target
     ]
-    # With at least one pod, an autoscaler keeps their number while it cannot read a metric.
+    # While a metric cannot be read, one or more pods keep their number without a fallback.
     fallback = {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
     return {
         "cooldown": keda.cooldown,
@@ -212,8 +222,8 @@ def _keda(spec: DeploySpec) -> dict[str, Any]:
 def _nodes(spec: DeploySpec) -> Manifest:
     settings = spec.kubernetes
     domain = settings.gpu_resource.partition("/")[0]
-    usual = f"{domain}/{'neuron' if domain == 'aws.amazon.com' else 'gpu'}"
-    taints = [*([usual] if settings.gpus else []), *settings.tolerations]
+    default_taint = f"{domain}/{'neuron' if domain == 'aws.amazon.com' else 'gpu'}"
+    taints = [*([default_taint] if settings.gpus else []), *settings.tolerations]
     return {
         "node_selector": settings.node_selector or None,
         "tolerations": [toleration(taint) for taint in taints] or None,
@@ -221,18 +231,18 @@ def _nodes(spec: DeploySpec) -> Manifest:
 
 
 def toleration(taint: str) -> Manifest:
-    named, _, effect = taint.partition(":")
-    key, equals, value = named.partition("=")
-    matched = (
+    key_and_value, _, effect = taint.partition(":")
+    key, equals, value = key_and_value.partition("=")
+    toleration = (
         {"key": key, "operator": "Equal", "value": value}
         if equals
         else {"key": key, "operator": "Exists"}
     )
-    return matched | ({"effect": effect} if effect else {})
+    return toleration | ({"effect": effect} if effect else {})
 
 
-def _sizes(spec: DeploySpec) -> Manifest:
-    """Return the resources of a pod; only KServe gets a limit of the CPU."""
+def _pod_resources(spec: DeploySpec) -> Manifest:
+    """Return the resources of a pod; the CPU has a limit only with KServe."""
     settings = spec.kubernetes
     requests = {"cpu": canonical(settings.cpu), "memory": canonical(settings.memory)}
     if not settings.kserve:
@@ -244,25 +254,28 @@ def _sizes(spec: DeploySpec) -> Manifest:
     }
 
 
-def _environment(spec: DeploySpec) -> list[Manifest]:
+def _pod_environment(spec: DeploySpec) -> list[Manifest]:
     settings = spec.kubernetes
     if settings.kserve:
         envelope = "kserve" if settings.protocol == "v1" else "kservev2"
         return _variables({"TSX_SERVICE_ENVELOPE": envelope, **spec.env}, settings.secrets)
-    # The requested CPUs, rounded up. Without a limit, the pod would use all cores of its node.
+    # The requested CPUs, rounded up. Without this variable, the server would use all cores of the
+    # node, because the pod has no limit.
     field = {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
     defaults: dict[str, object] = {
         "shutdown_delay": min(NOTICE_S, settings.grace // 4),
         "drain_timeout": max(1, settings.grace - NOTICE_S - MARGIN_S),
         "default_startup_timeout": settings.startup_timeout,
     }
-    if serves_grpc(spec):
+    if has_grpc_port(spec):
         defaults["grpc_inference_address"] = "0.0.0.0"
     if not settings.tokens:
         defaults["disable_token_authorization"] = "true"
     return [
         *([] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]),
-        *_variables({DEFAULTS: defaults_text(defaults)} | spec.env, secret_variables(spec)),
+        *_variables(
+            {DEFAULTS_VARIABLE: defaults_text(defaults)} | spec.env, secret_variables(spec)
+        ),
     ]
 
 
@@ -280,7 +293,7 @@ def secret_key(reference: str) -> dict[str, str]:
 
 
 def _authorization(spec: DeploySpec) -> Manifest | None:
-    """Return the authorization that Prometheus sends to read metrics, if any."""
+    """Return the authorization with which Prometheus reads metrics, if it needs one."""
     reference = secret_variables(spec).get("TSX_MANAGEMENT_TOKEN")
     if reference is None or is_token_free(spec):
         return None
@@ -292,7 +305,7 @@ def _ports(spec: DeploySpec) -> dict[str, Any]:
 
     https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol
     """
-    grpc = [("grpc", GRPC, "kubernetes.io/h2c")] if serves_grpc(spec) else []
+    grpc = [("grpc", GRPC, "kubernetes.io/h2c")] if has_grpc_port(spec) else []
     ports = [("http", HTTP, "http"), *grpc, ("metrics", METRICS, "http")]
     return {
         "container_ports": [
@@ -310,12 +323,12 @@ def _ingress(namespaces: Sequence[str], ports: Sequence[str]) -> list[Manifest]:
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
         for name in namespaces
     ]
-    allowed = [{"protocol": "TCP", "port": port} for port in ports]
-    return [{"from": peers, "ports": allowed}] if peers else []
+    allowed_ports = [{"protocol": "TCP", "port": port} for port in ports]
+    return [{"from": peers, "ports": allowed_ports}] if peers else []
 
 
 def canonical(quantity: str) -> str:
-    """Return a quantity in the form in which Kubernetes reports it, for comparisons."""
+    """Return a quantity in the form that Kubernetes reports, so that plans can compare it."""
     for small, large, factor in (
         ("m", "", 1000),
         ("", "k", 1000),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_cli.deploy.container.resources import OPEN
+from tsx_cli.deploy.container.resources import OPEN_VARIABLE
 from tsx_cli.deploy.spec import DeploySpec
 
 TOKENS = {  # variable -> key of the Secret
@@ -12,13 +12,13 @@ TOKENS = {  # variable -> key of the Secret
 
 
 def is_token_free(spec: DeploySpec) -> bool:
-    return spec.env.get(OPEN, "").lower() == "true"
+    return spec.env.get(OPEN_VARIABLE, "").lower() == "true"
 
 
 def token_secret(spec: DeploySpec) -> str | None:
-    """Return the Secret with the tokens.
+    """Return the name of the Secret with the tokens.
 
-    There is none if no tokens are needed, or if `env` and `secrets` set them.
+    The result is None if no tokens are needed, or if `env` and `secrets` set them.
     """
     settings = spec.kubernetes
     names = {*spec.env, *settings.secrets}
@@ -28,7 +28,7 @@ def token_secret(spec: DeploySpec) -> str | None:
 
 
 def secret_variables(spec: DeploySpec) -> dict[str, str]:
-    """Return the variables that are read from a Secret, with SECRET/KEY."""
+    """Return the variables that are read from a Secret, each with SECRET/KEY."""
     secret = token_secret(spec)
     tokens = {} if secret is None else {name: f"{secret}/{key}" for name, key in TOKENS.items()}
     return {

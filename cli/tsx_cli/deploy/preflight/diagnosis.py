@@ -1,7 +1,7 @@
 """The diagnosis of a failed start: rules for the platform's message and the container's log.
 
-`diagnose` is a pure function. Rules that match a line of the log go first, because the platform
-often reports only that nothing answered.
+`diagnose` is a pure function. Rules for lines of the log precede rules for the platform's message,
+because the platform often reports only that nothing answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tsx_cli.deploy.engine.shapes import read_shapes
 class DiagnosisRule(NamedTuple):
     pattern: re.Pattern[str]
     cause: str  # `{0}` is the group of the pattern
-    way: str
+    way: str  # advice for the user
     image: bool = False  # whether the image is at fault
 
 
@@ -40,28 +40,29 @@ MAX_CAUSES = 3  # further causes are likely to follow from the first
 class Diagnosis(NamedTuple):
     cause: str
     way: str
-    line: str  # the line that shows it
+    line: str  # the line that shows the cause
 
     def __str__(self) -> str:
         return f"{self.cause[:1].upper()}{self.cause[1:]}. {self.way}."
 
 
 def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
-    """Return the likely causes, those that the log shows first."""
+    """Return the likely causes; those that the log shows come first."""
     causes: dict[str, Diagnosis] = {}
-    of_lines, of_platform = rules("lines"), rules("said")
+    line_rules, platform_rules = rules("lines"), rules("said")
     _match_rules(causes, rules("engine"), lines)
-    # An engine's message is about this machine, unless it names a program of the image.
+    # A container engine reports faults of this machine, unless its message names a program of the
+    # image. The platform's rules would misread such a message, so they do not apply.
     if causes:
-        of_image: dict[str, Diagnosis] = {}
-        _match_rules(of_image, [rule for rule in of_lines if rule.image], lines)
-        return list((of_image or causes).values())
-    _match_rules(causes, of_lines, lines)
-    _match_rules(causes, of_lines + of_platform, [reason])
-    _match_rules(causes, of_platform, lines)
-    for last, texts in (("not loaded", lines), ("no ping", [reason])):
+        image_causes: dict[str, Diagnosis] = {}
+        _match_rules(image_causes, [rule for rule in line_rules if rule.image], lines)
+        return list((image_causes or causes).values())
+    _match_rules(causes, line_rules, lines)
+    _match_rules(causes, line_rules + platform_rules, [reason])
+    _match_rules(causes, platform_rules, lines)
+    for group, texts in (("not loaded", lines), ("no ping", [reason])):
         if not causes:
-            _match_rules(causes, rules(last), texts)
+            _match_rules(causes, rules(group), texts)
     return list(causes.values())[:MAX_CAUSES]
 
 

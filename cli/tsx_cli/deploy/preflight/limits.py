@@ -22,14 +22,14 @@ _ASYNC = f"{_DOCS}/sagemaker/latest/dg/async-inference.html"
 _CONTAINER = f"{_DOCS}/sagemaker/latest/APIReference/API_ContainerDefinition.html"
 _QUOTAS = f"{_DOCS}/lambda/latest/dg/gettingstarted-limits.html"
 _IMAGES = f"{_DOCS}/lambda/latest/dg/images-create.html"
-SET = "what you have set"
+SET_BY_USER = "what you have set"
 
 
 class TargetLimit(NamedTuple):
-    """A limit of a target. `most` is a number of bytes, seconds or items."""
+    """A limit of a target."""
 
-    most: float
-    source: str
+    most: float  # bytes, seconds or items
+    source: str  # address of the documentation that states it
     key: str = ""  # the key of [deploy] that raises it, if any
 
 
@@ -39,9 +39,9 @@ _ENVIRONMENT = {  # limits of SageMaker containers, for every kind of endpoint
     "env_count": TargetLimit(100, _CONTAINER),
 }
 
-# Keys: request and answer (bytes), time (seconds of a request), start (seconds until healthy),
-# memory, disk and image (bytes), env (bytes of all variables), env_each (bytes of one value) and
-# env_count.
+# The keys are request and answer (bytes), time (seconds of a request), start (seconds until
+# healthy), memory, disk and image (bytes), env (bytes of all variables), env_each (bytes of one
+# value) and env_count.
 LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
     "sagemaker": {
         "request": TargetLimit(6 * MIB, _OPTIONS),
@@ -71,9 +71,9 @@ LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
         "env": TargetLimit(4 * KIB, _QUOTAS),
     },
 }
-IN_BASE64 = {"lambda"}  # targets that receive binary bodies in base64, a third larger
-TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
-WARNING_SHARE = 0.8  # share of a limit from which a finding warns
+BASE64_TARGETS = {"lambda"}  # targets that receive binary bodies in base64, a third larger
+TEXT_TYPES = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
+WARNING_FRACTION = 0.8  # fraction of a limit above which a finding is a warning
 NEURON_MACHINES = re.compile(r"ml\.(inf|trn)\d")
 ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
@@ -125,47 +125,47 @@ class LimitFinding(NamedTuple):
         }
 
 
-def find_problems(profile: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
+def find_problems(profile: TargetProfile, model: ModelProfile) -> list[LimitFinding]:
     """Return the findings, errors first."""
     results = [
         finding
         for key, rule in RULES.items()
         if key in profile.limits
-        for finding in rule(profile.limits[key], profile, known)
+        for finding in rule(profile.limits[key], profile, model)
     ]
-    results += [*_environment(profile, known), *_device(profile, known)]
+    results += [*_environment(profile, model), *_device(profile, model)]
     return sorted(results, key=lambda finding: not finding.is_error)
 
 
 def _compare(
-    limit: TargetLimit, value: float, near: float, error: str, warning: str
+    limit: TargetLimit, value: float, warning_fraction: float, error: str, warning: str
 ) -> Iterator[LimitFinding]:
-    """Yield an error above the limit, or a warning above the share `near` of it."""
+    """Yield an error above the limit, or a warning above the fraction `warning_fraction` of it."""
     if value > limit.most:
         yield LimitFinding(True, error, limit.source)
-    elif value > near * limit.most:
+    elif value > warning_fraction * limit.most:
         yield LimitFinding(False, warning, limit.source)
 
 
 def _payload(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
     for subject, sizes in (
-        ("its sample", known.samples),
-        ("a request of its benchmark", known.measured),
+        ("its sample", model.samples),
+        ("a request of its benchmark", model.measured),
     ):
         for content_type, size in sizes.items():
-            wide = profile.target in IN_BASE64 and not TEXT.match(content_type)
-            most = limit._replace(most=limit.most * 3 / 4) if wide else limit
-            encoding = " (this type is sent as base64, a third larger)" if wide else ""
-            has = f"{subject} has {size_of(size)}"
+            is_base64 = profile.target in BASE64_TARGETS and not TEXT_TYPES.match(content_type)
+            most = limit._replace(most=limit.most * 3 / 4) if is_base64 else limit
+            encoding = " (this type is sent as base64, a third larger)" if is_base64 else ""
+            size_text = f"{subject} has {size_of(size)}"
             text = f"{profile.name} takes requests of {size_of(most.most)}{encoding}"
             yield from _compare(
                 most,
                 size,
-                WARNING_SHARE,
-                f"{has}, and {text}. {_advice_to_shrink(profile)}",
-                f"{has}, close to the limit: {text}",
+                WARNING_FRACTION,
+                f"{size_text}, and {text}. {_advice_to_shrink(profile)}",
+                f"{size_text}, close to the limit: {text}",
             )
 
 
@@ -186,22 +186,22 @@ def _advice_to_shrink(profile: TargetProfile) -> str:
 
 
 def _time(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
-    if known.p99_ms is not None:
-        seconds, way = known.p99_ms / 1000, _advice_to_speed_up(profile, limit)
+    if model.p99_ms is not None:
+        seconds, advice = model.p99_ms / 1000, _advice_to_speed_up(profile, limit)
         text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
-        ends = f"{profile.name} ends one after {limit.most:g} s"
+        limit_text = f"{profile.name} ends one after {limit.most:g} s"
         yield from _compare(
             limit,
             seconds,
             1 / 2,
-            f"{text}, and {ends}. {way}",
-            f"{text}; {ends}, which slower machines may exceed. {way}",
+            f"{text}, and {limit_text}. {advice}",
+            f"{text}; {limit_text}, which slower machines may exceed. {advice}",
         )
-    if known.response_timeout is not None and known.response_timeout > limit.most:
+    if model.response_timeout is not None and model.response_timeout > limit.most:
         text = (
-            f"responseTimeout of the archive is {known.response_timeout} s, but {profile.name}"
+            f"responseTimeout of the archive is {model.response_timeout} s, but {profile.name}"
             f" gives a request up after {limit.most:g} s"
         )
         yield LimitFinding(False, text, limit.source)
@@ -219,62 +219,65 @@ def _advice_to_speed_up(profile: TargetProfile, limit: TargetLimit) -> str:
 
 
 def _start(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
-    if known.load_seconds is None:
+    if model.load_seconds is None:
         return
-    text = f"it took {known.load_seconds:.1f} s to load on this machine"
-    gives = f"{profile.name} gives it {limit.most:g} s to start"
-    way = f"raise {limit.key}" if limit.key else "make the model smaller"
-    warning = f"{text}; {gives}, its image and model downloaded: {way} if it fails"
-    yield from _compare(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
+    text = f"it took {model.load_seconds:.1f} s to load on this machine"
+    limit_text = f"{profile.name} gives it {limit.most:g} s to start"
+    advice = f"raise {limit.key}" if limit.key else "make the model smaller"
+    warning = f"{text}; {limit_text}, its image and model downloaded: {advice} if it fails"
+    yield from _compare(
+        limit, model.load_seconds, 1 / 3, f"{text}, and {limit_text}: {advice}", warning
+    )
 
 
 def _memory(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
-    way = f"raise {limit.key}" if limit.key else "choose one with more"
-    has = f"{profile.instance_type or profile.name} has {size_of(limit.most)} of memory"
-    text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
+    advice = f"raise {limit.key}" if limit.key else "choose one with more"
+    size_text = f"{profile.instance_type or profile.name} has {size_of(limit.most)} of memory"
+    text = f"the content of the archive has {size_of(model.unpacked)}, and {size_text}"
     yield from _compare(
         limit,
-        known.unpacked,
+        model.unpacked,
         1 / 2,
-        f"{text}: {way}",
-        f"{text}, for torch and the requests too: {way} if it is killed",
+        f"{text}: {advice}",
+        f"{text}, for torch and the requests too: {advice} if it is killed",
     )
 
 
 def _disk(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
-    if known.packed + known.unpacked > limit.most:
-        text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
-        way = (
+    if model.packed + model.unpacked > limit.most:
+        text = f"the archive and its content take {size_of(model.packed + model.unpacked)} of disk"
+        advice = (
             f"raise {limit.key}" if limit.key else "make the model smaller, or deploy to instances"
         )
         yield LimitFinding(
-            True, f"{text}, and there are {size_of(limit.most)}: {way}", limit.source
+            True, f"{text}, and there are {size_of(limit.most)}: {advice}", limit.source
         )
 
 
 def _image(
-    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, model: ModelProfile
 ) -> Iterator[LimitFinding]:
-    if known.image_bytes is None:
+    if model.image_bytes is None:
         return
     text = (
-        f"the image has {size_of(known.image_bytes)} compressed, and {profile.name} accepts"
+        f"the image has {size_of(model.image_bytes)} compressed, and {profile.name} accepts"
         f" {size_of(limit.most)} uncompressed"
     )
-    way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
-    # torch unpacks to about two and a half times its packed size.
+    advice = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
+    # torch unpacks to about two and a half times its packed size. The compressed size therefore
+    # becomes an error at the whole limit, and a warning at 0.4 of it.
     yield from _compare(
-        limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}"
+        limit, model.image_bytes, 0.4, f"{text}. {advice}", f"{text}: it may be too large. {advice}"
     )
 
 
-def _environment(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _environment(profile: TargetProfile, model: ModelProfile) -> Iterator[LimitFinding]:
     count, single, total = (profile.limits.get(key) for key in ("env_count", "env_each", "env"))
     if count is not None and len(profile.env) > count.most:
         yield LimitFinding(
@@ -299,7 +302,7 @@ def _environment(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitF
         yield LimitFinding(True, text, total.source)
 
 
-def _device(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _device(profile: TargetProfile, model: ModelProfile) -> Iterator[LimitFinding]:
     kind = profile.instance_type or ""
     if NEURON_MACHINES.match(kind) and not NEURON_INSTANCES.match(kind):
         yield LimitFinding(
@@ -307,7 +310,7 @@ def _device(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFindin
             f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose"
             " ml.inf2…",
         )
-    elif profile.device == NEURON and not known.has_neuron_form:
+    elif profile.device == NEURON and not model.has_neuron_form:
         text = (
             f"{kind or profile.name} has AWS's Neuron accelerators, and the archive has no form for"
             " them: run tsx optimize on such a machine"
@@ -317,14 +320,14 @@ def _device(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFindin
         yield LimitFinding(
             False, f"{kind} is an ARM machine: the image must be built for linux/arm64"
         )
-    if known.device == "gpu" and profile.device in (NEURON, "cpu"):
-        where = f"{kind} has" if kind else f"{profile.name} has here"
+    if model.device == "gpu" and profile.device in (NEURON, "cpu"):
+        subject = f"{kind} has" if kind else f"{profile.name} has here"
         yield LimitFinding(
             False,
-            f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower"
-            " than measured",
+            f"the archive is configured for a GPU, but {subject} none: it will run on the CPU,"
+            " slower than measured",
         )
-    if known.device == "cpu" and profile.device == GPU:
+    if model.device == "cpu" and profile.device == GPU:
         text = (
             f"{kind or profile.name} has a GPU, and the archive is configured for the CPU"
             " (deviceType): measure it there with tsx bench"

@@ -1,6 +1,6 @@
-"""What an archive's benchmark predicts: throughput, and the load at which to scale.
+"""The prediction from an archive's benchmark: throughput, and the load at which to scale.
 
-Figures hold for machines like the measured one, so they are shown with that machine.
+Figures apply to machines like the measured one, so they are shown with that machine.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from tsx_cli.common.output import milliseconds, rounded
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 
-SCALING_SHARE = 0.8  # share of the capacity of an instance at which another should start
-MAX_POINTS = 6  # shown points of the curve
+SCALING_FRACTION = 0.8  # fraction of an instance's capacity at which another should start
+MAX_POINTS = 6  # number of points of the curve that are shown
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The prediction. `fewest` and `most` are numbers of instances, None if the target has none."""
+    """The prediction for a deployment.
+
+    `fewest` and `most` are numbers of instances, or None if the target has no instances.
+    """
 
     record: ArchiveRecord
     archive: str
     fewest: int | None
     most: int | None
-    target: float | None  # the wanted target of scaling
-    scales: bool = True  # whether requests in flight decide the scaling
-    key: str = "autoscaling.target"
+    target: float | None  # the scaling target in the specification
+    scales_by_load: bool = True  # whether requests in flight decide the scaling
+    key: str = "autoscaling.target"  # key of the scaling target in the specification
 
     @property
     def in_flight(self) -> float:
-        """Concurrent requests of one instance at its best, by Little's law for an open load."""
+        """The number of concurrent requests of one instance at its best.
+
+        Little's law gives it for an open load.
+        """
         best = self.record.best
         return (
             float(best.offered.connections)
@@ -44,19 +50,19 @@ class Outlook:
 
     @property
     def fitting_target(self) -> int:
-        """The target of scaling that fits the measured capacity."""
-        return max(1, math.floor(SCALING_SHARE * self.in_flight))
+        """The scaling target that fits the measured capacity."""
+        return max(1, math.floor(SCALING_FRACTION * self.in_flight))
 
     @property
     def alone_ms(self) -> float:
         """The duration of a request without batching."""
         curve = self._curve
-        first = (
+        unbatched_ms = (
             next((point.median_ms for point in curve.points if point.batch_size == 1), None)
             if curve is not None
             else None
         )
-        return first if first is not None else self.record.best.p50_ms
+        return unbatched_ms if unbatched_ms is not None else self.record.best.p50_ms
 
     @property
     def _curve(self) -> Curve | None:
@@ -64,7 +70,7 @@ class Outlook:
         return next((curve for curve in self.record.curves if curve.variant == variant), None)
 
     @property
-    def where(self) -> str:
+    def machine(self) -> str:
         return describe(
             self.record.environment.cpu,
             self.record.environment.cores,
@@ -75,7 +81,7 @@ class Outlook:
         best, curve = self.record.best, self._curve
         data: dict[str, Any] = {
             "date": self.record.measured,
-            "on": self.where,
+            "on": self.machine,
             "slo": self.record.slo,
             "configuration": best.configuration,
         }
@@ -99,23 +105,23 @@ class Outlook:
             f"{rounded(best.throughput)} requests/s, p99 {milliseconds(best.p99_ms)}{bound}, with"
             f" {best.describes}"
         )
-        lines = [f"measured {self.record.measured[:10]} on {self.where}: {figures}"]
+        lines = [f"measured {self.record.measured[:10]} on {self.machine}: {figures}"]
         curve = self._curve
         if curve is not None and curve.points:
             step = max(1, math.ceil(len(curve.points) / MAX_POINTS))
-            shown = ", ".join(
+            points_text = ", ".join(
                 f"{point.batch_size}: {point.median_ms:,.3g}" for point in curve.points[::step]
             )
-            lines.append(f"      batches take (size: ms) {shown}")
+            lines.append(f"      batches take (size: ms) {points_text}")
         if self.fewest is not None:
             most = self.most if self.most not in (None, self.fewest) else None
-            upto = f", {most} {rounded(most * best.throughput)}" if most is not None else ""
+            max_text = f", {most} {rounded(most * best.throughput)}" if most is not None else ""
             noun = "instance" if self.fewest == 1 else "instances"
-            together = (
+            total_text = (
                 f"{self.fewest} {noun} like that machine: {rounded(self.fewest * best.throughput)}"
-                f" requests/s{upto}"
+                f" requests/s{max_text}"
             )
-            lines.append(f"      {together}; for another rate: tsx plan {self.archive} --rps N")
+            lines.append(f"      {total_text}; for another rate: tsx plan {self.archive} --rps N")
         return [*lines, *(f"      {line}" for line in self._scaling())]
 
     def _scaling(self) -> list[str]:
@@ -124,15 +130,15 @@ class Outlook:
                 f"an environment answers one request at a time: {rounded(1000 / self.alone_ms)}"
                 " requests/s each on such a machine"
             ]
-        if not self.scales:
+        if not self.scales_by_load:
             return []
-        held = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"
+        capacity_text = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"
         if self.target is None:
-            return [f"{held}: to scale, {self.key} = {self.fitting_target}"]
+            return [f"{capacity_text}: to scale, {self.key} = {self.fitting_target}"]
         if self.target > self.in_flight:
             return [
-                f"{held}, and {self.key} = {self.target:g} lets more wait before a replica starts:"
-                f" {self.fitting_target} fits"
+                f"{capacity_text}, and {self.key} = {self.target:g} lets more wait before a replica"
+                f" starts: {self.fitting_target} fits"
             ]
         return []
 
@@ -142,11 +148,11 @@ def outlook(record: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
     if record is None:
         return None
     fewest, most, target = _instances(spec)
-    scales = spec.target == "sagemaker" and spec.sagemaker.multi_model is None
+    scales_by_load = spec.target == "sagemaker" and spec.sagemaker.multi_model is None
     key = "autoscaling.target"
-    if spec.target == "ray":  # a missing target is set to a fitting one
-        scales, key = target is not None, "ray.target_ongoing_requests"
-    return Outlook(record, spec.model.name, fewest, most, target, scales, key)
+    if spec.target == "ray":  # tsx sets a missing target to a fitting one.
+        scales_by_load, key = target is not None, "ray.target_ongoing_requests"
+    return Outlook(record, spec.model.name, fewest, most, target, scales_by_load, key)
 
 
 def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
@@ -154,9 +160,9 @@ def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
     if spec.target == "container":
         return 1, None, None
     if spec.target == "ray":
-        scaled = spec.ray.min_replicas
+        min_replicas = spec.ray.min_replicas
         return (
-            spec.ray.replicas if scaled is None else max(1, scaled),
+            spec.ray.replicas if min_replicas is None else max(1, min_replicas),
             spec.ray.max_replicas,
             spec.ray.target_ongoing_requests,
         )

@@ -1,4 +1,4 @@
-"""The checks before anything is created, and what the archive's benchmark predicts.
+"""The checks before anything is created, with the prediction from the archive's benchmark.
 
 The archive must be intact, within the limits of the target, and load on this machine.
 """
@@ -26,7 +26,7 @@ from tsx_cli.deploy.preflight.limits import (
     GIB,
     LIMITS,
     MIB,
-    SET,
+    SET_BY_USER,
     LimitFinding,
     ModelProfile,
     TargetLimit,
@@ -38,14 +38,14 @@ from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
 from tsx_runtime.errors import LoadFailed
 
 NO_CHECK_HINT = "--no-check deploys it anyway"
-TOLERANCE = 1e-4  # between responses alone and in a batch
+TOLERANCE = 1e-4  # largest accepted difference between responses alone and in a batch
 
 
 @dataclass(frozen=True)
 class Preflight:
     spec: DeploySpec
     profile: TargetProfile
-    known: ModelProfile
+    model: ModelProfile
     outlook: Outlook | None
     findings: tuple[LimitFinding, ...] = ()
 
@@ -59,10 +59,10 @@ class Preflight:
             f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and"
             " writes it into the archive"
         ]
-        shown = measured if self.outlook is None else self.outlook.lines()
+        lines = measured if self.outlook is None else self.outlook.lines()
         return [
             one_line(line)
-            for line in [*shown, *(f"note: {finding.text}" for finding in self.findings)]
+            for line in [*lines, *(f"note: {finding.text}" for finding in self.findings)]
         ]
 
     def with_notes(self, resources: Sequence[Resource]) -> Preflight:
@@ -72,17 +72,17 @@ class Preflight:
 
     def with_load_result(self, result: CheckResult) -> Preflight:
         """Return the result with the findings of a load on this machine."""
-        known = replace(self.known, load_seconds=result.load_seconds)
+        model = replace(self.model, load_seconds=result.load_seconds)
         more = [
             LimitFinding(False, f"answers alone and in a batch differ: {text}")
             for text in result.findings
         ]
-        news = [
+        new_findings = [
             finding
-            for finding in find_problems(self.profile, known)
+            for finding in find_problems(self.profile, model)
             if finding not in self.findings
         ]
-        return replace(self, known=known, findings=(*self.findings, *news, *more))
+        return replace(self, model=model, findings=(*self.findings, *new_findings, *more))
 
 
 def run_preflight(
@@ -102,9 +102,9 @@ def run_preflight(
             " it again with tsx archive"
         )
     record = read_record(spec.model)
-    profile, known = target_profile(spec), model_profile(inspection, record, image_bytes)
-    view = outlook(record, spec)
-    results = find_problems(profile, known)
+    profile, model = target_profile(spec), model_profile(inspection, record, image_bytes)
+    prediction = outlook(record, spec)
+    results = find_problems(profile, model)
     errors = [finding for finding in results if finding.is_error]
     if errors and strict:
         problems = "; ".join(
@@ -115,7 +115,7 @@ def run_preflight(
             f"{spec.model} does not fit {profile.name}: {problems}. Nothing was changed;"
             f" {NO_CHECK_HINT}"
         )
-    return Preflight(spec, profile, known, view, tuple(results))
+    return Preflight(spec, profile, model, prediction, tuple(results))
 
 
 def load_archive(path: Path) -> CheckResult:
@@ -130,9 +130,9 @@ def load_archive(path: Path) -> CheckResult:
     try:
         result = check(Packed(str(path)), [], TOLERANCE, quiet=True).check
     except LoadFailed as error:
-        way = "If it needs something that only the image has (a package, a GPU)"
+        condition = "If it needs something that only the image has (a package, a GPU)"
         raise CliError(
-            f"{error.message.rstrip('.')}. Nothing was changed. {way}, {NO_CHECK_HINT}",
+            f"{error.message.rstrip('.')}. Nothing was changed. {condition}, {NO_CHECK_HINT}",
             traceback=error.traceback,
         ) from error
     assert result is not None
@@ -142,50 +142,52 @@ def load_archive(path: Path) -> CheckResult:
 def target_profile(spec: DeploySpec) -> TargetProfile:
     """Return the target with the limits that the deployment sets."""
     if spec.target == "lambda":
-        return _function(spec)
+        return _lambda_profile(spec)
     if spec.target == "sagemaker":
-        return _endpoint(spec)
+        return _sagemaker_profile(spec)
     settings: Any = getattr(spec, spec.target)
     device: str | None = spec.device
-    limits = _set("start", settings.startup_timeout, f"{spec.target}.startup_timeout")
+    limits = _set_limit("start", settings.startup_timeout, f"{spec.target}.startup_timeout")
     if settings.memory:
-        limits |= _set("memory", _bytes(settings.memory), f"{spec.target}.memory")
+        limits |= _set_limit("memory", _bytes(settings.memory), f"{spec.target}.memory")
     if spec.target == "ray":
         device = None if settings.num_gpus is None else GPU if settings.num_gpus else "cpu"
     return TargetProfile(spec.target, limits, spec.env, device)
 
 
-def _set(name: str, most: float, key: str) -> dict[str, TargetLimit]:
-    return {name: TargetLimit(most, SET, key)}
+def _set_limit(name: str, most: float, key: str) -> dict[str, TargetLimit]:
+    return {name: TargetLimit(most, SET_BY_USER, key)}
 
 
-def _function(spec: DeploySpec) -> TargetProfile:
-    """Return the profile of a function; the model is in its image, not in /tmp."""
+def _lambda_profile(spec: DeploySpec) -> TargetProfile:
+    """Return the profile of a Lambda function; the model is in its image, not in /tmp."""
     settings = spec.lambda_
     limits = {
         **LIMITS["lambda"],
-        **_set("time", settings.timeout, "lambda.timeout"),
-        **_set("start", settings.timeout, "lambda.timeout"),
-        **_set("memory", settings.memory * MIB, "lambda.memory"),
+        **_set_limit("time", settings.timeout, "lambda.timeout"),
+        **_set_limit("start", settings.timeout, "lambda.timeout"),
+        **_set_limit("memory", settings.memory * MIB, "lambda.memory"),
     }
     return TargetProfile("lambda", limits, spec.env, spec.device)
 
 
-def _endpoint(spec: DeploySpec) -> TargetProfile:
+def _sagemaker_profile(spec: DeploySpec) -> TargetProfile:
     settings, component = spec.sagemaker, spec.sagemaker.component
     form = "serverless" if settings.serverless else "asynchronous" if settings.asynchronous else ""
     kind = f"sagemaker {form}".rstrip()
     limits = dict(LIMITS[kind])
     if settings.serverless is not None:
-        limits |= _set("memory", settings.serverless.memory * MIB, "sagemaker.serverless.memory")
+        limits |= _set_limit(
+            "memory", settings.serverless.memory * MIB, "sagemaker.serverless.memory"
+        )
         return TargetProfile(kind, limits, spec.env, spec.device)
-    limits |= _set("start", settings.startup_timeout, "sagemaker.startup_timeout")
+    limits |= _set_limit("start", settings.startup_timeout, "sagemaker.startup_timeout")
     if component is None:
         return TargetProfile(kind, limits, spec.env, spec.device, settings.instance_type)
-    # A component has a part of the instance, and only the GPUs that it asks for.
+    # A component has only a part of the instance's memory, and only the GPUs that it requests.
     if component.gpus is not None:
         return TargetProfile(kind, limits, spec.env, GPU, settings.instance_type)
-    limits |= _set("memory", component.memory * MIB, "sagemaker.component.memory")
+    limits |= _set_limit("memory", component.memory * MIB, "sagemaker.component.memory")
     return TargetProfile(kind, limits, spec.env, "cpu")
 
 
@@ -199,7 +201,7 @@ def model_profile(
     inspection: Inspection, record: ArchiveRecord | None, image_bytes: int | None = None
 ) -> ModelProfile:
     unpacked = sum(member.size for member in inspection.members)
-    samples = _largest(
+    samples = _largest_by_type(
         {
             member.name: member.size
             for member in inspection.members
@@ -234,7 +236,7 @@ def model_profile(
     )
 
 
-def _largest(sizes: Mapping[str, int]) -> dict[str, int]:
+def _largest_by_type(sizes: Mapping[str, int]) -> dict[str, int]:
     largest: dict[str, int] = {}
     for name, size in sizes.items():
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -1,1 +1,1 @@
-"""Ray Serve on a cluster."""
+"""Deployments to a Ray cluster."""

@@ -1,4 +1,4 @@
-"""A Ray cluster: what Ray Serve runs, the records of versions, and tasks on the nodes.
+"""A Ray cluster: the applications of Ray Serve, the records of versions, and tasks on the nodes.
 
 The records are in the cluster's key-value store.
 """
@@ -67,7 +67,7 @@ class RayCluster:
     def details(self) -> dict[str, Any]:
         """Return the content of the dashboard's `GET /api/serve/applications/`.
 
-        It is empty if Ray Serve does not run.
+        The result is empty if Ray Serve does not run.
 
         Raises:
             CliError: The cluster cannot be reached.
@@ -77,18 +77,18 @@ class RayCluster:
             controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         except ValueError:
             return {}
-        with self.translated("asking Ray Serve what it runs"):
-            shown = ray.get(
+        with self.translate_errors("asking Ray Serve what it runs"):
+            details = ray.get(
                 controller.get_serve_instance_details.remote(), timeout=RESPONSE_TIMEOUT_S
             )
-        result: dict[str, Any] = json.loads(json.dumps(shown))  # enums become their values
+        result: dict[str, Any] = json.loads(json.dumps(details))  # enums become their values
         return result
 
     def application(self, name: str) -> RunningApplication | None:
         details = self.details().get("applications", {}).get(name)
         return None if details is None else RunningApplication(details)
 
-    def owned(self, application: str, name: str) -> RunningApplication | None:
+    def find_owned(self, application: str, name: str) -> RunningApplication | None:
         """Return an application if it belongs to the deployment of this name."""
         running = self.application(application)
         return running if running is not None and running.tags.get(OWNER) == name else None
@@ -102,14 +102,14 @@ class RayCluster:
         """Start Ray Serve if it does not run.
 
         Raises:
-            CliError: It runs without the wanted gRPC.
+            CliError: Ray Serve runs without gRPC, and the settings need it.
         """
         running = self.details()
         if not running:
             grpc = (
                 {"grpc_options": {"grpc_servicer_functions": [GRPC]}} if self.settings.grpc else {}
             )
-            with self.translated("starting Ray Serve"):
+            with self.translate_errors("starting Ray Serve"):
                 serve.start(
                     proxy_location="EveryNode",
                     http_options={"host": self.settings.host, "port": self.settings.port},
@@ -145,12 +145,12 @@ class RayCluster:
         }
         if node is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        with self.translated(doing):
+        with self.translate_errors(doing):
             return ray.get(ray.remote(function).options(**options).remote(*arguments))
 
     def delete(self, name: str) -> None:
         self.connect()
-        with self.translated(f"removing {name}"):
+        with self.translate_errors(f"removing {name}"):
             serve.delete(name)
 
     def record(self, version: str) -> dict[str, Any] | None:
@@ -184,23 +184,23 @@ class RayCluster:
         _internal_kv_del(_key(version), namespace=NAMESPACE)
 
     @contextlib.contextmanager
-    def translated(self, doing: str) -> Generator[None, None, None]:
+    def translate_errors(self, doing: str) -> Generator[None, None, None]:
         try:
             yield
         except RayTaskError as error:
             if isinstance(error.cause, CliError | TsxError):
                 raise CloudError(error.cause.message) from error
-            lacks = isinstance(error.cause, ModuleNotFoundError)
+            is_tsx_missing = isinstance(error.cause, ModuleNotFoundError)
             advice = (
                 " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip ="
                 " ['tsx-serve[ray]']}"
-                if lacks
+                if is_tsx_missing
                 else ""
             )
             raise CloudError(f"{doing}: {last_line(str(error))}.{advice}") from error
         except (RayError, TimeoutError) as error:
             raise CloudError(
-                f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes"
+                f"{doing}: {_first_sentence(error)}; `ray status` shows the cluster's nodes"
             ) from error
 
 
@@ -212,20 +212,20 @@ def connect(address: str) -> None:
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if host:  # Ray itself would try for minutes
+        if host:  # A check of the port fails early; Ray would retry for minutes.
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
-        # Ray Serve logs what this command prints itself.
+        # tsx itself prints what Ray Serve would log at lower levels.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    except (OSError, OverflowError) as error:  # OverflowError: a port beyond 65535
+    except (OSError, OverflowError) as error:  # OverflowError: the port is too large
         raise CliError(
             f"no Ray cluster answers at {address}: {error}. {_advice(address)}"
         ) from error
     except (RuntimeError, ValueError, AssertionError, RayError) as error:
         raise CliError(
-            f"the Ray cluster {address} refuses this machine: {_first(error)}."
+            f"the Ray cluster {address} refuses this machine: {_first_sentence(error)}."
             f" {_advice(address, str(error))}"
         ) from error
 
@@ -252,5 +252,5 @@ def _advice(address: str, text: str = "") -> str:
     )
 
 
-def _first(error: BaseException) -> str:
+def _first_sentence(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error)).strip().partition(". ")[0].rstrip(".")

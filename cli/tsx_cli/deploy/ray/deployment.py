@@ -15,9 +15,9 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, numbered
+from tsx_cli.deploy.engine.resources import Resource, numbered_resources
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
+from tsx_cli.deploy.ray.on_nodes import Lines, read_logs, send_request
 from tsx_cli.deploy.ray.resources import (
     APPLICATION,
     ARCHIVE,
@@ -55,19 +55,19 @@ class RayTarget:
             )
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
         archives = [facts, *(read_archive(archive)[1] for archive in spec.ray.models)]
-        *carried, application = resources(spec, archives, read_record(spec.model))
+        *dependencies, application = resources(spec, archives, read_record(spec.model))
         notes = _notes(
             cloud, spec, archives, application.properties["Config"]["Application"]["replica"]
         )
         application = replace(application, notes=tuple(notes))
-        stable = cloud.owned(spec.name, spec.name)
+        stable = cloud.find_owned(spec.name, spec.name)
         if (
             spec.canary is None
             or stable is None
             or stable.version == application.properties["Version"]
         ):
-            return [*carried, application]
-        return [*carried, *split_into_canary(application, spec.canary.percent)]
+            return [*dependencies, application]
+        return [*dependencies, *split_into_canary(application, spec.canary.percent)]
 
     def existing_resources(
         self, cloud: RayCluster, name: str, *, purge: bool = False
@@ -80,14 +80,14 @@ class RayTarget:
         own_versions = {version for version in records if version.rpartition("-")[0] == name}
         existing = [
             *_unused_archives(records, own_versions),
-            *numbered("Version", VERSION, sorted(own_versions)),
+            *numbered_resources("Version", VERSION, sorted(own_versions)),
         ]
         applications = [
             application
             for application in (canary_name(name), name)
-            if cloud.owned(application, name) is not None
+            if cloud.find_owned(application, name) is not None
         ]
-        existing += numbered("Application", APPLICATION, applications)
+        existing += numbered_resources("Application", APPLICATION, applications)
         return [*(uploaded_archives(cloud, name) if purge else []), *existing]
 
     def obsolete_resources(
@@ -98,22 +98,24 @@ class RayTarget:
         applications = [
             running
             for application in (spec.name, canary_name(spec.name))
-            if (running := cloud.owned(application, spec.name)) is not None
+            if (running := cloud.find_owned(application, spec.name)) is not None
         ]
         kept_names = names | {application.version for application in applications}
-        former = [version for version in cloud.records(spec.name) if version not in kept_names]
-        gone = former[: -(spec.keep - 1) or None]
+        superseded = [version for version in cloud.records(spec.name) if version not in kept_names]
+        removed = superseded[: -(spec.keep - 1) or None]
         archives = [
-            archive for archive in _unused_archives(records, set(gone)) if archive.name not in names
+            archive
+            for archive in _unused_archives(records, set(removed))
+            if archive.name not in names
         ]
-        return [*archives, *numbered("Version", VERSION, gone)]
+        return [*archives, *numbered_resources("Version", VERSION, removed)]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
-        application = cloud.owned(name, name)
+        application = cloud.find_owned(name, name)
         if application is None:
             return []
-        canary = cloud.owned(canary_name(name), name)
-        shares = (
+        canary = cloud.find_owned(canary_name(name), name)
+        percentages = (
             {}
             if canary is None or canary.version == application.version
             else {canary.version: float(canary.release["percent"])}
@@ -125,7 +127,7 @@ class RayTarget:
                 datetime.fromisoformat(record["made"]),
                 record["tags"],
                 version == application.version,
-                shares.get(version, 0.0),
+                percentages.get(version, 0.0),
             )
             for n, (version, record) in enumerate(cloud.records(name).items(), start=1)
         ]
@@ -133,7 +135,7 @@ class RayTarget:
     def rollback_resources(
         self, cloud: RayCluster, name: str, version: DeployedVersion
     ) -> list[Resource]:
-        """Return the resources of an earlier version; a canary ends with it."""
+        """Return the resources of an earlier version, which also end a canary."""
         if version.percent:
             raise CliError(
                 f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it"
@@ -142,7 +144,7 @@ class RayTarget:
         return [_recorded_application(cloud, name, version.id)]
 
     def promotion_resources(self, cloud: RayCluster, name: str) -> list[Resource]:
-        canary = cloud.owned(canary_name(name), name)
+        canary = cloud.find_owned(canary_name(name), name)
         if canary is None or canary.is_ending or canary.version is None:
             raise CliError(f"{name} has no canary: one version has all requests")
         state, reason = canary.condition
@@ -153,7 +155,10 @@ class RayTarget:
         return [_recorded_application(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
-        application, canary = cloud.owned(name, name), cloud.owned(canary_name(name), name)
+        application, canary = (
+            cloud.find_owned(name, name),
+            cloud.find_owned(canary_name(name), name),
+        )
         if application is None:
             return None
         state, reason = application.condition
@@ -161,14 +166,14 @@ class RayTarget:
             "name": name,
             "target": "ray",
             "cluster": cloud.settings.address,
-            "status": str(application.shown["status"]),
+            "status": str(application.details["status"]),
             "reason": reason if state == "failed" else "",
             "waiting": reason if state == "changing" else "",
             "model": application.tags.get("tsx:model"),
             "version": application.version,
             "replicas": (
                 f"{sum(replica['state'] == 'RUNNING' for replica in application.replicas)} of"
-                f" {application.wanted} running"
+                f" {application.target_replicas} running"
             ),
             "nodes": sorted(
                 {
@@ -177,9 +182,9 @@ class RayTarget:
                     if replica.get("node_ip")
                 }
             ),
-            "canary": [] if canary is None else [_canary(application, canary)],
+            "canary": [] if canary is None else [_canary_status(application, canary)],
             "address": [
-                f"{address}{application.shown['route_prefix'] or ''}"
+                f"{address}{application.details['route_prefix'] or ''}"
                 for address in _addresses(cloud.details()).values()
             ],
         }
@@ -188,14 +193,14 @@ class RayTarget:
         self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
         """Send a request from a node, because this machine may not reach the port of Ray Serve."""
-        application, addresses = cloud.owned(name, name), _addresses(cloud.details())
+        application, addresses = cloud.find_owned(name, name), _addresses(cloud.details())
         if application is None or not addresses:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = application.tags.get("tsx:model", name).partition("/")[0]
         node, address = next(iter(addresses.items()))
-        prefix = (application.shown["route_prefix"] or "").rstrip("/")
-        answer, kind = cloud.run(
-            ask,
+        prefix = (application.details["route_prefix"] or "").rstrip("/")
+        content, content_type = cloud.run(
+            send_request,
             f"{address}{prefix}",
             model,
             body,
@@ -204,7 +209,7 @@ class RayTarget:
             doing=f"asking {name}",
             node=node,
         )
-        return Response.complete(answer, kind)
+        return Response.complete(content, content_type)
 
     def logs(
         self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool
@@ -215,23 +220,23 @@ class RayTarget:
             CliError: There is no such deployment.
         """
         start = None if since is None else float(since.rstrip("s"))
-        read: dict[str, dict[str, int]] = {}
+        offsets: dict[str, dict[str, int]] = {}
         while True:
-            application = cloud.owned(name, name)
+            application = cloud.find_owned(name, name)
             if application is None:
                 raise CliError(f"there is no deployment '{name}' on {cloud.region}")
             lines_read = Lines()
             for node, patterns in application.logs().items():
-                new, read[node] = cloud.run(
+                new_lines, offsets[node] = cloud.run(
                     read_logs,
                     patterns,
-                    read.get(node, {}),
+                    offsets.get(node, {}),
                     lines,
                     start,
                     doing=f"reading the log of {name}",
                     node=node,
                 )
-                lines_read += new
+                lines_read += new_lines
             yield from (
                 text
                 for _, text in sorted(lines_read, key=lambda line: line[0])[
@@ -245,12 +250,12 @@ class RayTarget:
 
 
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
-    for name, shown in applications.items():
-        if name not in (spec.name, canary_name(spec.name)) and shown[
+    for name, details in applications.items():
+        if name not in (spec.name, canary_name(spec.name)) and details[
             "route_prefix"
         ] == route_prefix(spec):
             raise UsageError(
-                f"requests below {shown['route_prefix']} go to the application '{name}': choose"
+                f"requests below {details['route_prefix']} go to the application '{name}': choose"
                 " another ray.route_prefix"
             )
 
@@ -259,29 +264,29 @@ def _notes(
     cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the notes of a plan."""
-    wanted = {
+    requirements = {
         "CPU": replica["num_cpus"],
         "GPU": replica["num_gpus"],
         "memory": replica.get("memory", 0),
         **replica.get("resources", {}),
     }
     if not any(
-        all(node.get(kind, 0) >= amount for kind, amount in wanted.items())
+        all(node.get(kind, 0) >= amount for kind, amount in requirements.items())
         for node in cloud.nodes()
     ):
-        needs = ", ".join(f"{amount:g} {kind}" for kind, amount in wanted.items() if amount)
+        needs = ", ".join(f"{amount:g} {kind}" for kind, amount in requirements.items() if amount)
         yield (
             f"no node of the cluster has what a replica reserves ({needs}), so it waits for one"
             " that does; see ray.num_cpus and the like"
         )
     if spec.ray.archives == "object-store":
-        instead = (
+        advice = (
             "ray.archives=s3://BUCKET/PREFIX, or ray.archives=path where all nodes see the"
             " archive's path"
         )
         yield (
             "the archive is kept in the memory of the cluster's head node, and no replica starts"
-            f" without it; to outlive it: {instead}"
+            f" without it; to outlive it: {advice}"
         )
     if any(archive.requirements for archive in archives) and not spec.ray.runtime_env:
         yield (
@@ -300,10 +305,10 @@ def _recorded_application(cloud: RayCluster, name: str, version: str) -> Resourc
     )
 
 
-def _unused_archives(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
+def _unused_archives(records: Mapping[str, Mapping[str, Any]], removed: set[str]) -> list[Resource]:
     """Return the archives in the object store that only the given versions name."""
 
-    def named(versions: set[str]) -> set[str]:
+    def archives_of(versions: set[str]) -> set[str]:
         models = [
             model
             for version in versions
@@ -315,10 +320,10 @@ def _unused_archives(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -
             if model["source"].startswith(OBJECT)
         }
 
-    unused = named(gone) - named(records.keys() - gone)
+    unused_archives = archives_of(removed) - archives_of(records.keys() - removed)
     return [
         Resource(f"Archive{n}Unused", ARCHIVE, archive, {})
-        for n, archive in enumerate(sorted(unused))
+        for n, archive in enumerate(sorted(unused_archives))
     ]
 
 
@@ -348,27 +353,27 @@ def uploaded_archives(cloud: RayCluster, name: str) -> list[Resource]:
 def _addresses(details: Mapping[str, Any]) -> dict[str, str]:
     """Return the address of Ray Serve on each node.
 
-    A loopback address can only be reached from that node.
+    A loopback address can only be reached from the node itself.
     """
     options = details.get("http_options") or {}
     host = str(options.get("host") or "127.0.0.1")
-    inside = host in ("127.0.0.1", "localhost", "::1")
+    is_loopback = host in ("127.0.0.1", "localhost", "::1")
     nodes = {
         str(node): str(proxy["node_ip"])
         for node, proxy in (details.get("proxies") or {}).items()
         if proxy["status"] == "HEALTHY"
     }
     return {
-        node: f"http://{host if inside else ip}:{options.get('port', 8000)}"
+        node: f"http://{host if is_loopback else ip}:{options.get('port', 8000)}"
         for node, ip in nodes.items()
     }
 
 
-def _canary(application: RunningApplication, canary: RunningApplication) -> dict[str, Any]:
-    shown = {
+def _canary_status(application: RunningApplication, canary: RunningApplication) -> dict[str, Any]:
+    fields = {
         "model": canary.tags.get("tsx:model"),
         "version": canary.version,
-        "percent": application.share,
+        "percent": application.canary_percent,
     }
     state, reason = canary.condition
-    return shown if state == "ready" else {**shown, "state": state, "reason": reason}
+    return fields if state == "ready" else {**fields, "state": state, "reason": reason}

@@ -1,7 +1,7 @@
 """The resources on a Ray cluster: archives, records of versions, and applications of Ray Serve.
 
 The application has the name of the deployment, and a canary is `NAME-canary`. The `user_config` of
-the application holds the version, its tags and the share of the canary.
+the application contains the version, its tags and the canary's percentage of the requests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import ray
 
-from tsx_cli.deploy.aws.kinds.s3 import SHA, S3Object
-from tsx_cli.deploy.aws.session import translated_errors
+from tsx_cli.deploy.aws.kinds.s3 import SHA_KEY, S3Object
+from tsx_cli.deploy.aws.session import translate_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.ray.cluster import RayCluster
@@ -31,20 +31,20 @@ class Archive(ResourceKind):
     """An archive in the cluster's object store, under its SHA-256."""
 
     traits = Traits(
-        is_tagged=False, unseen=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
+        is_tagged=False, unreported=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
     )
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         cloud.connect()
-        with cloud.translated("looking for the archive"):
+        with cloud.translate_errors("looking for the archive"):
             return Observed(name, {}) if has_archive(name) else None
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
-        with cloud.translated(f"uploading {resource.properties['Path']}"):
+        with cloud.translate_errors(f"uploading {resource.properties['Path']}"):
             upload(Path(resource.properties["Path"]))
 
     def delete(self, cloud: RayCluster, observed: Observed) -> None:
-        with cloud.translated("removing the archive"):
+        with cloud.translate_errors("removing the archive"):
             ray.get(get_holder().remove.remote(observed.name))
 
 
@@ -56,10 +56,10 @@ class Upload(S3Object):
 
     def create(self, cloud: Any, resource: Resource) -> None:
         bucket, _, key = resource.name.partition("/")
-        extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
-        with translated_errors(f"uploading {resource.properties['Path']} to s3://{resource.name}"):
+        extra_args = {"Metadata": {SHA_KEY: resource.properties["Sha256"]}}
+        with translate_errors(f"uploading {resource.properties['Path']} to s3://{resource.name}"):
             cloud.aws.client("s3").upload_file(
-                resource.properties["Path"], bucket, key, ExtraArgs=extra
+                resource.properties["Path"], bucket, key, ExtraArgs=extra_args
             )
 
     def delete(self, cloud: Any, observed: Observed) -> None:
@@ -78,11 +78,11 @@ class Version(ResourceKind):
         )
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
-        earlier = cloud.record(resource.name) or {"made": datetime.now(timezone.utc).isoformat()}
+        record = cloud.record(resource.name) or {"made": datetime.now(timezone.utc).isoformat()}
         cloud.put_record(
             resource.name,
             {
-                "made": earlier["made"],
+                "made": record["made"],
                 "tags": dict(resource.tags),
                 "config": resource.properties["Config"],
             },
@@ -95,15 +95,15 @@ class Version(ResourceKind):
 class Application(ResourceKind):
     """An application of Ray Serve.
 
-    A stable application has the property `Canary`: the version beside it, and its share. A canary
-    has `Percent`: its wanted share.
+    The property `Canary` of a stable application contains the version and the percentage of its
+    canary. The property `Percent` of a canary is the percentage that it should get.
     """
 
-    traits = Traits(updates_failed=True, when_interrupted=WHEN_INTERRUPTED)
+    traits = Traits(can_update_failed=True, when_interrupted=WHEN_INTERRUPTED)
     poll_interval_s = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
-        application, canary = cloud.application(name), cloud.owned(canary_name(name), name)
+        application, canary = cloud.application(name), cloud.find_owned(canary_name(name), name)
         if application is None:
             return None
         record = cloud.record(application.version) if application.version else None
@@ -112,11 +112,11 @@ class Application(ResourceKind):
             "Config": record["config"] if record else {},
             "Percent": application.release.get("percent"),
         }
-        is_alone = canary is None and not application.share
+        has_no_canary = canary is None and not application.canary_percent
         properties["Canary"] = (
             None
-            if is_alone
-            else {"Version": canary and canary.version, "Percent": application.share}
+            if has_no_canary
+            else {"Version": canary and canary.version, "Percent": application.canary_percent}
         )
         if canary is not None and canary.is_ending:
             return Observed(name, properties, application.tags, {}, "changing", "its canary ends")
@@ -129,7 +129,10 @@ class Application(ResourceKind):
     def update(
         self, cloud: RayCluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        """Update an application; the requests of a canary go back before it ends."""
+        """Update an application.
+
+        If a canary is to end, its requests return to the stable version first.
+        """
         canary = observed.properties["Canary"]
         if (
             canary is not None
@@ -139,7 +142,7 @@ class Application(ResourceKind):
         ):
             cloud.delete(canary_name(resource.name))
             return None
-        # The stable application keeps its version when it gets a canary.
+        # A plan for a canary leaves out the stable application's version, which therefore stays.
         properties = {**observed.properties, **resource.properties}
         _run(
             cloud,

@@ -1,4 +1,4 @@
-"""Tasks of Ray that run on nodes of the cluster, with the Python and tsx of the nodes."""
+"""Tasks that run on nodes of a Ray cluster, with the Python and tsx of the nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ray.serve._private.logging_utils import get_serve_logs_dir
 from tsx_cli.deploy.container.deployment import predict
 from tsx_runtime.targets.ray.application import build
 
-MAX_READ_BYTES = 4 << 20  # part of a log file that is read at a time
+MAX_READ_BYTES = 4 << 20  # largest part of a log file that is read at a time
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z?)")
-_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of Ray itself
+# Prefixes of lines that Ray itself writes.
+_RAY_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
 
 Lines = list[tuple[float, str]]  # seconds since 1970, and text
 
@@ -31,11 +32,11 @@ def deploy(arguments: dict[str, Any], route_prefix: str | None) -> None:
     )
 
 
-def ask(
+def send_request(
     address: str, model: str, body: bytes, content_type: str, accept: str | None
 ) -> tuple[bytes, str]:
-    answer = predict(address, model, body, content_type, accept)
-    return answer.body(), answer.content_type
+    response = predict(address, model, body, content_type, accept)
+    return response.body(), response.content_type
 
 
 def read_logs(
@@ -45,27 +46,27 @@ def read_logs(
     since: float | None,
 ) -> tuple[Lines, dict[str, int]]:
     """Return new lines of the log files of each replica, and the new offsets of the files."""
-    new_lines, read = Lines(), dict(offsets)
+    new_lines, new_offsets = Lines(), dict(offsets)
     for replica, globs in patterns.items():
         for path in (
             path for glob in globs for path in Path(get_serve_logs_dir()).parent.glob(glob)
         ):
-            size, begin = path.stat().st_size, read.get(str(path), 0)
-            begin = max(begin, size - MAX_READ_BYTES) if begin <= size else 0
+            size, offset = path.stat().st_size, new_offsets.get(str(path), 0)
+            offset = max(offset, size - MAX_READ_BYTES) if offset <= size else 0
             with path.open("rb") as file:
-                file.seek(begin)
+                file.seek(offset)
                 content = file.read(MAX_READ_BYTES).rpartition(b"\n")[0]
-            read[str(path)] = begin + len(content) + bool(content)
-            when, lines = path.stat().st_mtime, Lines()
+            new_offsets[str(path)] = offset + len(content) + bool(content)
+            line_time, lines = path.stat().st_mtime, Lines()
             for text in content.decode("utf-8", "replace").splitlines():
-                if stamp := _TIME.search(text):
-                    when = datetime.fromisoformat(
-                        f"{stamp[1]}{'+00:00' if stamp[2] else ''}"
+                if time_match := _TIME.search(text):
+                    line_time = datetime.fromisoformat(
+                        f"{time_match[1]}{'+00:00' if time_match[2] else ''}"
                     ).timestamp()
-                if not text.startswith(_MARKS):
-                    lines.append((when, f"[{replica}] {text}"))
+                if not text.startswith(_RAY_PREFIXES):
+                    lines.append((line_time, f"[{replica}] {text}"))
             new_lines += deque(
                 (line for line in lines if since is None or line[0] >= time.time() - since),
                 maxlen=count,
             )
-    return new_lines, read
+    return new_lines, new_offsets

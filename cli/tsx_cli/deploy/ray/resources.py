@@ -1,4 +1,7 @@
-"""The resources of a deployment on a Ray cluster: archives, version and application (pure)."""
+"""The resources of a deployment on a Ray cluster: archives, version and application.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ UPLOAD = "Tsx::Ray::Upload"
 VERSION = "Tsx::Ray::Version"
 APPLICATION = "Tsx::Ray::Application"
 GRPC = "tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"
-MARGIN_S = 120  # time to install packages and copy archives, beyond the start of a model
+# Time to install packages and copy archives, in addition to the start of a model.
+MARGIN_S = 120
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
@@ -66,10 +70,10 @@ def resources(
 
 
 def split_into_canary(application: Resource, percent: float) -> list[Resource]:
-    """Return an application as a canary, and the stable application with the canary's share."""
+    """Return an application as a canary, and the stable application with its percentage."""
     version, config = application.properties["Version"], application.properties["Config"]
     canary_properties = {"Version": version, "Config": config, "Percent": percent}
-    share = {"Canary": {"Version": version, "Percent": percent}}
+    stable_properties = {"Canary": {"Version": version, "Percent": percent}}
     return [
         replace(
             application,
@@ -79,7 +83,7 @@ def split_into_canary(application: Resource, percent: float) -> list[Resource]:
         ),
         replace(
             application,
-            properties=share,
+            properties=stable_properties,
             needs=("Canary",),
             tags={OWNER: application.name},
             notes=(),
@@ -97,7 +101,7 @@ def configuration(
 ) -> dict[str, Any]:
     """Return the configuration for Ray Serve.
 
-    `Application` holds the arguments of `application.build`.
+    `Application` contains the arguments of `application.build`.
     """
     variables = {"env_vars": dict(spec.env)} if spec.env else {}
     arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
@@ -136,63 +140,63 @@ def _arguments(
     settings = spec.ray
     best = None if measured is None else Configuration(**measured.best.configuration)
     names = [facts.model_name for facts in archives]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
-            f"ray.models: several archives have the model name {', '.join(twice)}, which requests"
-            " name; pack one under another"
+            f"ray.models: several archives have the model name {', '.join(duplicates)}, which"
+            " requests name; pack one under another"
         )
     cpus, gpus = settings.num_cpus, settings.num_gpus
     if best is not None and measured is not None:
-        on_gpu = best.device != "cpu"
+        uses_gpu = best.device != "cpu"
         cores = (
             best.workers
-            if on_gpu
+            if uses_gpu
             else best.workers * best.threads_per_worker(measured.environment.cores)
         )
         cpus = cpus if cpus is not None else float(cores)
-        gpus = gpus if gpus is not None else float(on_gpu)
+        gpus = gpus if gpus is not None else float(uses_gpu)
     target = settings.target_ongoing_requests
     if target is None and measured is not None:
         target = Outlook(measured, spec.model.name, None, None, None).fitting_target
-    usual = ReplicaResources.model_validate({})
-    most = settings.max_ongoing_requests or max(
-        usual.max_ongoing_requests, math.ceil(2 * (target or 0))
+    defaults = ReplicaResources.model_validate({})
+    max_requests = settings.max_ongoing_requests or max(
+        defaults.max_ongoing_requests, math.ceil(2 * (target or 0))
     )
     replica = {
-        "num_cpus": usual.num_cpus if cpus is None else cpus,
-        "num_gpus": usual.num_gpus if gpus is None else gpus,
-        "max_ongoing_requests": most,
+        "num_cpus": defaults.num_cpus if cpus is None else cpus,
+        "num_gpus": defaults.num_gpus if gpus is None else gpus,
+        "max_ongoing_requests": max_requests,
         **({"memory": _bytes(settings.memory)} if settings.memory else {}),
         **({"resources": settings.resources} if settings.resources else {}),
     }
     scaling: dict[str, Any] = {"replicas": settings.replicas}
     if settings.max_replicas is not None:
-        aim = {} if target is None else {"target_ongoing_requests": float(target)}
+        target_argument = {} if target is None else {"target_ongoing_requests": float(target)}
         scaling = {
             "autoscaling": {
                 "min_replicas": settings.min_replicas,
                 "max_replicas": settings.max_replicas,
-                **aim,
+                **target_argument,
             }
         }
     models = [
         {"name": facts.model_name, "source": source_of(spec, facts), "sha256": facts.sha256}
         for facts in archives
     ]
-    shared: dict[str, Any] = {
+    common_arguments: dict[str, Any] = {
         "repeat": settings.repeat,
         "ingress_replicas": settings.ingress_replicas,
     }
-    shared |= {"surge": math.ceil(settings.surge), "drain": settings.grace}
-    shared |= (
+    common_arguments |= {"surge": math.ceil(settings.surge), "drain": settings.grace}
+    common_arguments |= (
         {} if settings.models_per_replica is None else {"multiplexed": settings.models_per_replica}
     )
     return parse_application(
-        {"name": spec.name, "models": models, "replica": replica, **scaling, **shared}
+        {"name": spec.name, "models": models, "replica": replica, **scaling, **common_arguments}
     )
 
 
 def _bytes(memory: str) -> int:
-    # The specification has checked the text.
+    # The text matches, because the specification has validated it.
     number, unit = re.fullmatch(r"(\d+)(\w+)", memory).groups()  # type: ignore[union-attr]
     return int(number) * UNITS[unit]

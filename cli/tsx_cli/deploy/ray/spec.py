@@ -17,7 +17,7 @@ ARCHIVES = r"^(object-store|path|s3://[^/\s]+(/\S+)?)$"
 class Ray(SpecSection):
     """An application of Ray Serve on a running cluster."""
 
-    # ray://HOST:10001 from anywhere; HOST:6379 or auto on a node of the cluster.
+    # ray://HOST:10001 from any machine; HOST:6379 or auto on a node of the cluster.
     address: str = Field(default="auto", pattern=RAY_ADDRESS)
     # The address of each node if this deployment starts Ray Serve; 0.0.0.0 for other machines.
     host: str = "127.0.0.1"
@@ -26,7 +26,7 @@ class Ray(SpecSection):
     route_prefix: str | None = Field(default=None, pattern=r"^/([\w.~-]+(/[\w.~-]+)*)?$")
     # How archives reach the nodes; path: all nodes see the path of the archive.
     archives: str = Field(default="object-store", pattern=ARCHIVES)
-    # More archives, which share the replicas with `model`.
+    # Additional archives, which share the replicas with `model`.
     models: Annotated[tuple[Path, ...], BeforeValidator(split_list)] = ()
     models_per_replica: int | None = Field(default=None, ge=1)  # models loaded at a time
     # CPUs of a replica; by default as in the archive's benchmark, or 1.
@@ -38,23 +38,22 @@ class Ray(SpecSection):
     resources: Annotated[dict[str, float], BeforeValidator(table)] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1)
     min_replicas: int | None = Field(default=None, ge=0)
-    max_replicas: int | None = Field(default=None, ge=1)  # bounds of the scaling
-    # Requests in flight of a replica; by default as the archive's benchmark predicts.
+    max_replicas: int | None = Field(default=None, ge=1)  # the two bounds of autoscaling
+    # Requests in flight on a replica; by default as the archive's benchmark predicts.
     target_ongoing_requests: float | None = Field(default=None, gt=0)
-    # Requests of a replica, waiting ones included.
+    # Largest number of requests on a replica, with the waiting ones.
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    # Replicas that forward requests; best one for each node that takes requests.
+    # Replicas that forward requests, ideally one for each node that takes requests.
     ingress_replicas: int = Field(default=2, ge=1)
-    # Requests that are repeated if their replica is lost; all: POST without a key as well.
+    # Requests that are repeated if their replica is lost; all: also POST without a key.
     repeat: Literal["idempotent", "all"] = "idempotent"
     # Additional replicas during an update; 0: a replica ends before the next starts.
     surge: Annotated[Percent, Field(ge=0, le=100)] = 25
     # Ray's runtime environment: packages that the nodes lack, such as {pip = ["pillow"]}.
     runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
     grpc: bool = False  # whether Ray Serve listens for gRPC, if this deployment starts it
-    grace: Annotated[Seconds, Field(ge=1)] = (
-        30  # seconds for accepted requests of a stopping replica
-    )
+    # Time that a stopping replica has for its accepted requests.
+    grace: Annotated[Seconds, Field(ge=1)] = 30
     startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
 
     @field_validator("num_gpus")
@@ -107,12 +106,12 @@ class Ray(SpecSection):
                     " remove one of them"
                 )
         if (self.target_ongoing_requests or 0) > (self.max_ongoing_requests or math.inf):
-            most = (
+            advice = (
                 f"max_ongoing_requests is {self.max_ongoing_requests}: raise it, or lower"
                 " target_ongoing_requests"
             )
             raise ValueError(
-                f"a replica never has {self.target_ongoing_requests:g} requests where {most}"
+                f"a replica never has {self.target_ongoing_requests:g} requests where {advice}"
             )
         if bool(self.models) != (self.models_per_replica is not None):
             raise ValueError(

@@ -1,6 +1,6 @@
 """A deployment as an inference component of a shared endpoint.
 
-The component has a model, a part of the instances for each copy, and rules that scale the copies.
+The component consists of a model, the resources of each copy, and rules that scale the copies.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
-    only_own_scaling,
     policies,
-    predefined,
+    predefined_metric,
     scaled_dimensions,
     scaling_resources,
+    without_foreign_scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
@@ -28,7 +28,7 @@ from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, owner_tags
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered
+from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered_resources
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
@@ -59,13 +59,14 @@ LOG = "/aws/sagemaker/InferenceComponents/{}"
 # The tag of a model with the resources of a copy, which a rollback restores.
 RESOURCES = "tsx:resources"
 METRIC = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
-# With another configuration, the endpoint keeps the instances that the copies need.
-RETAINED = {
+# The endpoint keeps the instances that the copies need when its configuration changes.
+ENDPOINT_UPDATE_SETTINGS = {
     "RetainAllVariantProperties": True,
     "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}],
 }
-MIN_STEP_PERCENT = 5  # copies that an update replaces at a time
-KEYS = {  # key of the tag -> key of a component's specification, and type
+MIN_STEP_PERCENT = 5  # smallest percentage of the copies that an update replaces at a time
+# Key in the tag -> section, key and type in a component's specification.
+RESOURCE_KEYS = {
     "cpus": ("ComputeResourceRequirements", "NumberOfCpuCoresRequired", float),
     "memory": ("ComputeResourceRequirements", "MinMemoryRequiredInMb", int),
     "gpus": ("ComputeResourceRequirements", "NumberOfAcceleratorDevicesRequired", float),
@@ -88,13 +89,13 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     wanted_resources, url = archive_in_bucket(
         spec, facts, tags, f"{upload_prefix(spec.name)}{facts.sha256[:16]}/model.tar.gz"
     )
-    # The network is a setting of the endpoint.
-    alone = spec.model_copy(
+    # The network belongs to the endpoint's configuration, so the model is described without it.
+    model_spec = spec.model_copy(
         update={
             "sagemaker": settings.model_copy(update={"subnets": (), "network_isolation": False})
         }
     )
-    properties = model_properties(alone, facts, url)
+    properties = model_properties(model_spec, facts, url)
     if settings.role is None:
         del properties["ExecutionRoleArn"]
     resources_text = _resources_text(spec, component)
@@ -106,37 +107,42 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     )
     if component.manage_endpoint:
         wanted_resources += shared.endpoint_resources(
-            member, _config(settings, component), RETAINED, ("Model",)
+            member, _config(settings, component), ENDPOINT_UPDATE_SETTINGS, ("Model",)
         )
-    watched = canary_alarms(spec, tags, {"InferenceComponentName": spec.name})
-    wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
-    wanted["Specification"] = {"ModelName": name, **_specification(resources_text)}
-    fewest = 0 if settings.autoscaling is None else settings.autoscaling.min
-    copies = {"RuntimeConfig": {"CopyCount": max(component.copies, fewest)}}
-    wanted |= copies if settings.autoscaling is None else {}
+    alarms = canary_alarms(spec, tags, {"InferenceComponentName": spec.name})
+    component_properties: dict[str, Any] = {
+        "EndpointName": component.endpoint,
+        "VariantName": component.variant,
+    }
+    component_properties["Specification"] = {"ModelName": name, **_specification(resources_text)}
+    min_copies = 0 if settings.autoscaling is None else settings.autoscaling.min
+    copies = {"RuntimeConfig": {"CopyCount": max(component.copies, min_copies)}}
+    component_properties |= copies if settings.autoscaling is None else {}
     if spec.canary is not None:
-        wanted["DeploymentConfig"] = _rolling(spec.canary, watched.names)
+        component_properties["DeploymentConfig"] = _rolling_update(spec.canary, alarms.names)
     log = log_group(spec, tags, LOG.format(spec.name))
     needs = (
         "Model",
         *(["Endpoint"] if component.manage_endpoint else []),
-        *(resource.id for resource in (*watched.resources, *log)),
+        *(resource.id for resource in (*alarms.resources, *log)),
     )
     wanted_resources += [
-        *watched.resources,
+        *alarms.resources,
         *log,
         Resource(
             "Component",
             COMPONENT,
             spec.name,
-            wanted,
+            component_properties,
             needs,
             tags,
             {} if settings.autoscaling is None else copies,
         ),
     ]
     return wanted_resources + (
-        [] if settings.autoscaling is None else _scaling(spec.name, settings.autoscaling, tags)
+        []
+        if settings.autoscaling is None
+        else _scaling_resources(spec.name, settings.autoscaling, tags)
     )
 
 
@@ -196,8 +202,8 @@ def _specification(resources_text: str) -> dict[str, Any]:
     specification: dict[str, Any] = {}
     for pair in resources_text.split():
         key, _, value = pair.partition("=")
-        part, name, kind = KEYS[key]
-        specification.setdefault(part, {})[name] = kind(value)
+        section, name, kind = RESOURCE_KEYS[key]
+        specification.setdefault(section, {})[name] = kind(value)
     return specification
 
 
@@ -216,7 +222,7 @@ def _config(settings: SageMaker, component: Component) -> dict[str, Any]:
     return config
 
 
-def _rolling(canary: Canary, names: list[str]) -> dict[str, Any]:
+def _rolling_update(canary: Canary, names: list[str]) -> dict[str, Any]:
     policy = {
         "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": round(canary.percent)},
         "WaitIntervalInSeconds": canary.bake,
@@ -229,22 +235,27 @@ def scaling_target(name: str) -> str:
     return f"sagemaker|inference-component/{name}|sagemaker:inference-component:DesiredCopyCount"
 
 
-def waking_rule(name: str) -> str:
+def wake_rule(name: str) -> str:
     return f"tsx-{name}-wake"
 
 
-def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Resource]:
+def _scaling_resources(
+    name: str, autoscaling: Autoscaling, tags: Mapping[str, str]
+) -> list[Resource]:
     """Return the rules that scale the copies.
 
-    Tracking a metric cannot leave zero. An alarm adds the first copy when a request finds none.
+    A rule that tracks a metric cannot scale up from zero copies. An alarm adds the first copy when
+    a request finds none.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
     target, kinds = scaling_target(name), read_shapes(SHAPES)
-    rules = scaling_resources(target, scaling_rule(name), wanted, predefined(METRIC), "Component")
-    if wanted.min > 0:
+    rules = scaling_resources(
+        target, scaling_rule(name), autoscaling, predefined_metric(METRIC), "Component"
+    )
+    if autoscaling.min > 0:
         return rules
-    rule = {"policy": waking_rule(name), "resource": target.split("|")[1]}
+    rule = {"policy": wake_rule(name), "resource": target.split("|")[1]}
     text = f"A request found no copy of {name}: the first one is started"
     action = {"description": text, "name": name, "policy": Ref("WakePolicy", "Ref")}
     policy, alarm = fill(kinds["wake policy"], rule), fill(kinds["wake alarm"], action)
@@ -275,8 +286,8 @@ class ComponentTarget(SageMakerTarget):
         return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """Return the resources of a component; the endpoint goes with its last component."""
-        models = numbered("Model", MODEL, shared.models_of(cloud, name))
+        """Return the resources of a component, with the endpoint if this is its last component."""
+        models = numbered_resources("Model", MODEL, shared.models_of(cloud, name))
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
         endpoint = shared.existing_endpoint_resources(cloud, self.member, models, is_last=is_last)
         existing = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
@@ -290,24 +301,26 @@ class ComponentTarget(SageMakerTarget):
                     tuple(resource.id for resource in (*models, *endpoint)),
                 )
             )
-        return [*existing, *_alarms_and_scaling(cloud, name)]
+        return [*existing, *_existing_alarms_and_scaling(cloud, name)]
 
     def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
-        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
-        beside = [
+        superseded = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
+        extras = [
             resource
-            for resource in _alarms_and_scaling(cloud, spec.name)
+            for resource in _existing_alarms_and_scaling(cloud, spec.name)
             if resource.name not in names
         ]
-        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        extras = without_foreign_scaling(cloud, extras, scaling_rule(spec.name))
         is_managed = any(resource.kind == ENDPOINT for resource in wanted)
         configs = (
-            shared.former_endpoint_resources(cloud, self.member, tuple(names)) if is_managed else []
+            shared.endpoint_models_and_configs(cloud, self.member, tuple(names))
+            if is_managed
+            else []
         )
-        return [*numbered("Model", MODEL, gone), *configs, *beside]
+        return [*numbered_resources("Model", MODEL, superseded), *configs, *extras]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         component = _component(cloud, name)
@@ -322,7 +335,7 @@ class ComponentTarget(SageMakerTarget):
         """Return the resources of an earlier version.
 
         Raises:
-            CliError: SageMaker is changing the component, so the previous version is not certain.
+            CliError: The component is changing, so the previous version is not certain.
         """
         component = _component(cloud, name)
         if component is not None and component.state == "changing":
@@ -330,9 +343,11 @@ class ComponentTarget(SageMakerTarget):
                 f"{name} is {component.outputs['status']}, and SageMaker accepts no changes until"
                 " that ends. `tsx deploy status` shows its progress: roll back after that"
             )
-        wanted = {"ModelName": version.id, **_specification(version.tags.get(RESOURCES, ""))}
+        specification = {"ModelName": version.id, **_specification(version.tags.get(RESOURCES, ""))}
         return [
-            Resource("Component", COMPONENT, name, {"Specification": wanted}, tags=version.tags)
+            Resource(
+                "Component", COMPONENT, name, {"Specification": specification}, tags=version.tags
+            )
         ]
 
     def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
@@ -354,7 +369,7 @@ class ComponentTarget(SageMakerTarget):
             "desired copies": component.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "InferenceComponentName")),
-            "scales": scaled_dimensions(_alarms_and_scaling(cloud, name)),
+            "scales": scaled_dimensions(_existing_alarms_and_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -367,11 +382,11 @@ class ComponentTarget(SageMakerTarget):
             return super().invoke(cloud, name, body, content_type, accept)
         except CloudError as error:
             if "no capacity" in error.message:
-                way = (
+                advice = (
                     "it has no copy now; where it scales from zero, this request starts one: send"
                     " it again in some minutes"
                 )
-                raise CloudError(f"{error.message} ({way})", error.code) from error
+                raise CloudError(f"{error.message} ({advice})", error.code) from error
             raise
 
 
@@ -380,18 +395,18 @@ def _component(cloud: Cloud, name: str) -> Observed | None:
     return component if component is not None and component.tags.get(OWNER) == name else None
 
 
-def _alarms_and_scaling(cloud: Cloud, name: str) -> list[Resource]:
+def _existing_alarms_and_scaling(cloud: Cloud, name: str) -> list[Resource]:
     """Return the alarms and the scaling rules of a component."""
     names = alarms_of(cloud, name, "InferenceComponentName")
-    alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
+    alarms = numbered_resources("Alarm", "AWS::CloudWatch::Alarm", names)
     if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return alarms
     rule_names = [
         f"{scaling_target(name)}|{rule['PolicyName']}"
         for rule in policies(cloud, scaling_target(name))
-        if rule["PolicyName"] in (scaling_rule(name), waking_rule(name))
+        if rule["PolicyName"] in (scaling_rule(name), wake_rule(name))
     ]
-    rules = numbered("ScalingPolicy", POLICY, rule_names, ("ScalableTarget",))
+    rules = numbered_resources("ScalingPolicy", POLICY, rule_names, ("ScalableTarget",))
     return [
         *alarms,
         Resource("ScalableTarget", TARGET, scaling_target(name), {}, ("Component",)),

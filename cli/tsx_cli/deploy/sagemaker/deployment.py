@@ -12,19 +12,19 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
-    existing_scaling,
-    only_own_scaling,
+    existing_scaling_resources,
     scaled_dimensions,
+    without_foreign_scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
-from tsx_cli.deploy.aws.session import Cloud, own_bucket, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, own_bucket, translate_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, numbered
-from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
+from tsx_cli.deploy.engine.resources import Resource, numbered_resources
+from tsx_cli.deploy.sagemaker.kinds import CHANGING_STATUSES, KINDS
 from tsx_cli.deploy.sagemaker.resources import (
     VARIANT,
     name_prefix,
@@ -48,21 +48,24 @@ class SageMakerTarget:
 
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
-        role_ids = tuple(resource.id for resource in role)  # the endpoint needs the role to its end
-        models = numbered(
+        # The endpoint needs the role until it is deleted.
+        role_ids = tuple(resource.id for resource in role)
+        models = numbered_resources(
             "Model", "AWS::SageMaker::Model", names_of(cloud, "model", name_prefix(name)), role_ids
         )
         needs = tuple(resource.id for resource in models)
         names = names_of(cloud, "endpoint_config", name_prefix(name))
-        configs = numbered("Config", "AWS::SageMaker::EndpointConfig", names, needs)
-        alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", alarms_of(cloud, name, "EndpointName"))
+        configs = numbered_resources("Config", "AWS::SageMaker::EndpointConfig", names, needs)
+        alarms = numbered_resources(
+            "Alarm", "AWS::CloudWatch::Alarm", alarms_of(cloud, name, "EndpointName")
+        )
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         existing = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
             needs = tuple(resource.id for resource in (*configs, *alarms))
             existing += [
                 Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs),
-                *_scaling(cloud, name),
+                *_existing_scaling_resources(cloud, name),
             ]
         return [*(objects_of(cloud, name, models) if purge else []), *existing]
 
@@ -71,36 +74,38 @@ class SageMakerTarget:
     ) -> list[Resource]:
         """Return surplus configurations with their models, and unwanted alarms and scaling."""
         names = {resource.name for resource in wanted}
-        former = [version for version in self.versions(cloud, spec.name) if version.id not in names]
-        # Deletions come last, when none of these is current.
-        gone = {version.id for version in former[: -(spec.keep - 1) or None]}
+        other_versions = [
+            version for version in self.versions(cloud, spec.name) if version.id not in names
+        ]
+        # Even the current version may be surplus, because deletions come after the update.
+        surplus = {version.id for version in other_versions[: -(spec.keep - 1) or None]}
         existing = self.existing_resources(cloud, spec.name)
         configs = [
             resource for resource in existing if resource.kind == "AWS::SageMaker::EndpointConfig"
         ]
-        used = {
+        used_models = {
             model
             for resource in configs
-            if resource.name not in gone
+            if resource.name not in surplus
             for model in _models_of(cloud, resource.name)
         } | names
         models = [
             resource
             for resource in existing
-            if resource.kind == "AWS::SageMaker::Model" and resource.name not in used
+            if resource.kind == "AWS::SageMaker::Model" and resource.name not in used_models
         ]
-        beside = [
+        extras = [
             resource
             for resource in existing
             if resource.kind in SCALING_AND_ALARMS and resource.name not in names
         ]
-        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
-        return [*models, *(resource for resource in configs if resource.name in gone), *beside]
+        extras = without_foreign_scaling(cloud, extras, scaling_rule(spec.name))
+        return [*models, *(resource for resource in configs if resource.name in surplus), *extras]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
-        with translated_errors(f"listing the configurations of {name}"):
+        with translate_errors(f"listing the configurations of {name}"):
             client = cloud.client("sagemaker")
             configs = [
                 client.describe_endpoint_config(EndpointConfigName=config_name)
@@ -128,7 +133,7 @@ class SageMakerTarget:
         """Return the resources of an earlier version.
 
         Raises:
-            CliError: SageMaker is moving the endpoint, so the previous version is not certain.
+            CliError: The endpoint is changing, so the previous version is not certain.
         """
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if (
@@ -169,56 +174,60 @@ class SageMakerTarget:
             cloud, endpoint.properties["EndpointConfigName"]
         )
         variants = [] if config is None else config.properties["ProductionVariants"]
-        now = {variant["VariantName"]: variant for variant in endpoint.outputs["variants"]}
+        current_variants = {
+            variant["VariantName"]: variant for variant in endpoint.outputs["variants"]
+        }
         return {
             "name": name,
             "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
-            # A changing endpoint needs no diagnosis.
-            "reason": "" if endpoint.reason in CHANGING else endpoint.reason,
+            # The reason of a changing endpoint only repeats its status.
+            "reason": "" if endpoint.reason in CHANGING_STATUSES else endpoint.reason,
             "model": endpoint.tags.get("tsx:model"),
             "image": endpoint.tags.get("tsx:image-digest"),
             "configuration": endpoint.properties["EndpointConfigName"],
             "moving to": endpoint.outputs["pending"],
             "variants": [
-                _variant(variant, now.get(variant["VariantName"], {})) for variant in variants
+                _variant(variant, current_variants.get(variant["VariantName"], {}))
+                for variant in variants
             ],
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "EndpointName")),
-            "scales": scaled_dimensions(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_existing_scaling_resources(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        """Return the parameters that lead a request to the deployment."""
+        """Return the parameters of a request that name the deployment."""
         return {"EndpointName": name}
 
     def invoke(
         self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
-        with translated_errors(f"asking {name}"):
+        with translate_errors(f"asking {name}"):
             request = {
                 **self.address(cloud, name),
                 "Body": body,
                 "ContentType": content_type,
                 **({"Accept": accept} if accept else {}),
             }
-            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**request)
-            return Response.complete(answer["Body"].read(), answer.get("ContentType"))
+            response = cloud.client("sagemaker-runtime").invoke_endpoint(**request)
+            return Response.complete(response["Body"].read(), response.get("ContentType"))
 
 
-def names_of(cloud: Cloud, kind: str, beginning: str) -> list[str]:
+def names_of(cloud: Cloud, kind: str, prefix: str) -> list[str]:
     """Return the names of models or configurations with a prefix.
 
-    Eight digits of a hash follow the prefix, so `tsx-a-` does not match `tsx-a-b-`.
+    Only names with eight digits of a hash after the prefix count, so `tsx-a-` does not match
+    `tsx-a-b-`.
     """
     key = "".join(map(str.title, kind.split("_")))
-    pattern = re.compile(re.escape(beginning) + "[0-9a-f]{8}")
+    pattern = re.compile(re.escape(prefix) + "[0-9a-f]{8}")
     items = cloud.list_items(
         "sagemaker",
         f"list_{kind}s",
         f"{key}s",
-        f"listing what begins with {beginning}",
-        NameContains=beginning,
+        f"listing what begins with {prefix}",
+        NameContains=prefix,
     )
     return sorted(item[f"{key}Name"] for item in items if pattern.fullmatch(item[f"{key}Name"]))
 
@@ -229,22 +238,24 @@ def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
         yield from (variant["ModelName"] for variant in observed.properties["ProductionVariants"])
 
 
-def _scaling(cloud: Cloud, name: str) -> list[Resource]:
-    which = f"endpoint/{name}/variant/{VARIANT}"
-    asked = {"ServiceNamespace": "sagemaker", "ResourceIds": [which]}
+def _existing_scaling_resources(cloud: Cloud, name: str) -> list[Resource]:
+    resource_id = f"endpoint/{name}/variant/{VARIANT}"
+    arguments = {"ServiceNamespace": "sagemaker", "ResourceIds": [resource_id]}
     targets = cloud.call(
-        SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **asked
+        SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **arguments
     )["ScalableTargets"]
-    places = [f"sagemaker|{which}|{target['ScalableDimension']}" for target in targets]
+    target_names = [f"sagemaker|{resource_id}|{target['ScalableDimension']}" for target in targets]
     return [
         resource
-        for n, target_name in enumerate(places)
-        for resource in existing_scaling(target_name, scaling_rule(name), ("Endpoint",), n)
+        for n, target_name in enumerate(target_names)
+        for resource in existing_scaling_resources(
+            target_name, scaling_rule(name), ("Endpoint",), n
+        )
     ]
 
 
 def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
-    """Return all objects that were uploaded for a deployment, for all versions."""
+    """Return all objects that were uploaded for a deployment's versions."""
     bucket = own_bucket(cloud.account, cloud.region)
     pattern = re.compile(re.escape(upload_prefix(name)) + "[0-9a-f]{16}/model.tar.gz")
     doing = f"listing s3://{bucket}/{upload_prefix(name)}"
@@ -256,17 +267,17 @@ def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Reso
         observed = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
         if observed is not None:
             urls.add(observed.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
-    return numbered("ModelData", "Tsx::S3::Object", sorted(urls))
+    return numbered_resources("ModelData", "Tsx::S3::Object", sorted(urls))
 
 
-def _variant(variant: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {
+def _variant(variant: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {
         key: variant[key]
         for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig")
         if key in variant
     }
-    return shown | {
-        key: now[key]
+    return fields | {
+        key: current[key]
         for key in ("CurrentInstanceCount", "DesiredInstanceCount", "CurrentWeight")
-        if key in now
+        if key in current
     }

@@ -25,8 +25,8 @@ CONFIG = (
     "EnableNetworkIsolation",
     "MetricsConfig",
 )
-CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
-BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
+CHANGING_STATUSES = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
+FAILED_STATUSES = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 COMPONENT = "AWS::SageMaker::InferenceComponent"
 MAX_UPDATE_S = 28_800  # SageMaker's limit for a component's rolling update
 
@@ -63,11 +63,11 @@ class Immutable(ResourceKind):
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         arguments = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
-        activity = f"creating the {self._noun} {resource.name}"
+        doing = f"creating the {self._noun} {resource.name}"
         role = str(resource.properties.get("ExecutionRoleArn"))
         operation = f"create_{self._operation}"
         return call_with_role(
-            cloud, "sagemaker", operation, activity, role, **arguments, **resource.properties
+            cloud, "sagemaker", operation, doing, role, **arguments, **resource.properties
         )
 
     def update(
@@ -88,12 +88,12 @@ class Immutable(ResourceKind):
 class SageMakerEndpoint(ResourceKind):
     """An endpoint.
 
-    It moves to a new configuration as `DeploymentConfig` says. SageMaker moves it back when an
-    alarm goes off.
+    `DeploymentConfig` controls its change to a new configuration. If an alarm goes off, SageMaker
+    restores the earlier configuration.
     """
 
     traits = Traits(
-        unseen=frozenset(
+        unreported=frozenset(
             {"DeploymentConfig", "RetainAllVariantProperties", "ExcludeRetainedVariantProperties"}
         )
     )
@@ -107,7 +107,11 @@ class SageMakerEndpoint(ResourceKind):
             return None
         status = response["EndpointStatus"]
         state: State = (
-            "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
+            "changing"
+            if status in CHANGING_STATUSES
+            else "failed"
+            if status in FAILED_STATUSES
+            else "ready"
         )
         reason = response.get("FailureReason") or (status if state != "ready" else "")
         variants = response.get("ProductionVariants", [])
@@ -156,26 +160,30 @@ class SageMakerEndpoint(ResourceKind):
 class InferenceComponent(ResourceKind):
     """An inference component.
 
-    A new specification replaces the copies as `DeploymentConfig` says. SageMaker restores the
-    former one when an alarm goes off. `Resource.change_settings` has the initial number of copies
-    if autoscaling controls it later.
+    `DeploymentConfig` controls how a new specification replaces the copies. If an alarm goes off,
+    SageMaker restores the earlier specification. `Resource.change_settings` contains the initial
+    number of copies if autoscaling controls the number later.
     """
 
     traits = Traits(
-        fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"})
+        fixed=frozenset({"EndpointName", "VariantName"}), unreported=frozenset({"DeploymentConfig"})
     )
     poll_interval_s, timeout_s = 10.0, MAX_UPDATE_S + 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        activity = f"looking for the component {name}"
+        doing = f"looking for the component {name}"
         response = cloud.find(
-            "sagemaker", "describe_inference_component", activity, InferenceComponentName=name
+            "sagemaker", "describe_inference_component", doing, InferenceComponentName=name
         )
         if response is None:
             return None
         status, copies = response["InferenceComponentStatus"], response.get("RuntimeConfig", {})
         state: State = (
-            "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
+            "changing"
+            if status in CHANGING_STATUSES
+            else "failed"
+            if status in FAILED_STATUSES
+            else "ready"
         )
         reason = response.get("FailureReason") or (status if state != "ready" else "")
         properties = pick(response, ("EndpointName", "VariantName", "Specification"))
@@ -215,12 +223,12 @@ class InferenceComponent(ResourceKind):
                 **desired,
             )
         elif "RuntimeConfig" in changed:
-            activity = f"setting the copies of {resource.name}"
+            doing = f"setting the copies of {resource.name}"
             desired = resource.properties["RuntimeConfig"]
             cloud.call(
                 "sagemaker",
                 "update_inference_component_runtime_config",
-                activity,
+                doing,
                 **identifier,
                 DesiredRuntimeConfig=desired,
             )

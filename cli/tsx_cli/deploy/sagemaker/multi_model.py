@@ -1,7 +1,7 @@
 """A deployment as a model of a multi-model endpoint: an archive under the endpoint's prefix in S3.
 
 SageMaker caches a loaded model under its key, so each archive has a key of its own. Each version is
-also a SageMaker model, which holds the tags. Batch transform jobs can use it.
+also a SageMaker model, whose tags describe the version. Batch transform jobs can use that model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest, numbered_resources
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
@@ -44,26 +44,31 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     Raises:
         UsageError: SageMaker does not support the specification.
     """
-    multi = spec.sagemaker.multi_model
-    assert multi is not None
-    _check(spec, multi)
-    member = EndpointMembership(MODELS, multi.endpoint)
+    multi_model_settings = spec.sagemaker.multi_model
+    assert multi_model_settings is not None
+    _check(spec, multi_model_settings)
+    member = EndpointMembership(MODELS, multi_model_settings.endpoint)
     tags = shared.member_tags(spec, facts, member)
-    key = f"{archive_prefix(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
+    key = f"{archive_prefix(multi_model_settings.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
     archive, url = archive_in_bucket(spec, facts, tags, key)
-    alone = model_properties(spec, facts, url)
+    own_properties = model_properties(spec, facts, url)
     version = Resource(
-        "ModelVersion", VERSION, name_prefix(spec.name) + digest(url), alone, ("ModelData",), tags
+        "ModelVersion",
+        VERSION,
+        name_prefix(spec.name) + digest(url),
+        own_properties,
+        ("ModelData",),
+        tags,
     )
     container = {
-        **alone["PrimaryContainer"],
+        **own_properties["PrimaryContainer"],
         "ModelDataUrl": url.rpartition("/")[0] + "/",
         "Mode": "MultiModel",
     }
-    if not multi.cache:
+    if not multi_model_settings.cache:
         container["MultiModelConfig"] = {"ModelCacheSetting": "Disabled"}
-    properties = {**alone, "PrimaryContainer": container}
-    name = shared.endpoint_prefix(multi.endpoint) + digest(properties)
+    properties = {**own_properties, "PrimaryContainer": container}
+    name = shared.endpoint_prefix(multi_model_settings.endpoint) + digest(properties)
     model = Resource(
         "Model", MODEL, name, properties, ("ModelVersion",), shared.endpoint_tags(member)
     )
@@ -80,7 +85,7 @@ def archive_prefix(endpoint: str) -> str:
     return f"{upload_prefix(endpoint)}models/"
 
 
-def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
+def _check(spec: DeploySpec, multi_model_settings: MultiModelEndpoint) -> None:
     settings = spec.sagemaker
     if spec.canary is not None:
         raise UsageError(
@@ -99,24 +104,24 @@ def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
             " on CPUs with an image like this: choose ml.c… or ml.m…, or share a GPU with"
             " sagemaker.component"
         )
-    shared.check_role(spec, multi.endpoint)
+    shared.check_role(spec, multi_model_settings.endpoint)
 
 
 class MultiModelVersion(Immutable):
     """A version of a deployment.
 
-    Its image is the one that the endpoint had at its creation, and is not compared.
+    Its image is the endpoint's image at its creation, and is not compared.
     """
 
     def __init__(self) -> None:
         super().__init__("model", "Model", "model", ())
-        self.traits = Traits(unseen=frozenset(MODEL_PROPERTIES))
+        self.traits = Traits(unreported=frozenset(MODEL_PROPERTIES))
 
 
 class TargetModel(ResourceKind):
     """The current version of a deployment: the model with the latest time in its tag.
 
-    Its name is that of the deployment.
+    The resource has the name of the deployment.
     """
 
     traits = Traits(is_tagged=False)
@@ -162,13 +167,13 @@ class MultiModelTarget(SageMakerTarget):
         return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """Return the resources of a model; the endpoint goes with its last archive.
+        """Return the resources of a model, with the endpoint if no other archive uses it.
 
-        The archives are always included, because clients can request everything under the prefix.
+        The archives are always included, because clients can request any archive under the prefix.
         """
         models_by_name = shared.models_of(cloud, name)
-        models = numbered("Model", MODEL, models_by_name)
-        bucket = _url(next(iter(models_by_name.values()))).partition("/")[0]
+        models = numbered_resources("Model", MODEL, models_by_name)
+        bucket = _archive_location(next(iter(models_by_name.values()))).partition("/")[0]
         doing = f"listing the models of {self.member.endpoint}"
         directory = archive_prefix(self.member.endpoint)
         keys = [
@@ -183,7 +188,9 @@ class MultiModelTarget(SageMakerTarget):
             if re.fullmatch(re.escape(f"{directory}{name}-") + r"[0-9a-f]{16}\.tar\.gz", key)
         ]
         needs = tuple(resource.id for resource in models)
-        objects = numbered("ModelData", OBJECT, [f"{bucket}/{key}" for key in own_keys], needs)
+        objects = numbered_resources(
+            "ModelData", OBJECT, [f"{bucket}/{key}" for key in own_keys], needs
+        )
         return [
             *models,
             *objects,
@@ -197,18 +204,22 @@ class MultiModelTarget(SageMakerTarget):
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
         models_by_name = shared.models_of(cloud, spec.name)
-        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
+        superseded = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
         objects = [
             Resource(
-                f"FormerData{n}", OBJECT, _url(models_by_name[model]), {}, (f"FormerModel{n}",)
+                f"FormerData{n}",
+                OBJECT,
+                _archive_location(models_by_name[model]),
+                {},
+                (f"FormerModel{n}",),
             )
-            for n, model in enumerate(gone)
+            for n, model in enumerate(superseded)
         ]
-        models = numbered("FormerModel", MODEL, gone)
+        models = numbered_resources("FormerModel", MODEL, superseded)
         return [
             *models,
             *objects,
-            *shared.former_endpoint_resources(cloud, self.member, tuple(names)),
+            *shared.endpoint_models_and_configs(cloud, self.member, tuple(names)),
         ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
@@ -234,21 +245,21 @@ class MultiModelTarget(SageMakerTarget):
         return {
             **shared.common_status(cloud, name, current, self.member),
             "model name": current.name,
-            "target model": _file(current),
+            "target model": _target_model_name(current),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
         current = current_model(shared.models_of(cloud, name))
         if current is None:
             raise CliError(f"{name} has no current version: deploy it again")
-        return {"EndpointName": self.member.endpoint, "TargetModel": _file(current)}
+        return {"EndpointName": self.member.endpoint, "TargetModel": _target_model_name(current)}
 
 
-def _file(model: Observed) -> str:
+def _target_model_name(model: Observed) -> str:
     """Return the name by which clients request a model."""
-    return _url(model).rpartition("/")[2]
+    return _archive_location(model).rpartition("/")[2]
 
 
-def _url(model: Observed) -> str:
+def _archive_location(model: Observed) -> str:
     """Return bucket and key of a model's archive."""
     return str(model.properties["PrimaryContainer"]["ModelDataUrl"]).removeprefix("s3://")

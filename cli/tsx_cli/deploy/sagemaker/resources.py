@@ -1,7 +1,7 @@
 """The resources of a SageMaker endpoint: bucket, model, configuration, endpoint, scaling, alarms.
 
 Models and configurations cannot be changed, so their names contain a hash of their content. Earlier
-ones remain under their names. A rollback gives the endpoint its earlier configuration.
+ones stay under their own names, and a rollback gives the endpoint its earlier configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined_metric, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
 from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
@@ -25,7 +25,14 @@ from tsx_runtime.targets.sagemaker.environment import STARTUP_S
 
 VARIANT = "AllTraffic"
 SHAPES = Path(__file__).with_name("shapes.yaml")
-SERVER = ("instance_type", "instances", "startup_timeout", "download_timeout", "ami", "routing")
+INSTANCE_FIELDS = (
+    "instance_type",
+    "instances",
+    "startup_timeout",
+    "download_timeout",
+    "ami",
+    "routing",
+)
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
@@ -63,12 +70,12 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         ("Model",),
         tags,
     )
-    watched = _alarms(spec, tags)
+    alarms = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if settings.serverless is None:
-        endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
+        endpoint["DeploymentConfig"] = _deployment(spec, alarms.names)
     if settings.autoscaling is not None:
-        # A new version keeps the number of instances that scaling has reached.
+        # A new version keeps the number of instances that autoscaling has reached.
         excluded = [
             {"VariantPropertyType": "DesiredWeight"},
             {"VariantPropertyType": "DataCaptureConfig"},
@@ -78,26 +85,29 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
             "ExcludeRetainedVariantProperties": excluded,
         }
     log = log_group(spec, tags)
-    needs = ("EndpointConfig", *(resource.id for resource in (*watched.resources, *log)))
+    needs = ("EndpointConfig", *(resource.id for resource in (*alarms.resources, *log)))
     resource_list += [
         model,
         config,
-        *watched.resources,
+        *alarms.resources,
         *log,
         Resource("Endpoint", "AWS::SageMaker::Endpoint", spec.name, endpoint, needs, tags),
     ]
     if settings.autoscaling is not None:
-        resource_list += _scaling(spec, settings.autoscaling)
+        resource_list += _scaling_resources(spec, settings.autoscaling)
     return resource_list
 
 
 def archive_in_bucket(
     spec: DeploySpec, facts: Facts, tags: Mapping[str, str], key: str
 ) -> tuple[list[Resource], str]:
-    """Return the archive in S3, with its bucket if tsx creates that, and the archive's address."""
-    named = spec.sagemaker.bucket
-    bucket = named or own_bucket(facts.account, facts.region)
-    resource_list = [] if named else [_bucket(bucket, tags)]
+    """Return the resources of the archive in S3, and the archive's address.
+
+    The bucket is one of the resources if tsx creates it.
+    """
+    given_bucket = spec.sagemaker.bucket
+    bucket = given_bucket or own_bucket(facts.account, facts.region)
+    resource_list = [] if given_bucket else [_bucket(bucket, tags)]
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
     data = Resource(
         "ModelData",
@@ -157,19 +167,23 @@ def _check(spec: DeploySpec) -> None:
 
 
 def _bucket(name: str, tags: Mapping[str, str]) -> Resource:
-    closed = dict.fromkeys(
+    public_access_block = dict.fromkeys(
         ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
     )
-    # Every endpoint of this account and region uses the bucket.
+    # The bucket has no owner tag, because every endpoint of this account and region uses it.
     shared = {"tsx:target": tags["tsx:target"]}
     return Resource(
-        "Bucket", "AWS::S3::Bucket", name, {"PublicAccessBlockConfiguration": closed}, tags=shared
+        "Bucket",
+        "AWS::S3::Bucket",
+        name,
+        {"PublicAccessBlockConfiguration": public_access_block},
+        tags=shared,
     )
 
 
 def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     settings = spec.sagemaker
-    # The mode tells a container the bound of a request's time, and how many workers fit.
+    # The mode determines the time limit of a request and the container's number of workers.
     mode = (
         "serverless" if settings.serverless else "asynchronous" if settings.asynchronous else None
     )
@@ -193,8 +207,14 @@ def vpc_config(settings: SageMaker) -> dict[str, Any] | None:
 
 def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
     settings, kinds = spec.sagemaker, read_shapes(SHAPES)
-    queued, capture, serverless = settings.asynchronous, settings.data_capture, settings.serverless
-    values: dict[str, Any] = dict.fromkeys(SERVER) if serverless else server_values(settings)
+    asynchronous, capture, serverless = (
+        settings.asynchronous,
+        settings.data_capture,
+        settings.serverless,
+    )
+    values: dict[str, Any] = (
+        dict.fromkeys(INSTANCE_FIELDS) if serverless else server_values(settings)
+    )
     values |= {"model": model, "kms_key": settings.kms_key} | dict.fromkeys(
         ("serverless", "capture", "asynchronous")
     )
@@ -209,15 +229,18 @@ def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
     if capture is not None:
         capture_values = {"percent": round(capture.percent), "to": capture.to}
         values["capture"] = fill(kinds["capture"], capture_values)
-    if queued is not None:
-        topics = {"SuccessTopic": queued.success_topic, "ErrorTopic": queued.error_topic}
-        most = {"MaxConcurrentInvocationsPerInstance": queued.concurrency}
+    if asynchronous is not None:
+        topics = {
+            "SuccessTopic": asynchronous.success_topic,
+            "ErrorTopic": asynchronous.error_topic,
+        }
+        client_config = {"MaxConcurrentInvocationsPerInstance": asynchronous.concurrency}
         values["asynchronous"] = fill(
             kinds["asynchronous"],
             {
-                **queued.model_dump(),
+                **asynchronous.model_dump(),
                 "topics": without_none(topics) or None,
-                "client": without_none(most) or None,
+                "client": without_none(client_config) or None,
             },
         )
     config: dict[str, Any] = fill(kinds["config"], values)
@@ -225,8 +248,8 @@ def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
 
 
 def server_values(settings: SageMaker) -> dict[str, Any]:
-    """Return the values of the shape that describe instances."""
-    return settings.model_dump(include=set(SERVER)) | {
+    """Return the values that describe instances in a shape."""
+    return settings.model_dump(include=set(INSTANCE_FIELDS)) | {
         "routing": {"RoutingStrategy": settings.routing}
     }
 
@@ -235,16 +258,18 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     return canary_alarms(spec, tags, {"EndpointName": spec.name, "VariantName": VARIANT})
 
 
-def canary_alarms(spec: DeploySpec, tags: Mapping[str, str], where: Mapping[str, str]) -> Alarms:
+def canary_alarms(
+    spec: DeploySpec, tags: Mapping[str, str], dimensions: Mapping[str, str]
+) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
-    # SageMaker counts microseconds.
-    metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)
+    # SageMaker reports the latency in microseconds.
+    metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, dimensions)
     return create_alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags))
 
 
 def rollback_config(names: Sequence[str]) -> dict[str, Any]:
-    """Return the part of a DeploymentConfig with the alarms that restore the former version."""
+    """Return the part of a DeploymentConfig with the alarms that restore the earlier version."""
     alarms = [{"AlarmName": name} for name in names]
     return {"AutoRollbackConfiguration": {"Alarms": alarms}} if alarms else {}
 
@@ -261,14 +286,14 @@ def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
     return {"BlueGreenUpdatePolicy": policy, **rollback_config(alarm_names)}
 
 
-def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
+def _scaling_resources(spec: DeploySpec, autoscaling: Autoscaling) -> list[Resource]:
     kind, dimension = "ConcurrentRequestsPerModelHighResolution", "DesiredInstanceCount"
     if spec.sagemaker.serverless is not None:
         kind, dimension = "ProvisionedConcurrencyUtilization", "DesiredProvisionedConcurrency"
-    measured = predefined(f"SageMakerVariant{kind}")
+    metric = predefined_metric(f"SageMakerVariant{kind}")
     if spec.sagemaker.asynchronous is not None:
-        # Without instances, only waiting requests can start one.
+        # While there are no instances, only the number of waiting requests can start one.
         backlog = fill(read_shapes(SHAPES)["backlog"], {"name": spec.name})
-        measured = {"CustomizedMetricSpecification": backlog}
+        metric = {"CustomizedMetricSpecification": backlog}
     target = f"sagemaker|endpoint/{spec.name}/variant/{VARIANT}|sagemaker:variant:{dimension}"
-    return scaling_resources(target, scaling_rule(spec.name), wanted, measured, "Endpoint")
+    return scaling_resources(target, scaling_rule(spec.name), autoscaling, metric, "Endpoint")

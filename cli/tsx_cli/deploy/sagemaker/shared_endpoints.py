@@ -1,7 +1,7 @@
 """Endpoints that several deployments share, as components or as models of a multi-model endpoint.
 
 The first deployment creates the endpoint, and destroying the last one removes it. The tags of a
-deployment's models hold its form and its endpoint.
+deployment's models contain its form and the name of its endpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered_resources
 from tsx_cli.deploy.sagemaker.deployment import names_of
-from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
+from tsx_cli.deploy.sagemaker.kinds import CHANGING_STATUSES, KINDS
 from tsx_cli.deploy.sagemaker.resources import name_prefix
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -29,7 +29,7 @@ COMPONENTS, MODELS = "components", "models"
 MODEL = "AWS::SageMaker::Model"
 CONFIG = "AWS::SageMaker::EndpointConfig"
 ENDPOINT = "AWS::SageMaker::Endpoint"
-# Variables that tsx deploy sets itself.
+# Environment variables that tsx deploy itself sets in a container.
 OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE", "TSX_DEFAULTS"})
 
 
@@ -47,7 +47,7 @@ class EndpointMembership(NamedTuple):
 
 
 def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
-    """Return the shared endpoint that a specification asks for, if any.
+    """Return the shared endpoint that a specification names, if any.
 
     Raises:
         UsageError: A shared endpoint does not support the specification.
@@ -117,7 +117,7 @@ def models_of(cloud: Cloud, name: str) -> dict[str, Observed]:
 def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     """Complete a specification with the settings of the existing shared endpoint.
 
-    A deployment changes only settings that it names.
+    A deployment changes only the settings that it sets itself.
 
     Raises:
         CliError: The deployment has another form now, or cannot share the endpoint.
@@ -133,10 +133,11 @@ def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
             else None
         )
     if current is not None and current != member:
-        asked = "an endpoint of its own" if member is None else member
+        wanted_form = "an endpoint of its own" if member is None else member
         raise CliError(
-            f"{spec.name} is {current} now, and the specification asks for {asked}. Its clients"
-            " would have to follow: deploy it under another --name, and then destroy this one"
+            f"{spec.name} is {current} now, and the specification asks for {wanted_form}. Its"
+            " clients would have to follow: deploy it under another --name, and then destroy this"
+            " one"
         )
     return spec if member is None else _with_settings(cloud, spec, member)
 
@@ -157,8 +158,10 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
                 " image. Build it once (--emit dockerfile) and give --image"
             )
         return spec
-    coming = endpoint.outputs["pending"]  # the change of another deployment
-    config = KINDS[CONFIG].observe(cloud, coming or endpoint.properties["EndpointConfigName"])
+    pending_config = endpoint.outputs["pending"]  # configuration of an unfinished change
+    config = KINDS[CONFIG].observe(
+        cloud, pending_config or endpoint.properties["EndpointConfigName"]
+    )
     if config is None:
         raise CliError(
             f"the endpoint {member.endpoint} has no configuration any more: delete it, and deploy"
@@ -168,28 +171,30 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
     _check_endpoint(endpoint, variant, member, is_managed)
     other_names = other_components(cloud, member.endpoint, spec.name)
     if endpoint.state == "failed" and (not is_managed or other_names):
-        on_it = (
+        advice = (
             f". Destroy {', '.join(other_names)} on it first: it has to be created again"
             if other_names
             else ""
         )
         raise CliError(
             f"the endpoint {member.endpoint} is {endpoint.outputs['status']}:"
-            f" {endpoint.reason}{on_it}"
+            f" {endpoint.reason}{advice}"
         )
     if component is not None:
         scaling = variant.get("ManagedInstanceScaling", {})
-        bounds = {
+        component_settings = {
             "min_instances": scaling.get("MinInstanceCount"),
             "max_instances": scaling.get("MaxInstanceCount"),
         }
-        bounds |= {} if is_managed else {"variant": variant["VariantName"]}
-        component = component.model_copy(update=_without_named(bounds, component.model_fields_set))
+        component_settings |= {} if is_managed else {"variant": variant["VariantName"]}
+        component = component.model_copy(
+            update=_unset_only(component_settings, component.model_fields_set)
+        )
         section = section.model_copy(update={"component": component})
         return spec.model_copy(
             update={
                 "sagemaker": section.model_copy(
-                    update=_without_named(_settings(config.properties), section.model_fields_set)
+                    update=_unset_only(_settings(config.properties), section.model_fields_set)
                 )
             }
         )
@@ -210,10 +215,10 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
     settings["bucket"] = None if bucket == own_bucket(cloud.account, cloud.region) else bucket
     cache = {"cache": container.get("MultiModelConfig", {}).get("ModelCacheSetting") != "Disabled"}
     multi = section.multi_model.model_copy(
-        update=_without_named(cache, section.multi_model.model_fields_set)
+        update=_unset_only(cache, section.multi_model.model_fields_set)
     )
     section = section.model_copy(
-        update={"multi_model": multi, **_without_named(settings, section.model_fields_set)}
+        update={"multi_model": multi, **_unset_only(settings, section.model_fields_set)}
     )
     env = {
         key: value
@@ -235,17 +240,17 @@ def _check_endpoint(
     """Check that a deployment can share an existing endpoint.
 
     Raises:
-        CliError: It cannot.
+        CliError: The endpoint cannot be shared.
     """
     if is_managed and endpoint.tags.get(SHARED) != member.form:
-        way = (
+        advice = (
             "; to use one of somebody else, set sagemaker.component.manage_endpoint=false"
             if member.form == COMPONENTS
             else ""
         )
         raise CliError(
             f"the endpoint {member.endpoint} already exists, and tsx deploy did not create it for"
-            f" several {member.form}: give another name{way}"
+            f" several {member.form}: give another name{advice}"
         )
     if endpoint.outputs["status"] == "Deleting":
         raise CliError(
@@ -275,7 +280,7 @@ def other_components(cloud: Cloud, endpoint: str, name: str) -> list[str]:
 
 
 def _settings(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an endpoint by their keys under `sagemaker`; None if absent."""
+    """Return the settings of an endpoint by their keys under `sagemaker`; absent ones are None."""
     [variant, *_], network = properties["ProductionVariants"], properties.get("VpcConfig", {})
     return {
         "role": properties.get("ExecutionRoleArn"),
@@ -292,14 +297,16 @@ def _settings(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_named(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value is not None and key not in named}
+def _unset_only(settings: Mapping[str, Any], set_names: set[str]) -> dict[str, Any]:
+    return {
+        key: value for key, value in settings.items() if value is not None and key not in set_names
+    }
 
 
 def member_tags(spec: DeploySpec, facts: Facts, member: EndpointMembership) -> dict[str, str]:
-    """Return the tags of a deployment, without those that other deployments change."""
-    omitted = {"tsx:spec-sha"} | ({"tsx:image-digest"} if member.form == MODELS else set())
-    tags = {key: value for key, value in tags_of(spec, facts).items() if key not in omitted}
+    """Return the tags of a deployment, without tags that would change with other deployments."""
+    omitted_keys = {"tsx:spec-sha"} | ({"tsx:image-digest"} if member.form == MODELS else set())
+    tags = {key: value for key, value in tags_of(spec, facts).items() if key not in omitted_keys}
     return {**tags, SHARED: member.form, ENDPOINT_TAG: member.endpoint}
 
 
@@ -324,7 +331,7 @@ def endpoint_resources(
 ) -> list[Resource]:
     """Return an endpoint with its configuration.
 
-    `update` holds the properties of a move to another configuration.
+    `update` contains properties for a change to another configuration.
     """
     tags = endpoint_tags(member)
     config_resource = Resource(
@@ -351,20 +358,21 @@ def endpoint_resources(
 def with_change_note(
     cloud: Cloud, member: EndpointMembership, resources: list[Resource]
 ) -> list[Resource]:
-    """Add a note about what changes for the other deployments on the endpoint."""
+    """Add a note about the changes for the other deployments on the endpoint."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     config = next((resource for resource in resources if resource.id == "EndpointConfig"), None)
-    before = (
+    current_config = (
         None
         if endpoint is None
         else KINDS[CONFIG].observe(cloud, endpoint.properties["EndpointConfigName"])
     )
-    if config is None or before is None or before.name == config.name:
+    if config is None or current_config is None or current_config.name == config.name:
         return resources
-    old = before.properties["ProductionVariants"][0]
-    new = config.properties["ProductionVariants"][0]
+    old_variant = current_config.properties["ProductionVariants"][0]
+    new_variant = config.properties["ProductionVariants"][0]
     changes = ", ".join(
-        f"{field.path} {field.old} -> {field.new}" for field in differences(old, new, {}, set())
+        f"{field.path} {field.old} -> {field.new}"
+        for field in differences(old_variant, new_variant, {}, set())
     )
     note = (
         f"the endpoint {member.endpoint} changes for all {member.form} on it:"
@@ -379,47 +387,45 @@ def with_change_note(
 def existing_endpoint_resources(
     cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool
 ) -> list[Resource]:
-    """Return the endpoint and what was created for it, if the last deployment on it goes.
+    """Return the endpoint and the resources created for it, if its last deployment is removed.
 
-    Nothing is returned if tsx did not create it. The models of the deployment are deleted last,
-    because their tags name the endpoint.
+    The list is empty if tsx did not create the endpoint. The models of the deployment are deleted
+    last, because their tags name the endpoint.
     """
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     if not is_last or (endpoint is not None and endpoint.tags.get(SHARED) != member.form):
         return []
     needs = tuple(resource.id for resource in models)
-    former_resources = former_endpoint_resources(cloud, member, (), needs)
-    after = tuple(resource.id for resource in former_resources)
+    endpoint_parts = endpoint_models_and_configs(cloud, member, (), needs)
+    part_ids = tuple(resource.id for resource in endpoint_parts)
     return [
-        *former_resources,
+        *endpoint_parts,
         *(
             []
             if endpoint is None
-            else [Resource("Endpoint", ENDPOINT, member.endpoint, {}, (*needs, *after))]
+            else [Resource("Endpoint", ENDPOINT, member.endpoint, {}, (*needs, *part_ids))]
         ),
     ]
 
 
-def former_endpoint_resources(
+def endpoint_models_and_configs(
     cloud: Cloud, member: EndpointMembership, kept_names: Sequence[str], needs: tuple[str, ...] = ()
 ) -> list[Resource]:
     """Return models and configurations of the endpoint itself, except `kept_names`."""
-    beginning = endpoint_prefix(member.endpoint)
-    names = [name for name in names_of(cloud, "model", beginning) if name not in kept_names]
-    models = numbered("EndpointModel", MODEL, names, needs)
-    after = (*needs, *(model.id for model in models))
-    names = [
-        name for name in names_of(cloud, "endpoint_config", beginning) if name not in kept_names
-    ]
-    return [*models, *numbered("EndpointConfig", CONFIG, names, after)]
+    prefix = endpoint_prefix(member.endpoint)
+    names = [name for name in names_of(cloud, "model", prefix) if name not in kept_names]
+    models = numbered_resources("EndpointModel", MODEL, names, needs)
+    needed_ids = (*needs, *(model.id for model in models))
+    names = [name for name in names_of(cloud, "endpoint_config", prefix) if name not in kept_names]
+    return [*models, *numbered_resources("EndpointConfig", CONFIG, names, needed_ids)]
 
 
 def versions_of(models: Mapping[str, Observed], current: str | None) -> list[DeployedVersion]:
     """Return the versions of a deployment, oldest first."""
-    ordered = sorted(models.items(), key=lambda pair: (pair[1].outputs["made"], pair[0]))
+    sorted_models = sorted(models.items(), key=lambda pair: (pair[1].outputs["made"], pair[0]))
     return [
         DeployedVersion(number, name, model.outputs["made"], model.tags, name == current)
-        for number, (name, model) in enumerate(ordered, start=1)
+        for number, (name, model) in enumerate(sorted_models, start=1)
     ]
 
 
@@ -432,7 +438,7 @@ def superseded_models(versions: Sequence[DeployedVersion], keep: int, names: set
 def common_status(
     cloud: Cloud, name: str, observed: Observed, member: EndpointMembership
 ) -> dict[str, Any]:
-    """Return the first fields of `tsx deploy status`; `observed` is the state of the deployment."""
+    """Return the first fields of `tsx deploy status`; `observed` is the deployment's state."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     endpoint_status = "absent" if endpoint is None else endpoint.outputs["status"]
     return {
@@ -444,7 +450,7 @@ def common_status(
             (
                 source.reason
                 for source in (observed, endpoint)
-                if source and source.reason and source.reason not in CHANGING
+                if source and source.reason and source.reason not in CHANGING_STATUSES
             ),
             "",
         ),

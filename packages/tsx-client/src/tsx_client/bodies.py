@@ -4,7 +4,7 @@ bytes, a Path, an open file, a PIL image   the body itself
 str                                        text, or a path if the model takes images or files
 numpy arrays, torch tensors                binary tensors of the Open Inference Protocol
 several values, one of them a file         a form
-anything else                              JSON
+all other values                           JSON
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 class Signature(NamedTuple):
-    """The inputs of a model, as the server describes them."""
+    """The inputs of a model, according to its server."""
 
     kind: str | None = None  # image, text, json or file
     tensors: Mapping[str, tuple[str, list[int]]] = {}  # name -> datatype and shape
@@ -70,8 +70,8 @@ class Content(NamedTuple):
 
     body: bytes = b""
     headers: Mapping[str, str] = {}
-    is_tensors: bool = False  # needs the path of the Open Inference Protocol
-    files: Mapping[str, tuple[str | None, bytes, str]] | None = None  # httpx's form, not `body`
+    is_tensors: bool = False  # whether the request needs the path of the Open Inference Protocol
+    files: Mapping[str, tuple[str | None, bytes, str]] | None = None  # a form, in place of `body`
 
     @classmethod
     def of(cls, body: bytes, content_type: str) -> Content:
@@ -92,33 +92,36 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
         raise TypeError(
             f"The model takes {', '.join(signature.names)}, and was given {', '.join(inputs)}."
         )
-    named = inputs or ({} if payload is None else {next(iter(signature.tensors), "input"): payload})
+    named_inputs = inputs or (
+        {} if payload is None else {next(iter(signature.tensors), "input"): payload}
+    )
     if (inputs and signature.tensors) or any(
-        hasattr(value, "__array__") and not hasattr(value, "save") for value in named.values()
+        hasattr(value, "__array__") and not hasattr(value, "save")
+        for value in named_inputs.values()
     ):
-        return _tensors(named, signature)
+        return _encode_tensors(named_inputs, signature)
     if not inputs or set(inputs) == set(signature.names):
-        return _single(
+        return _encode_single(
             payload if payload is not None else next(iter(inputs.values()), None), signature.kind
         )
     if any(_is_file(value) for value in inputs.values()):
-        return Content(files={name: _field(name, value) for name, value in inputs.items()})
+        return Content(files={name: _form_field(name, value) for name, value in inputs.items()})
     return Content.of(json.dumps(inputs).encode(), "application/json")
 
 
 def decode(headers: Mapping[str, str], body: bytes) -> Any:
-    """Convert a response: JSON to values, text to str, tensors to arrays by name, else bytes.
+    """Convert a response: JSON to values, text to str, tensors to arrays by name, or else to bytes.
 
     A body without a content type is JSON if it begins like an object or an array.
 
     Raises:
-        InvalidAnswer: The body is not what its headers say.
+        InvalidAnswer: The body contradicts the headers.
     """
     kind = headers.get("content-type", "").partition(";")[0]
     with reading(f"The answer of {len(body)} bytes, of type {kind or 'unknown'},"):
         if JSON_LENGTH_HEADER in headers:
             length = int(headers[JSON_LENGTH_HEADER])
-            return _outputs(json.loads(body[:length]), body[length:])
+            return _decode_outputs(json.loads(body[:length]), body[length:])
         if kind == "application/json":
             return json.loads(body)
         if not kind and body[:1] in (b"{", b"["):
@@ -127,7 +130,7 @@ def decode(headers: Mapping[str, str], body: bytes) -> Any:
         return body.decode() if kind.startswith("text/") else body
 
 
-def _single(value: Any, kind: str | None) -> Content:
+def _encode_single(value: Any, kind: str | None) -> Content:
     if value is None:
         return Content()
     if isinstance(value, str):
@@ -161,7 +164,7 @@ def _read(value: Any) -> tuple[str, bytes]:
     return "image.png", buffer.getvalue()
 
 
-def _field(name: str, value: Any) -> tuple[str | None, bytes, str]:
+def _form_field(name: str, value: Any) -> tuple[str | None, bytes, str]:
     if _is_file(value):
         file, body = _read(value)
         return (
@@ -172,12 +175,12 @@ def _field(name: str, value: Any) -> tuple[str | None, bytes, str]:
     return None, (value if isinstance(value, str) else json.dumps(value)).encode(), _TEXT
 
 
-def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
+def _encode_tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
     entries, parts = [], []
     for name, value in inputs.items():
-        wanted = signature.tensors.get(name, (None, []))[0]
+        datatype = signature.tensors.get(name, (None, []))[0]
         if hasattr(value, "__array__"):
-            kind, shape, data = _as_bytes(value, wanted)
+            kind, shape, data = _as_bytes(value, datatype)
             entries.append(
                 {
                     "name": name,
@@ -189,22 +192,27 @@ def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
             parts.append(data)
         else:
             entries.append(
-                {"name": name, "shape": _shape(value), "datatype": wanted or "FP32", "data": value}
+                {
+                    "name": name,
+                    "shape": _shape(value),
+                    "datatype": datatype or "FP32",
+                    "data": value,
+                }
             )
-    head = json.dumps(
+    header = json.dumps(
         {"inputs": entries, "parameters": {"binary_data_output": bool(parts)}}
     ).encode()
     if not parts:
-        return Content(head, {"content-type": "application/json"}, is_tensors=True)
-    headers = {"content-type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
-    return Content(b"".join([head, *parts]), headers, is_tensors=True)
+        return Content(header, {"content-type": "application/json"}, is_tensors=True)
+    headers = {"content-type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(header))}
+    return Content(b"".join([header, *parts]), headers, is_tensors=True)
 
 
-def _as_bytes(value: Any, wanted: str | None) -> tuple[str, list[int], bytes]:
+def _as_bytes(value: Any, datatype: str | None) -> tuple[str, list[int], bytes]:
     np = extra("numpy", "tsx-client[numpy]")
     array = np.asarray(value)
-    if wanted in DTYPES and np.can_cast(array.dtype, DTYPES[wanted], "same_kind"):
-        array = array.astype(DTYPES[wanted], copy=False)
+    if datatype in DTYPES and np.can_cast(array.dtype, DTYPES[datatype], "same_kind"):
+        array = array.astype(DTYPES[datatype], copy=False)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in _DATATYPES:
         raise TypeError(
@@ -217,21 +225,21 @@ def _shape(value: Any) -> list[int]:
     return [len(value), *_shape(value[0])] if isinstance(value, list | tuple) and value else []
 
 
-def _outputs(answer: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
+def _decode_outputs(response: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
     np = extra("numpy", "tsx-client[numpy]")
     arrays: dict[str, Any] = {}
-    for output in answer["outputs"]:
+    for output in response["outputs"]:
         size = (output.get("parameters") or {}).get("binary_data_size")
         dtype, data, shape = DTYPES.get(output["datatype"]), output.get("data"), output["shape"]
         if size is not None:
             data, raw = raw[:size], raw[size:]
-            data = _texts(data, prod(shape)) if dtype is None else np.frombuffer(data, dtype)
+            data = _split_texts(data, prod(shape)) if dtype is None else np.frombuffer(data, dtype)
         arrays[output["name"]] = data if dtype is None else np.asarray(data, dtype).reshape(shape)
     return arrays
 
 
-def _texts(data: bytes, count: int) -> list[bytes]:
-    """Split a BYTES tensor, in which the length of each element precedes it."""
+def _split_texts(data: bytes, count: int) -> list[bytes]:
+    """Split a BYTES tensor into its elements; the length of each element precedes it."""
     elements = []
     for _ in range(count):
         (size,) = struct.unpack_from("<I", data)

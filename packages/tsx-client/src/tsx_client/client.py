@@ -1,7 +1,7 @@
-"""The clients.
+"""The blocking and the asynchronous client.
 
-Both share one implementation as coroutines. `AsyncClient` awaits them. `Client` runs each to its
-end in one step, since its httpx client and its clock block the thread.
+Both share one implementation as coroutines. `AsyncClient` awaits them. `Client` runs each coroutine
+to its end in one step, because its httpx client and its clock block the thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Model(Generic[ClientT]):
     """
 
     def __init__(self, client: ClientT, name: str) -> None:
-        """Name a model; the server is not asked."""
+        """Name a model, without a request to the server."""
         self.client, self.name = client, name
 
     def predict(self, *payload: Any, **inputs: Any) -> Any:
@@ -89,21 +89,21 @@ class Core:
         grpc: str | None = None,
         transport: Any = None,
     ) -> None:
-        """Make a client; no connection is opened before the first call.
+        """Create a client; the first call opens the connection.
 
         Args:
             url: The address of the server's inference API.
             token: The token of the server. None reads the variable TSX_INFERENCE_TOKEN.
             timeout: Seconds for a whole call with its retries. None waits without limit.
-            retry: When a call is repeated.
-            trace: Whether a call outside of any trace begins one.
+            retry: The rule for the repetition of calls.
+            trace: Whether a call that is not part of a trace begins one.
             verify: An `ssl.SSLContext`, or False to accept any certificate.
             grpc: HOST:PORT of the server's gRPC API, for predictions without tensors. Needs
                 `tsx-client[grpc]`.
             transport: A transport of httpx in place of the network, for tests.
 
         Raises:
-            ClientError: `url` is no HTTP address.
+            ClientError: `url` does not begin with http:// or https://.
         """
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"The address {url!r} begins with neither http:// nor https://.")
@@ -136,15 +136,15 @@ class Core:
     async def _predict(self, *call: Any) -> Any:
         response, deadline = await self._call(*call)
         return decode(
-            response.headers, b"".join([part async for part in _parts(response, deadline)])
+            response.headers, b"".join([chunk async for chunk in _chunks(response, deadline)])
         )
 
     async def _stream(self, *call: Any) -> AsyncGenerator[Piece, None]:
         response, deadline = await self._call(*call)
         pieces = Pieces(response.headers.get("content-type", ""))
-        async with aclosing(_parts(response, deadline)) as parts:
-            async for part in parts:
-                for piece in pieces.feed(part):
+        async with aclosing(_chunks(response, deadline)) as chunks:
+            async for chunk in chunks:
+                for piece in pieces.feed(chunk):
                     yield piece
             for piece in pieces.feed(b"", last=True):
                 yield piece
@@ -155,7 +155,7 @@ class Core:
 
     async def _model_names(self) -> list[str]:
         deadline = Deadline(self.timeout)
-        names = await self._get("/v1/models", deadline, lambda answer: list.copy(answer["models"]))
+        names = await self._get("/v1/models", deadline, lambda body: list.copy(body["models"]))
         return list(map(str, names))
 
     async def _call(
@@ -189,7 +189,7 @@ class Core:
             InvalidAnswer: The response has another form.
         """
         response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
-        body = b"".join([part async for part in _parts(response, deadline)])
+        body = b"".join([chunk async for chunk in _chunks(response, deadline)])
         with reading(f"The answer to GET {path}"):
             return read(json.loads(body))
 
@@ -228,7 +228,7 @@ class Core:
         """Return the headers of OpenTelemetry's current span, or of a new one with `trace`."""
         headers: dict[str, str] = {}
         try:
-            from opentelemetry.propagate import inject  # an optional package
+            from opentelemetry.propagate import inject  # The package is optional.
         except ImportError:
             pass
         else:
@@ -261,19 +261,19 @@ class Client(Core):
             payload: The only input. A path, an open file or a PIL image is sent as a file; an
                 array or tensor as a tensor of its shape and dtype; other values as JSON.
             version: A version of the model, or a label. None is the default version.
-            timeout: Seconds for this call, in place of the client's.
-            headers: Further headers of the request.
+            timeout: Seconds for this call, in place of the client's timeout.
+            headers: Additional headers of the request.
             **inputs: The inputs by name, in place of `payload`.
 
         Returns:
-            Values of JSON, str for text, numpy arrays by name for tensors, else bytes.
+            The values of a JSON response, str for text, numpy arrays by name for tensors, or bytes.
 
         Raises:
             TypeError: The model does not take these inputs.
-            RequestFailed: The server answers with an error; its subclasses tell which.
+            RequestFailed: The server answers with an error; the subclass shows the kind of error.
             DeadlineExceeded: The timeout has passed.
             ConnectionFailed: No server answers, or it ended the connection.
-            InvalidAnswer: The response is not what its headers say.
+            InvalidAnswer: The body of the response contradicts its headers.
         """
         return _run_blocking(self._predict(model, payload, version, timeout, headers, inputs))
 
@@ -290,14 +290,14 @@ class Client(Core):
     ) -> Iterator[Piece]:
         """Send one request and yield the pieces of the response as they arrive.
 
-        The arguments are those of `predict`. Closing the iterator cancels the request.
+        The arguments are the same as for `predict`. Closing the iterator cancels the request.
 
         Yields:
-            `Event` for server-sent events, str for text, else bytes.
+            `Event` for server-sent events, str for text, or bytes.
 
         Raises:
-            StreamInterrupted: The response ended early, or an event reports an error. Pieces
-                before it are valid.
+            StreamInterrupted: The response ended early, or an event reports an error. The earlier
+                pieces are valid.
         """
         pieces = self._stream(model, payload, version, timeout, headers, inputs)
         try:
@@ -403,17 +403,17 @@ class _BlockingStream(httpx.AsyncByteStream):
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._stream:
-            yield part
+        for chunk in self._stream:
+            yield chunk
 
     async def aclose(self) -> None:
         self._stream.close()
 
 
-def _run_blocking(work: Awaitable[ResultT]) -> ResultT:
+def _run_blocking(coroutine: Awaitable[ResultT]) -> ResultT:
     """Return the result of a coroutine that never waits for an event loop."""
     try:
-        next(work.__await__())
+        next(coroutine.__await__())
     except StopIteration as end:
         result: ResultT = end.value
         return result
@@ -422,21 +422,21 @@ def _run_blocking(work: Awaitable[ResultT]) -> ResultT:
     )
 
 
-def _path(prefix: str, model: str, between: str, version: str | None) -> str:
+def _path(prefix: str, model: str, version_prefix: str, version: str | None) -> str:
     return f"{prefix}/{quote(model, safe='')}" + (
-        "" if version is None else f"{between}/{quote(version, safe='')}"
+        "" if version is None else f"{version_prefix}/{quote(version, safe='')}"
     )
 
 
-async def _parts(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+async def _chunks(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
     try:
-        async for part in response.aiter_bytes():
+        async for chunk in response.aiter_bytes():
             deadline.remaining()
-            yield part
+            yield chunk
     except httpx.TimeoutException as error:
         raise deadline.exceeded() from error
     except httpx.HTTPError as error:
-        where = f"the server's log has why, under request {response.headers.get('x-request-id')}"
-        raise StreamInterrupted(f"The answer ended early; {where}.") from error
+        hint = f"the server's log has why, under request {response.headers.get('x-request-id')}"
+        raise StreamInterrupted(f"The answer ended early; {hint}.") from error
     finally:
         await response.aclose()

@@ -4,12 +4,12 @@ ClientError
 ├── ConnectionFailed      no server answered, or the connection was lost
 ├── DeadlineExceeded      `timeout` has passed
 ├── StreamInterrupted     a response ended early
-├── InvalidAnswer         a response is not what its headers or the protocol say
+├── InvalidAnswer         a response contradicts its headers or the protocol
 └── RequestFailed         the server answers with an error: `status`, `type`, `message`
     ├── InvalidRequest    another 3xx or 4xx
     ├── AccessDenied      401, 403, or a wrong token
     ├── NotFound          404: no such model, version or path
-    ├── Overloaded        429 or 503; `retry_after` has the seconds to wait
+    ├── Overloaded        429 or 503; `retry_after` is the seconds to wait
     └── ServerError       another 5xx: the handler or the server failed
 """
 
@@ -50,7 +50,7 @@ class StreamInterrupted(ClientError):
 
 
 class InvalidAnswer(ClientError):
-    """A response is not what its headers or the protocol say."""
+    """A response contradicts its headers or the protocol."""
 
 
 class RequestFailed(ClientError):
@@ -89,7 +89,7 @@ class NotFound(RequestFailed):
 
 
 class Overloaded(RequestFailed):
-    """The server refuses the request for now; `retry_after` tells for how long."""
+    """The server refuses the request for now; `retry_after` is the time to wait."""
 
 
 class ServerError(RequestFailed):
@@ -114,7 +114,11 @@ def reading(label: str) -> Iterator[None]:
 
 
 def extra(module: str, install: str) -> Any:
-    """Import an optional package, or raise an ImportError that says how to install it."""
+    """Import an optional package.
+
+    Raises:
+        ImportError: The package is missing; the message shows how to install it.
+    """
     try:
         return import_module(module)
     except ImportError as error:
@@ -125,7 +129,8 @@ def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFail
     """Return the error for a response."""
     if b"InvalidKeyException" in body[:200]:
         return AccessDenied(status, headers, body)
-    # A failed handler may be reported with 503 (setting handler_error_status), but it has run.
+    # A failed handler may have status 503 (setting handler_error_status). The handler has run, so
+    # this error must not be Overloaded, which would be repeated.
     if b"InternalServerException" in body[:200]:
         return ServerError(status, headers, body)
     kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound, 429: Overloaded, 503: Overloaded}

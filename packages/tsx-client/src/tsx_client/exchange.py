@@ -12,12 +12,12 @@ import httpx
 
 from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, Overloaded, failure
 
-MAX_TIMEOUT_MS = 86_400_000  # the longest that a server accepts
+MAX_TIMEOUT_MS = 86_400_000  # the longest timeout that a server accepts
 
 
 @dataclass(frozen=True)
 class Retry:
-    """When a request is repeated.
+    """The rule for the repetition of requests.
 
     A request is repeated if the server refused it (429 or 503 with Retry-After) or never received
     it. A request that may have run is never repeated.
@@ -25,7 +25,7 @@ class Retry:
     Attributes:
         attempts: The largest number of attempts.
         backoff: Seconds before the second attempt. They double for each further attempt, and a
-            random share of up to 100 % is added.
+            random part of up to 100 % is added.
         longest: The longest Retry-After, in seconds, for which the client waits.
     """
 
@@ -44,7 +44,7 @@ class Retry:
         if isinstance(error, ConnectionFailed) and error.before_request:
             seconds = 0.0
         elif isinstance(error, Overloaded):
-            # A 503 of the handler itself has no Retry-After.
+            # A 503 from the handler itself has no Retry-After, and is not repeated.
             seconds = error.retry_after
         if seconds is None or attempt >= self.attempts or seconds > self.longest:
             return None
@@ -52,7 +52,7 @@ class Retry:
 
 
 class Deadline:
-    """The end of a call with all its retries; without `seconds`, it has none."""
+    """The end of a call with all its retries; without `seconds`, a call has no end."""
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
@@ -117,9 +117,9 @@ async def exchange(
 
 
 def _error(error: httpx.HTTPError, request: httpx.Request, deadline: Deadline) -> ClientError:
-    where = f"{request.url.scheme}://{request.url.netloc.decode()}"
+    address = f"{request.url.scheme}://{request.url.netloc.decode()}"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
-        return ConnectionFailed(f"No server answers at {where}: {error}", before_request=True)
+        return ConnectionFailed(f"No server answers at {address}: {error}", before_request=True)
     if isinstance(error, httpx.TimeoutException):
         return deadline.exceeded()
-    return ConnectionFailed(f"{where} ended the connection before its answer: {error}")
+    return ConnectionFailed(f"{address} ended the connection before its answer: {error}")

@@ -1,6 +1,6 @@
 """Predictions by gRPC behind the interface of httpx.
 
-Retries, deadlines, errors and streams are therefore those of HTTP.
+Therefore retries, deadlines, errors and streams work as with HTTP.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-# Texts of gRPC's UNAVAILABLE for a request that cannot have run.
-_NOT_SENT = re.compile("failed to connect|resolution failed", re.IGNORECASE)
+# Texts of gRPC's status UNAVAILABLE for a request that cannot have run.
+_UNSENT_TEXTS = re.compile("failed to connect|resolution failed", re.IGNORECASE)
 _HTTP_ONLY_HEADERS = {
     "host",
     "content-length",
@@ -42,7 +42,7 @@ _HTTP_ONLY_HEADERS = {
 class GrpcCalls:
     """A transport that sends predictions by gRPC, and everything else by `http`.
 
-    It encrypts if the URL begins with https.
+    The gRPC connection is encrypted if the URL begins with https.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class GrpcCalls:
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         if url.startswith("https:"):
             roots = None
-            if isinstance(verify, ssl.SSLContext):  # gRPC takes the certificates instead.
+            # gRPC takes certificates, not an SSLContext.
+            if isinstance(verify, ssl.SSLContext):
                 certificates = map(ssl.DER_cert_to_PEM_cert, verify.get_ca_certs(binary_form=True))
                 roots = "".join(certificates).encode() or None
             self._channel = kind.secure_channel(
@@ -77,13 +78,13 @@ class GrpcCalls:
         message = _message(*request.extensions["tsx"])
         call = self._start_call(message, metadata=metadata, timeout=seconds)
         try:
-            first, initial = await _next(call), call.initial_metadata()
-            headers = _headers(await initial if self._is_async else initial)
+            first, metadata_result = await _next(call), call.initial_metadata()
+            headers = _headers(await metadata_result if self._is_async else metadata_result)
         except grpc.RpcError as error:
             return _failure(error, request)
-        text = headers.get("x-http-status", "200")[:3]
+        status = headers.get("x-http-status", "200")[:3]
         return httpx.Response(
-            int(text) if text.isdecimal() else 502,
+            int(status) if status.isdecimal() else 502,
             headers=headers,
             stream=_Messages(first, call),
             request=request,
@@ -91,9 +92,9 @@ class GrpcCalls:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        closing = self._channel.close()
+        close_result = self._channel.close()
         if self._is_async:
-            await closing
+            await close_result
         await self._http.aclose()
 
 
@@ -131,19 +132,19 @@ def _message(name: str, version: str | None, fields: dict[str, bytes]) -> bytes:
 
 
 def _field(number: int, value: bytes) -> bytes:
-    size, length = [], len(value)
+    size_bytes, length = [], len(value)
     while length > 127:
-        size.append(length & 127 | 128)
+        size_bytes.append(length & 127 | 128)
         length >>= 7
-    return bytes([number << 3 | 2, *size, length]) + value
+    return bytes([number << 3 | 2, *size_bytes, length]) + value
 
 
 def _prediction(message: bytes) -> bytes:
-    """Decode field 1 of a `PredictionResponse`, the only one that is set."""
-    at = 1
-    while at < len(message) and message[at] > 127:
-        at += 1
-    return message[at + 1 :]
+    """Decode field 1 of a `PredictionResponse`, which is the only field that a server sets."""
+    end = 1
+    while end < len(message) and message[end] > 127:
+        end += 1
+    return message[end + 1 :]
 
 
 def _headers(metadata: Any) -> dict[str, str]:
@@ -153,11 +154,11 @@ def _headers(metadata: Any) -> dict[str, str]:
 def _failure(error: Any, request: httpx.Request) -> httpx.Response:
     code, details = error.code(), str(error.details() or error.code().name)
     message, _, kind = details.rpartition("\n")
-    if not kind.startswith("org.pytorch.serve."):  # gRPC reports the error, not the server.
+    if not kind.startswith("org.pytorch.serve."):  # The error comes from gRPC itself.
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise httpx.ReadTimeout(details, request=request)
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise (httpx.ConnectError if _NOT_SENT.search(details) else httpx.ReadError)(
+            raise (httpx.ConnectError if _UNSENT_TEXTS.search(details) else httpx.ReadError)(
                 details, request=request
             )
     type = kind.rpartition(".")[2]

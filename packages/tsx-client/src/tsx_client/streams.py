@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tsx_client.errors import InvalidAnswer, StreamInterrupted, error_of, reading
 
-_LINE_END = re.compile("\r\n|\n|\r")  # JSON may hold the other line ends, such as U+2028.
+_LINE_END = re.compile("\r\n|\n|\r")  # JSON may contain other line ends, such as U+2028.
 _EVENT_END = re.compile("\r\n\r\n|\n\n|\r\r")
 
 
@@ -43,7 +43,7 @@ class Pieces:
         # The decoder is incremental, because a piece may end within a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if is_text else None
         self._buffer = ""
-        self._is_done = False  # OpenAI's last event has arrived.
+        self._is_done = False  # whether OpenAI's last event has arrived
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[Piece]:
         """Yield the pieces that `data` completes.

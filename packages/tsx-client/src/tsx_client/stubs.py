@@ -69,42 +69,44 @@ def generate(client: Client) -> str:
 
 
 def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Generate a module from the models' metadata; names that are no identifiers are left out."""
-    valid = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
+    """Generate a module from the models' metadata; names must be identifiers, or are left out."""
+    named_models = {
+        name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)
+    }
     title = f"The models of {url}. Made by `tsx client generate`: make it anew when they change."
     text = HEAD.format(text=repr(title))
-    classes = _class_names(valid)
-    for name, metadata in valid.items():
+    classes = _class_names(named_models)
+    for name, metadata in named_models.items():
         signature = Signature.of(metadata)
         versions = ", ".join(metadata.get("versions", ()))
-        about = repr(f"Versions {versions}." + _described(signature))
-        text += MODEL.format(name=classes[name], text=about, arguments=_arguments(signature))
+        description = repr(f"Versions {versions}." + _describe_inputs(signature))
+        text += MODEL.format(name=classes[name], text=description, arguments=_arguments(signature))
     for prefix in ("", "Async"):
-        lines = [f"    {name}: {prefix}{classes[name]}\n" for name in valid]
+        lines = [f"    {name}: {prefix}{classes[name]}\n" for name in named_models]
         text += CLIENT.format(prefix=prefix, models="".join(lines) or "    pass\n")
     return text
 
 
 def _is_identifier(name: str) -> bool:
     """Tell whether a name is an identifier in the form that Python normalizes it to."""
-    normal = unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
-    return name.isidentifier() and normal and not keyword.iskeyword(name)
+    is_normalized = unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
+    return name.isidentifier() and is_normalized and not keyword.iskeyword(name)
 
 
 def _class_names(models: Iterable[str]) -> dict[str, str]:
     """Choose a class name for each model; `a_b`, `aB` and `async_a_b` get different ones."""
     names: dict[str, str] = {}
-    used: set[str] = set()
+    used_names: set[str] = set()
     for model in models:
         name = "".join(part[:1].upper() + part[1:] for part in model.split("_")) + "Model"
-        while {name, f"Async{name}"} & used:
+        while {name, f"Async{name}"} & used_names:
             name += "_"
-        used |= {name, f"Async{name}"}
+        used_names |= {name, f"Async{name}"}
         names[model] = name
     return names
 
 
-def _described(signature: Signature) -> str:
+def _describe_inputs(signature: Signature) -> str:
     return "".join(
         f" {name}: {kind} of shape {shape}." for name, (kind, shape) in signature.tensors.items()
     )

@@ -6,6 +6,6 @@ from tsx_archiver.torch_model_archiver import parser
 
 
 class ArgParser:
-    """The flags of torch-model-archiver, for scripts that parse their own command line by them."""
+    """The flags of torch-model-archiver, for scripts that parse these flags themselves."""
 
     export_model_args_parser = staticmethod(parser)

@@ -1,4 +1,4 @@
-"""`ModelArchiver`, which packs a model as a `ModelArchiverConfig` describes it."""
+"""`ModelArchiver`, which packs a model according to a `ModelArchiverConfig`."""
 
 from __future__ import annotations
 

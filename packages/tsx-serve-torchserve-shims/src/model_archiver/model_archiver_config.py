@@ -31,16 +31,16 @@ class ModelArchiverConfig:
 
     @classmethod
     def from_args(cls, args: Namespace) -> ModelArchiverConfig:
-        """Take the fields from parsed arguments; missing ones keep their defaults."""
+        """Take the fields from parsed arguments; missing fields keep their defaults."""
         values = {
             item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)
         }
         return cls(**values)
 
     def spec(self, manifest: str | None = None) -> ArchiveSpec:
-        """Return what to pack.
+        """Return the specification of the archive.
 
         Args:
-            manifest: JSON whose further keys are added to the manifest.
+            manifest: JSON whose additional keys are added to the manifest.
         """
         return replace(spec_of(self), extra_manifest=json.loads(manifest) if manifest else {})

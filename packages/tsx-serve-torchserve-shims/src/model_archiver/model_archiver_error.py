@@ -1,6 +1,6 @@
 """`ModelArchiverError`, the base of all errors of tsx's archiver.
 
-Existing `except` clauses therefore catch them.
+Therefore existing `except` clauses catch these errors.
 """
 
 from tsx_archiver.errors import ArchiveError as ModelArchiverError

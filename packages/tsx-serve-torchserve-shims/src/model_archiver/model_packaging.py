@@ -15,21 +15,21 @@ _log = logging.getLogger(__name__)
 
 
 def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None = None) -> None:
-    """Pack a model; further keys of `manifest`, which is JSON, are added to its manifest."""
-    complete = (
+    """Pack a model; other keys of `manifest`, which is JSON, are added to the model's manifest."""
+    full_config = (
         config if isinstance(config, ModelArchiverConfig) else ModelArchiverConfig.from_args(config)
     )
     write_archive(
-        complete.spec(manifest),
-        Path(complete.export_path or "."),
-        format=complete.archive_format or "default",
-        force=bool(complete.force),
+        full_config.spec(manifest),
+        Path(full_config.export_path or "."),
+        format=full_config.archive_format or "default",
+        force=bool(full_config.force),
         warn=_log.warning,
     )
 
 
 def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
-    """Pack what `config` names. Without it, act as the command torch-model-archiver and exit."""
+    """Pack the model of `config`. Without it, act as the command torch-model-archiver and exit."""
     if config is None:
         sys.exit(torch_model_archiver.main())
     package_model(config)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelExportUtils:
-    """The one function of TorchServe's class that scripts call."""
+    """TorchServe's class, with the only function that scripts call."""
 
     @staticmethod
     def generate_manifest_json(args: ModelArchiverConfig | Namespace) -> str:

@@ -1,3 +1,3 @@
-"""The version of torch-model-archiver that tsx's archiver is compatible with."""
+"""The version of torch-model-archiver with which tsx's archiver is compatible."""
 
 __version__ = "0.12.0"

@@ -1,6 +1,7 @@
-"""TorchServe's package `ts` outside of workers: `ts.launcher`, and the imports of handlers.
+"""TorchServe's package `ts` for processes that are not workers.
 
-Handlers can therefore be tested in any process.
+It contains `ts.launcher` and the imports of handlers, so that a test can run a handler in any
+process.
 """
 
 import sys
@@ -8,7 +9,7 @@ import sys
 from tsx_runtime import version
 from tsx_runtime.worker.handler_api.ts_shim import ShimFinder
 
-# The finder of files comes first, since `ts.launcher` is a file.
+# Python's finder of files precedes this one, because `ts.launcher` is a file.
 sys.meta_path.append(ShimFinder())
 
 __version__ = version.TORCHSERVE_VERSION

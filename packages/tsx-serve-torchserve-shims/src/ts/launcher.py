@@ -18,7 +18,7 @@ from tsx_runtime.worker.handler_api.ts_shim import refuse
 __getattr__ = partial(refuse, __name__)
 
 MANAGEMENT = "http://localhost:8081/models"
-MAX_LINES = 1000  # lines of output kept after the start
+MAX_LINES = 1000  # number of output lines that are kept after the start
 
 _TORCHSERVE = [
     sys.executable,
@@ -38,10 +38,10 @@ def start(
 ) -> queue.Queue[str]:
     """Stop the running server, start another one, and wait until it is ready.
 
-    The output before that is printed.
+    The output of the start is printed.
 
     Returns:
-        A queue of the lines that the server prints later. It drops the oldest when it is full.
+        A queue of the lines that the server prints later. A full queue drops its oldest line.
 
     Raises:
         RuntimeError: The server ended before it was ready.
@@ -73,7 +73,7 @@ def start(
             f"the server did not start; the command ended with {process.wait()}:"
             f" {''.join(output[-20:])}"
         )
-    process.wait()  # The command ends, and the server goes on.
+    process.wait()  # Only the command ends; the server continues.
     lines: queue.Queue[str] = queue.Queue(MAX_LINES)
     threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
     return lines
@@ -82,7 +82,8 @@ def start(
 def stop(wait: bool = True) -> None:
     """Stop the running server.
 
-    The command always waits for its end, so that the next server finds its ports free.
+    The command always waits until the server has ended, so that the next server finds its ports
+    free.
 
     Args:
         wait: Whether to pass --foreground, as TorchServe's launcher does.
@@ -120,7 +121,7 @@ def _arguments(
 
 
 def _read_lines(stream: IO[str], lines: queue.Queue[str]) -> None:
-    """Read until the end, since a full pipe would stall the server."""
+    """Read until the stream ends, because a full pipe would stall the server."""
     for line in stream:
         if lines.full():
             lines.get_nowait()

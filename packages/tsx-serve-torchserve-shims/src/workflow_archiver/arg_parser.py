@@ -1,4 +1,4 @@
-"""`ArgParser`, which makes the parser of torch-workflow-archiver's flags."""
+"""`ArgParser`, which creates the parser of torch-workflow-archiver's flags."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The version of torch-workflow-archiver that tsx's archiver is compatible with."""
+"""The version of torch-workflow-archiver with which tsx's archiver is compatible."""
 
 __version__ = "0.2.15"

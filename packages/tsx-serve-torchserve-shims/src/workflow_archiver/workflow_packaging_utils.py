@@ -1,4 +1,4 @@
-"""`WorkflowExportUtils.generate_manifest_json`, and constants, for scripts that pack workflows."""
+"""`WorkflowExportUtils.generate_manifest_json` and constants for scripts that pack workflows."""
 
 from __future__ import annotations
 

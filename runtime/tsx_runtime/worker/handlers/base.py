@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tsx_archiver.metadata.compile_settings import wants_ahead
+from tsx_archiver.metadata.compile_settings import is_compiled_ahead
 from tsx_archiver.storage.private_directory import private_directory, temporary_directory
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
@@ -212,7 +212,7 @@ class BaseHandler:
         return self._load_torch_export_aot_compile(str(path))
 
     def _use_torch_export_aot_compile(self) -> bool:
-        return wants_ahead(self._config.get("pt2"))
+        return is_compiled_ahead(self._config.get("pt2"))
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
         """Load a library of AOTInductor; handlers may override this."""

@@ -12,7 +12,7 @@ from tests.support.models import make_model
 from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.container import kinds as container_kinds
-from tsx_cli.deploy.container.deployment import _time
+from tsx_cli.deploy.container.deployment import _parse_time
 from tsx_cli.deploy.container.resources import engine_arguments
 
 LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
@@ -228,7 +228,7 @@ def test_times_are_read_in_the_forms_of_docker_and_podman() -> None:
         "2026-11-21 21:00:00.5 +0100",
         "2026-11-21T15:30:00-04:30",
     )
-    assert len({_time(form) for form in forms}) == 1
+    assert len({_parse_time(form) for form in forms}) == 1
 
 
 def test_a_server_that_does_not_answer_is_reported(

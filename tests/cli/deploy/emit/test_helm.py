@@ -14,7 +14,7 @@ import yaml
 from tests.cli.deploy.kubernetes.conftest import check
 from tests.support.deploying import FACTS, LOCAL, a_spec
 from tests.support.platforms.helm import IS_THERE, objects, render
-from tsx_cli.deploy.emit.helm import VALUES, schema, values
+from tsx_cli.deploy.emit.helm import VALUE_DESCRIPTIONS, schema, values
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
@@ -137,8 +137,8 @@ def test_the_chart_has_the_files_that_helm_reads_and_a_schema_of_each_value() ->
     assert yaml.safe_load(files["values.yaml"]) == values_of(spec())
     described = json.loads(files["values.schema.json"])["properties"]
     descriptions = {key: value.get("description") for key, value in described.items()}
-    assert descriptions == VALUES | {"global": None}
-    for text in VALUES.values():
+    assert descriptions == VALUE_DESCRIPTIONS | {"global": None}
+    for text in VALUE_DESCRIPTIONS.values():
         assert text.split()[-1] in files["values.yaml"]
 
 

@@ -125,7 +125,7 @@ def write_all(
 
 
 def test_hadolint_accepts_the_dockerfiles(tmp_path: Path) -> None:
-    facts = replace(FACTS, requirements="tqdm==4.67.1\n", compiles="pt2 in model-config.yaml")
+    facts = replace(FACTS, requirements="tqdm==4.67.1\n", compiling_part="pt2 in model-config.yaml")
     cases = CONTAINERS | {"kserve": CLUSTERS["kserve"]}
     files = write_all("dockerfile", cases, "container", tmp_path, facts)["Dockerfile"]
     local = LOCAL._replace(wheel=Path("tsx_serve-0.1.0-py3-none-any.whl"))

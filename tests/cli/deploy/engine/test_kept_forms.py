@@ -61,7 +61,7 @@ def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path)
     config = "forms: [compile-bf16, onnx-int8, reference]\n"
     _, facts = read_archive(archive(tmp_path, config, forms))
     assert [form.name for form in facts.forms] == ["compile-bf16", "onnx-int8"]
-    assert facts.compiles == "the form compile-bf16"
+    assert facts.compiling_part == "the form compile-bf16"
     _, facts = read_archive(archive(tmp_path, "", forms))
     assert facts.forms == ()
     with pytest.raises(CliError, match=r"tsx-forms\.json cannot be read"):

@@ -86,7 +86,7 @@ def test_only_an_archive_that_compiles_gets_a_compiler(
     tmp_path: Path, config: str, handler: str, reason: str
 ) -> None:
     _, facts = read_archive(make_model(tmp_path / "digits.mar", handler, config=config))
-    assert facts.compiles == reason
+    assert facts.compiling_part == reason
     image = recipe(a_spec("container"), facts, LOCAL)
     assert ("g++" in image.files["Dockerfile"]) is bool(reason)
     note = f"the image gets g++ if its base has none, because {reason} compiles the model"

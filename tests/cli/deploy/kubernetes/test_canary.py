@@ -14,13 +14,13 @@ from tsx_cli.deploy.aws.alarms import AlarmBound, parse_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.canary import (
+    CanaryObservation,
     CanaryState,
     Counters,
-    Surroundings,
+    find_exceeded_bounds,
     next_step,
     percentile,
     read_counters,
-    went_off,
 )
 from tsx_runtime.core.telemetry.histogram import Durations
 from tsx_runtime.metrics.exposition import Families
@@ -35,7 +35,7 @@ BAKING = CanaryState("new", 10, START.isoformat())
 NEW = CanaryState("new", 10)
 OLD = CanaryState("old", 10, START.isoformat())
 TWENTY = CanaryState("new", 20)
-SLOW, BROKEN = BAKING.ending("slow"), ("failed", "ImagePullBackOff")
+SLOW, BROKEN = BAKING.with_end("slow"), ("failed", "ImagePullBackOff")
 MORE = replace(SHIFT, percent=20)
 
 
@@ -69,11 +69,11 @@ def test_each_step_of_a_canary_follows_from_the_state_of_the_cluster(
     action: str, version: str | None, shift: Shift | None, state: Any, after: int
 ) -> None:
     now = START + timedelta(seconds=after)
-    assert next_step(version, shift, Surroundings(*state), {}, now).action == action
+    assert next_step(version, shift, CanaryObservation(*state), {}, now).action == action
 
 
 def test_an_alarm_ends_a_canary() -> None:
-    state = Surroundings(BAKING, READY, 10, READY)
+    state = CanaryObservation(BAKING, READY, 10, READY)
     assert next_step("new", SHIFT, state, {"5xx>0": "3"}, START).action == "end"
 
 
@@ -93,7 +93,7 @@ def test_no_request_meets_a_version_that_does_not_run_whatever_fails(
         now += timedelta(seconds=pause)
         taken = percent if gateway else taken
         route = READY if taken == percent else BUSY
-        state = Surroundings(canary, READY if pods else BUSY, percent, route)
+        state = CanaryObservation(canary, READY if pods else BUSY, percent, route)
         alarms = {"5xx>0": "1"} if turn == alarm_at and exists else {}
         version = None if stable == "new" else "new"
         step = next_step(version, shift, state, alarms, now)
@@ -107,7 +107,7 @@ def test_no_request_meets_a_version_that_does_not_run_whatever_fails(
             canary = replace(canary, since=now.isoformat())
         elif step.action == "end":
             assert canary is not None
-            canary, ended = canary.ending(step.text), True
+            canary, ended = canary.with_end(step.text), True
         elif step.action == "move":
             assert canary is not None
             assert now - datetime.fromisoformat(canary.since) >= timedelta(seconds=bake)
@@ -162,4 +162,4 @@ def test_a_bound_is_about_a_minute_and_the_requests_of_that_time() -> None:
         (["p95>300ms", "p50>1s"], {}, {"a": slow, "b": fast}, 60, {"p95>300ms": "475 ms"}),
         (["p95>300ms"], {"a": slow}, {"a": slow}, 60, {}),
     ):
-        assert went_off(bounds(*texts), before, after, seconds) == alarm
+        assert find_exceeded_bounds(bounds(*texts), before, after, seconds) == alarm

@@ -23,14 +23,14 @@ REPOSITORY = "registry.example.com:5000/digits"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Build a double of kubectl with one of docker beside it."""
     engine = Engine(tmp_path).here(monkeypatch)
-    docker = Program.try_
+    docker = Program.run_unchecked
     cluster = Cluster(monkeypatch)
-    kubectl = Program.try_
+    kubectl = Program.run_unchecked
 
     def either(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
         return (docker if program.name == "docker" else kubectl)(program, *arguments, **more)
 
-    monkeypatch.setattr(Program, "try_", either)
+    monkeypatch.setattr(Program, "run_unchecked", either)
     cluster.engine = engine  # type: ignore[attr-defined]  # for the tests of this file
     return cluster
 
@@ -70,27 +70,31 @@ def test_a_tag_whose_digest_is_unknown_is_kept_and_the_plan_says_so(
 def test_each_program_is_called_with_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def try_(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run_unchecked(
+        program: Program, *arguments: str, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         calls.append(" ".join([program.name, *arguments]))
         if program.name == "crane":
             raise programs.ProgramError(f"crane had not ended after {more['timeout']:g} s", "")
         status = 0 if program.name == "skopeo" else 1
         return subprocess.CompletedProcess([], status, f"{DIGEST}\n", "")
 
-    monkeypatch.setattr(Program, "try_", try_)
+    monkeypatch.setattr(Program, "run_unchecked", run_unchecked)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    assert programs.pinned(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
+    assert programs.pin_digest(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
     skopeo = "skopeo --override-os linux inspect --no-tags --format {{.Digest}} docker://"
     assert calls == [f"crane digest {REPOSITORY}:1", f"{skopeo}{REPOSITORY}:1"]
-    assert programs.pinned(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
+    assert programs.pin_digest(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
 
 
 def test_podman_and_buildah_write_the_digest_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def try_(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run_unchecked(
+        program: Program, *arguments: str, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         if arguments[0] == "push":
             Path(arguments[arguments.index("--digestfile") + 1]).write_text(DIGEST)
         return subprocess.CompletedProcess([], 0, "Copying blob sha256:" + "0" * 64, "")
 
-    monkeypatch.setattr(Program, "try_", try_)
+    monkeypatch.setattr(Program, "run_unchecked", run_unchecked)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert Builder("podman").push(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"

@@ -429,7 +429,7 @@ def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(
     stable = release.Release()
     observed = stable.observe(client, "digits")
     assert observed is not None
-    none = {"Canary": release.NONE}
+    none = {"Canary": release.NO_CANARY}
     wanted = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
     stable.update(client, wanted, observed, set())
     assert watched.steps == []

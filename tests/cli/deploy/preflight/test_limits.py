@@ -12,7 +12,7 @@ from tsx_cli.deploy.preflight.limits import (
     GIB,
     LIMITS,
     MIB,
-    SET,
+    SET_BY_USER,
     ModelProfile,
     TargetLimit,
     TargetProfile,
@@ -81,8 +81,8 @@ def test_a_breach_of_a_limit_is_reported_with_a_remedy(
 
 def test_a_limit_of_the_specification_is_reported_with_its_key() -> None:
     limits = {
-        "start": TargetLimit(60, SET, "sagemaker.startup_timeout"),
-        "memory": TargetLimit(2 * GIB, SET, "sagemaker.serverless.memory"),
+        "start": TargetLimit(60, SET_BY_USER, "sagemaker.startup_timeout"),
+        "memory": TargetLimit(2 * GIB, SET_BY_USER, "sagemaker.serverless.memory"),
     }
     for target, archive, is_error, text in (
         ("sagemaker", {"load_seconds": 70.0}, True, "raise sagemaker.startup_timeout"),

@@ -110,7 +110,7 @@ class OnRay:
 
     def cluster(self) -> Any:
         settings = {"name": "digits", "target": "ray", "ray": {"address": self.address}}
-        return locations.named(None, settings).cloud
+        return locations.locate_named_deployment(None, settings).cloud
 
 
 @pytest.fixture(scope="module")

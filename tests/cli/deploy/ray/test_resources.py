@@ -14,7 +14,7 @@ from tests.support.benchmarked import results
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.commands.locations import locate, locate_named
+from tsx_cli.deploy.commands.locations import locate, locate_named_deployment
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
@@ -82,7 +82,7 @@ def test_a_specification_that_scales_names_its_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
     assert locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
-    assert locate_named(None, settings).cloud.settings.max_replicas == 2
+    assert locate_named_deployment(None, settings).cloud.settings.max_replicas == 2
 
 
 def test_several_archives_share_replicas() -> None:
@@ -169,7 +169,7 @@ def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> N
         records=lambda name="": {
             key: record for key, record in records.items() if key.startswith(name)
         },
-        owned=lambda *_: None,
+        find_owned=lambda *_: None,
     )
     wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
     obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), wanted)
@@ -259,7 +259,7 @@ def test_an_application_of_somebody_else_has_no_release_but_a_condition() -> Non
         "deployments": {"Model": {**part, "replicas": [{"state": "STARTING"}]}},
     }
     application = RunningApplication(state)
-    assert (application.version, application.tags, application.share) == (None, {}, 0.0)
+    assert (application.version, application.tags, application.canary_percent) == (None, {}, 0.0)
     assert application.condition == ("changing", "1 of its replicas (8 CPU each) have no node yet")
     failed = {
         **part,

@@ -1,6 +1,6 @@
 """Application Auto Scaling: scalable targets and scaling policies.
 
-The same call creates and replaces them.
+One API call both creates and replaces them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ POLICY = "AWS::ApplicationAutoScaling::ScalingPolicy"
 class ScalableTarget(ResourceKind):
     """A target that can be scaled; its name is `namespace|resource|dimension`."""
 
-    traits = Traits(is_tagged=False, fixed=frozenset(TARGET_KEYS), unseen=frozenset({"RoleARN"}))
+    traits = Traits(
+        is_tagged=False, fixed=frozenset(TARGET_KEYS), unreported=frozenset({"RoleARN"})
+    )
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
-        which = {
+        target_keys = {
             "ServiceNamespace": namespace,
             "ResourceIds": [resource],
             "ScalableDimension": dimension,
@@ -35,7 +37,7 @@ class ScalableTarget(ResourceKind):
             SERVICE,
             "describe_scalable_targets",
             f"looking for the scalable target {resource}",
-            **which,
+            **target_keys,
         )["ScalableTargets"]
         return (
             Observed(
@@ -63,7 +65,7 @@ class ScalableTarget(ResourceKind):
 
 
 class ScalingPolicy(ResourceKind):
-    """A rule of a target; its name is `namespace|resource|dimension|policy`."""
+    """A scaling rule of a target; its name is `namespace|resource|dimension|policy`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *TARGET_KEYS}))
 
@@ -72,7 +74,7 @@ class ScalingPolicy(ResourceKind):
         details = next(
             (rule for rule in policies(cloud, target_name) if rule["PolicyName"] == policy), None
         )
-        shown = (
+        keys = (
             "PolicyName",
             "PolicyType",
             *TARGET_KEYS,
@@ -82,7 +84,7 @@ class ScalingPolicy(ResourceKind):
         return (
             None
             if details is None
-            else Observed(name, pick(details, shown), outputs={"Ref": details["PolicyARN"]})
+            else Observed(name, pick(details, keys), outputs={"Ref": details["PolicyARN"]})
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -101,17 +103,19 @@ class ScalingPolicy(ResourceKind):
 
 def policies(cloud: Cloud, target_name: str) -> list[dict[str, Any]]:
     """Return the rules of a scalable target."""
-    which = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
+    target_keys = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
     return cloud.list_items(
         SERVICE,
         "describe_scaling_policies",
         "ScalingPolicies",
-        f"listing scaling rules of {which['ResourceId']}",
-        **which,
+        f"listing scaling rules of {target_keys['ResourceId']}",
+        **target_keys,
     )
 
 
-def only_own_scaling(cloud: Cloud, resources: Sequence[Resource], policy: str) -> list[Resource]:
+def without_foreign_scaling(
+    cloud: Cloud, resources: Sequence[Resource], policy: str
+) -> list[Resource]:
     """Leave out targets and rules that somebody else has set.
 
     Targets have no tags, so a target belongs to the deployment if its rule has the right name.
@@ -128,25 +132,25 @@ def only_own_scaling(cloud: Cloud, resources: Sequence[Resource], policy: str) -
     ]
 
 
-def predefined(metric: str) -> dict[str, Any]:
+def predefined_metric(metric: str) -> dict[str, Any]:
     return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
 
 
 def scaling_resources(
-    target_name: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
+    target_name: str, policy: str, scaling: Autoscaling, metric: dict[str, Any], needs: str
 ) -> list[Resource]:
-    """Return a scalable target, and the rule that keeps `metric` at the wanted value."""
-    which = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
+    """Return a scalable target, and the rule that keeps `metric` at the target value."""
+    target_keys = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
     rule = {
-        "TargetValue": float(wanted.target),
+        "TargetValue": float(scaling.target),
         **metric,
-        "ScaleInCooldown": wanted.scale_in,
-        "ScaleOutCooldown": wanted.scale_out,
+        "ScaleInCooldown": scaling.scale_in,
+        "ScaleOutCooldown": scaling.scale_out,
     }
     tracking = {
         "PolicyName": policy,
         "PolicyType": "TargetTrackingScaling",
-        **which,
+        **target_keys,
         "TargetTrackingScalingPolicyConfiguration": rule,
     }
     return [
@@ -154,7 +158,7 @@ def scaling_resources(
             "ScalableTarget",
             TARGET,
             target_name,
-            {**which, "MinCapacity": wanted.min, "MaxCapacity": wanted.max},
+            {**target_keys, "MinCapacity": scaling.min, "MaxCapacity": scaling.max},
             (needs,),
         ),
         Resource("ScalingPolicy", POLICY, f"{target_name}|{policy}", tracking, ("ScalableTarget",)),
@@ -162,14 +166,14 @@ def scaling_resources(
 
 
 def scaled_dimensions(resources: Sequence[Resource]) -> list[str]:
-    """Return the dimensions that are scaled."""
+    """Return the dimensions of the scalable targets among resources."""
     return [resource.name.split("|")[2] for resource in resources if resource.kind == TARGET]
 
 
-def existing_scaling(
+def existing_scaling_resources(
     target_name: str, policy: str, needs: tuple[str, ...], number: int | str = ""
 ) -> list[Resource]:
-    """Return an existing target and its rule, of which only the names are known."""
+    """Return an existing target and its rule, without their properties."""
     target = Resource(f"ScalableTarget{number}", TARGET, target_name, {}, needs)
     return [
         target,

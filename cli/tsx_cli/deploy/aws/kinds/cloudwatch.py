@@ -46,22 +46,22 @@ class CloudWatchAlarm(ResourceKind):
         return Observed(name, pick(alarm, PROPERTIES), tags, outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        named = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}
+        arguments = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}
         cloud.call(
             "cloudwatch",
             "put_metric_alarm",
             f"setting the alarm {resource.name}",
-            **named,
+            **arguments,
             **resource.properties,
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        # This call does not change the tags of an existing alarm.
+        # `put_metric_alarm` ignores the tags for an existing alarm, so they are set separately.
         self.create(cloud, resource)
-        which = {"ResourceARN": observed.outputs["Arn"], "Tags": tag_list(resource.tags)}
-        cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **which)
+        arguments = {"ResourceARN": observed.outputs["Arn"], "Tags": tag_list(resource.tags)}
+        cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **arguments)
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(
@@ -75,18 +75,18 @@ class CloudWatchAlarm(ResourceKind):
 def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
     """Return the names of the alarms that were created for a deployment.
 
-    Such an alarm is called `tsx-NAME-...`, and its metric has the dimension with the value NAME.
+    Such an alarm is called `tsx-NAME-...`, and NAME is the value of a dimension of its metric.
     """
     pattern = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
     doing = f"listing the alarms of {name}"
     alarms = cloud.list_items(
         "cloudwatch", "describe_alarms", "MetricAlarms", doing, AlarmNamePrefix=f"tsx-{name}-"
     )
-    of = {"Name": dimension, "Value": name}
+    wanted_dimension = {"Name": dimension, "Value": name}
     return [
         alarm["AlarmName"]
         for alarm in alarms
-        if pattern.fullmatch(alarm["AlarmName"]) and of in _dimensions(alarm)
+        if pattern.fullmatch(alarm["AlarmName"]) and wanted_dimension in _dimensions(alarm)
     ]
 
 
@@ -99,7 +99,11 @@ def alarm_states(cloud: Cloud, names: Iterable[str]) -> dict[str, str]:
 
 
 def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
-    several = [
+    query_metrics = [
         query["MetricStat"]["Metric"] for query in alarm.get("Metrics", []) if "MetricStat" in query
     ]
-    return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]
+    return [
+        dimension
+        for metric in (alarm, *query_metrics)
+        for dimension in metric.get("Dimensions", [])
+    ]

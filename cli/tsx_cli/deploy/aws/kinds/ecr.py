@@ -7,30 +7,30 @@ import re
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, numbered
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, numbered_resources
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe
 
-OWN_PREFIX = "tsx/"  # how the names of repositories begin that tsx deploy creates
+OWN_PREFIX = "tsx/"  # prefix of the repositories that tsx deploy creates
 
 
 class Repository(ResourceKind):
     """A repository: only its existence and its tags are compared."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
+    traits = Traits(is_tagged=False, unreported=frozenset({"ImageScanningConfiguration"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer = cloud.find(
+        response = cloud.find(
             "ecr",
             "describe_repositories",
             f"looking for the repository {name}",
             repositoryNames=[name],
         )
         tags = {}
-        if answer is None:
+        if response is None:
             return None
-        [repository] = answer["repositories"]
-        # The deploying identity may lack the permission for other repositories.
+        [repository] = response["repositories"]
+        # The deploying identity may lack the permission to read the tags of other repositories.
         if name.startswith(OWN_PREFIX):
             doing = f"looking for the tags of the repository {name}"
             tags = tag_map(
@@ -53,12 +53,14 @@ class Repository(ResourceKind):
         scanning = {
             "scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])
         }
-        wanted = {
+        arguments = {
             "repositoryName": resource.name,
             "tags": tag_list(resource.tags),
             "imageScanningConfiguration": scanning,
         }
-        cloud.call("ecr", "create_repository", f"creating the repository {resource.name}", **wanted)
+        cloud.call(
+            "ecr", "create_repository", f"creating the repository {resource.name}", **arguments
+        )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         doing = f"deleting the repository {observed.name} and its images"
@@ -85,11 +87,13 @@ class EcrImage(ResourceKind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         host, _, path = name.partition("/")
         repository, _, tag = path.rpartition(":")
-        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
-        answer = cloud.find("ecr", "describe_images", f"looking for the image {name}", **which)
-        if answer is None:
+        image_key = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
+        response = cloud.find(
+            "ecr", "describe_images", f"looking for the image {name}", **image_key
+        )
+        if response is None:
             return None
-        [image] = answer["imageDetails"]
+        [image] = response["imageDetails"]
         digest = image["imageDigest"]
         outputs = {
             "Uri": f"{host}/{repository}@{digest}",
@@ -106,7 +110,7 @@ class EcrImage(ResourceKind):
         """
         assert self._builder is not None
         assert self._recipe is not None
-        if not self._builder.is_here(resource.name):
+        if not self._builder.is_local(resource.name):
             self._builder.build(self._recipe, resource.name, self._machine)
         authorization = cloud.call("ecr", "get_authorization_token", "asking ECR for a password")[
             "authorizationData"
@@ -119,8 +123,8 @@ class EcrImage(ResourceKind):
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         repository, _, tag = observed.name.partition("/")[2].rpartition(":")
-        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
-        cloud.call("ecr", "batch_delete_image", f"deleting the image {observed.name}", **which)
+        image_key = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
+        cloud.call("ecr", "batch_delete_image", f"deleting the image {observed.name}", **image_key)
 
 
 def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resource]:
@@ -130,4 +134,4 @@ def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resou
         "ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"}
     )
     tags = sorted(image["imageTag"] for image in images if tag.fullmatch(image["imageTag"]))
-    return numbered("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])
+    return numbered_resources("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
@@ -20,10 +20,10 @@ class Role(ResourceKind):
     poll_interval_s, timeout_s = 2.0, 120.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
-        if answer is None:
+        response = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
+        if response is None:
             return None
-        role = answer["Role"]
+        role = response["Role"]
         doing = f"looking for the permissions of the role {name}"
         policies = []
         for policy_name in cloud.call("iam", "list_role_policies", doing, RoleName=name)[
@@ -43,24 +43,24 @@ class Role(ResourceKind):
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         """Create the role; a following `update` gives it its policy."""
-        wanted = {
+        arguments = {
             "AssumeRolePolicyDocument": json.dumps(resource.properties["AssumeRolePolicyDocument"]),
             "Tags": tag_list(resource.tags),
         }
-        wanted["Description"] = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
+        arguments["Description"] = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
         cloud.call(
             "iam",
             "create_role",
             f"creating the role {resource.name}",
             RoleName=resource.name,
-            **wanted,
+            **arguments,
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         client = cloud.client("iam")
-        with translated_errors(f"giving the role {resource.name} its permissions"):
+        with translate_errors(f"giving the role {resource.name} its permissions"):
             if "AssumeRolePolicyDocument" in changed:
                 trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
@@ -74,7 +74,7 @@ class Role(ResourceKind):
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         client = cloud.client("iam")
-        with translated_errors(f"deleting the role {observed.name}"):
+        with translate_errors(f"deleting the role {observed.name}"):
             for policy in observed.properties["Policies"]:
                 client.delete_role_policy(RoleName=observed.name, PolicyName=policy["PolicyName"])
             client.delete_role(RoleName=observed.name)
@@ -83,7 +83,7 @@ class Role(ResourceKind):
 def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
     """Return the role that was created for a deployment, if there is one.
 
-    An identity without the permission to look for roles cannot have created one.
+    An identity without the permission to read roles cannot have created one.
     """
     role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
     try:
@@ -111,9 +111,9 @@ def call_with_role(
     except CloudError as error:
         if REFUSALS[target] not in error.message.lower():
             raise
-        reason, may_pass = _reason_not_assumed(cloud, arn, target)
+        reason, can_recover = _reason_not_assumed(cloud, arn, target)
         text = f"{error.message.rstrip('.')}. {reason}"
-        if may_pass:
+        if can_recover:
             return text
         raise CloudError(text, error.code) from error
     return None
@@ -146,17 +146,19 @@ def _reason_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]
             f"There is no role {name}: correct --role, or have one created with --create-role",
             False,
         )
-    shown = f"`aws iam get-role --role-name {name} --query Role.AssumeRolePolicyDocument` shows it"
-    statements = _trusting(response["Role"]["AssumeRolePolicyDocument"], service)
+    show_hint = (
+        f"`aws iam get-role --role-name {name} --query Role.AssumeRolePolicyDocument` shows it"
+    )
+    statements = _trust_statements(response["Role"]["AssumeRolePolicyDocument"], service)
     if not statements:
-        sets = (
+        fix_hint = (
             f"`aws iam update-assume-role-policy --role-name {name} --policy-document"
             f" file://infra/iam/trust-{target}.json`"
         )
         return (
             (
-                f"The trust policy of the role does not allow {service} to assume it: {shown}, and"
-                f" {sets} sets the one that is needed"
+                f"The trust policy of the role does not allow {service} to assume it: {show_hint},"
+                f" and {fix_hint} sets the one that is needed"
             ),
             False,
         )
@@ -167,22 +169,22 @@ def _reason_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]
     )
     return (
         (
-            f"The trust policy of the role names {service}{conditions}: {shown}. A new role can be"
-            " assumed within a minute"
+            f"The trust policy of the role names {service}{conditions}: {show_hint}. A new role can"
+            " be assumed within a minute"
         ),
         True,
     )
 
 
-def _trusting(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]]:
-    """Return the statements that allow a service to assume a role."""
+def _trust_statements(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]]:
+    """Return the statements of a policy that allow a service to assume a role."""
 
     def as_list(value: Any) -> list[Any]:
         return value if isinstance(value, list) else [value]
 
-    def names(statement: Mapping[str, Any]) -> bool:
-        who = statement.get("Principal", {})
-        services = ["*"] if who == "*" else as_list(who.get("Service", []))
+    def allows_service(statement: Mapping[str, Any]) -> bool:
+        principal = statement.get("Principal", {})
+        services = ["*"] if principal == "*" else as_list(principal.get("Service", []))
         actions = as_list(statement.get("Action", []))
         return (
             statement["Effect"] == "Allow"
@@ -190,4 +192,4 @@ def _trusting(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]
             and bool({"*", "sts:*", "sts:AssumeRole"} & set(actions))
         )
 
-    return [statement for statement in as_list(policy["Statement"]) if names(statement)]
+    return [statement for statement in as_list(policy["Statement"]) if allows_service(statement)]

@@ -1,4 +1,4 @@
-"""Log groups of CloudWatch, and how many days they keep their lines."""
+"""Log groups of CloudWatch, and the number of days that they keep their lines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KIND = "AWS::Logs::LogGroup"
 class LogGroup(ResourceKind):
     """A log group.
 
-    The platform creates one with the first line, and keeps the lines for ever. Such a group is
-    taken over.
+    The platform creates a missing one with the first line, and keeps the lines for ever. tsx takes
+    over such a group.
     """
 
-    traits = Traits(adopted=True)
+    traits = Traits(can_adopt=True)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the log group {name}"
@@ -72,7 +72,7 @@ class LogGroup(ResourceKind):
 def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list[Resource]:
     """Return the log group of a deployment, or nothing if `log_retention` is 0.
 
-    Its name is the usual one of the target, if no other is given.
+    The default name is the one that the target uses.
     """
     if spec.log_retention == 0:
         return []

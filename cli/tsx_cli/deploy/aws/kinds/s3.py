@@ -6,36 +6,38 @@ import tempfile
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
-SHA = "tsx-sha256"  # the metadata of an object with the digest of its content
+SHA_KEY = "tsx-sha256"  # key of the object metadata with the SHA-256 of the content
 
 
 class Bucket(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """Return the bucket, with its block of public access, which is set last."""
+        """Return the bucket with its block of public access, which completes its creation."""
         if cloud.find("s3", "head_bucket", f"looking for the bucket {name}", Bucket=name) is None:
             return None
-        closed: dict[str, bool] = {}
+        public_access_block: dict[str, bool] = {}
         try:
             doing = f"checking that the bucket {name} blocks public access"
-            closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)[
+            public_access_block = cloud.call("s3", "get_public_access_block", doing, Bucket=name)[
                 "PublicAccessBlockConfiguration"
             ]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
                 raise
         return Observed(
-            name, {"PublicAccessBlockConfiguration": closed}, outputs={"BucketName": name}
+            name,
+            {"PublicAccessBlockConfiguration": public_access_block},
+            outputs={"BucketName": name},
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        where = (
+        location = (
             {}
             if cloud.region == "us-east-1"
             else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
@@ -45,20 +47,23 @@ class Bucket(ResourceKind):
             "create_bucket",
             f"creating the bucket {resource.name}",
             Bucket=resource.name,
-            **where,
+            **location,
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         """Set tags and block public access; this also completes the creation."""
-        client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
-        with translated_errors(f"blocking public access to the bucket {resource.name}"):
+        client, public_access_block = (
+            cloud.client("s3"),
+            resource.properties["PublicAccessBlockConfiguration"],
+        )
+        with translate_errors(f"blocking public access to the bucket {resource.name}"):
             client.put_bucket_tagging(
                 Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)}
             )
             client.put_public_access_block(
-                Bucket=resource.name, PublicAccessBlockConfiguration=closed
+                Bucket=resource.name, PublicAccessBlockConfiguration=public_access_block
             )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
@@ -71,9 +76,12 @@ class Bucket(ResourceKind):
 
 
 class S3Object(ResourceKind):
-    """An archive in a bucket, in a `model.tar.gz` for SageMaker; its name is `bucket/key`."""
+    """An archive in a bucket, packed into a `model.tar.gz` for SageMaker.
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
+    Its name is `bucket/key`.
+    """
+
+    traits = Traits(is_tagged=False, unreported=frozenset({"Path"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         bucket, _, key = name.partition("/")
@@ -81,21 +89,21 @@ class S3Object(ResourceKind):
         if head is None:
             return None
         return Observed(
-            name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"}
+            name, {"Sha256": head["Metadata"].get(SHA_KEY)}, outputs={"Url": f"s3://{name}"}
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         bucket, _, key = resource.name.partition("/")
-        extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
+        extra_args = {"Metadata": {SHA_KEY: resource.properties["Sha256"]}}
         archive = Path(resource.properties["Path"])
         with (
             tempfile.TemporaryDirectory(
                 prefix="tsx-deploy-", dir=temporary_directory()
             ) as directory,
-            translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
+            translate_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(
-                str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
+                str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra_args
             )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:

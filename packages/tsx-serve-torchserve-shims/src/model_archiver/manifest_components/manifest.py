@@ -21,7 +21,7 @@ class RuntimeType(Enum):
 class Manifest:
     """The content of a MANIFEST.json.
 
-    `manifest_dict` holds it as a dict, and `str()` returns its JSON.
+    `manifest_dict` is the content as a dict, and `str()` returns its JSON.
     """
 
     def __init__(self, runtime: str, model: Model) -> None:

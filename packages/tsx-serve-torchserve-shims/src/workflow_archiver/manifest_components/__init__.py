@@ -1,4 +1,4 @@
-"""The parts of a workflow's MANIFEST.json, which tsx makes itself."""
+"""A stand-in for the parts of a workflow's MANIFEST.json, which tsx creates itself."""
 
 raise ModuleNotFoundError(
     "tsx does not include TorchServe's module 'workflow_archiver.manifest_components': "
