@@ -135,7 +135,7 @@ class LambdaFunction(ResourceKind):
 class PublishedVersion(ResourceKind):
     """A version; its name is `function:hash`, with the hash in its description."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
+    traits = Traits(is_tagged=False, unreported=frozenset({"FunctionName"}))
     poll_interval_s, timeout_s = 2.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:

@@ -82,7 +82,7 @@ class Permission(ResourceKind):
     traits = Traits(
         is_tagged=False,
         fixed=frozenset({"Action", "Principal"}),
-        unseen=frozenset({"FunctionName", "FunctionUrlAuthType", "InvokedViaFunctionUrl"}),
+        unreported=frozenset({"FunctionName", "FunctionUrlAuthType", "InvokedViaFunctionUrl"}),
     )
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -120,7 +120,7 @@ class EventSourceMapping(ResourceKind):
 
     traits = Traits(
         fixed=frozenset({"EventSourceArn"}),
-        unseen=frozenset({"FunctionName"}),
+        unreported=frozenset({"FunctionName"}),
         removable=frozenset({"ScalingConfig"}),
     )
     poll_interval_s, timeout_s = 2.0, 600.0

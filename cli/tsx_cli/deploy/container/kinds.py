@@ -139,7 +139,7 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
 class DockerContainer(ResourceKind):
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
+        unreported=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
         updates_failed=True,
         when_interrupted="the new container continues to start, and the previous one is stopped",
     )

@@ -228,7 +228,7 @@ def _refuse_strangers(resource: Resource, observed: Observed | None, traits: Tra
     wanted = resource.tags.get(OWNER)
     if observed is not None and wanted is not None and observed.tags.get(OWNER) != wanted:
         owner = observed.tags.get(OWNER)
-        if traits.adopted and owner is None:
+        if traits.adopts_unowned and owner is None:
             return
         reason = (
             f"it belongs to the deployment '{owner}'" if owner else "tsx deploy did not make it"

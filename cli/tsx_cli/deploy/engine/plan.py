@@ -174,7 +174,7 @@ def _change(
         return Change("create", resource, None, tuple(fields))
     fields = differences(
         existing.properties,
-        {k: v for k, v in resource.properties.items() if k not in traits.unseen},
+        {k: v for k, v in resource.properties.items() if k not in traits.unreported},
         observed,
         coming,
     )

@@ -77,13 +77,13 @@ class Traits:
     """What a plan needs to know about a kind of resource."""
 
     fixed: frozenset[str] = frozenset()  # properties that only a new resource can change
-    unseen: frozenset[str] = frozenset()  # properties that the platform does not report
+    unreported: frozenset[str] = frozenset()  # properties that the platform does not report
     removable: frozenset[str] = frozenset()  # properties that are removed if they are not wanted
     # Properties of which unknown inner keys are removed, such as a variable added by hand.
     exact: frozenset[str] = frozenset()
     when_interrupted: str = ""  # the fate of an interrupted change, if AWS does not continue it
     updates_failed: bool = False  # whether a failed resource is updated, not replaced
-    adopted: bool = False  # whether an existing resource without an owner is taken over
+    adopts_unowned: bool = False  # whether an existing resource without an owner is taken over
     is_tagged: bool = True  # whether the resource carries and reports tags
 
 

@@ -201,7 +201,7 @@ class KubernetesObject(ResourceKind):
 
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"apiVersion", "kind"}),
+        unreported=frozenset({"apiVersion", "kind"}),
         updates_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )
@@ -335,7 +335,7 @@ class TokenSecret(KubernetesObject):
 class Revision(ResourceKind):
     """An earlier revision of a Deployment's pods, the target of a rollback: a replica set."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
+    traits = Traits(is_tagged=False, unreported=frozenset({"Revision"}), updates_failed=True)
     poll_interval_s, timeout_s = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:

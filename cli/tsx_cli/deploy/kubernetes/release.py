@@ -163,7 +163,7 @@ class Release(KubernetesObject):
 
     traits = Traits(
         is_tagged=False,
-        unseen=frozenset({"apiVersion", "kind", "Beside"}),
+        unreported=frozenset({"apiVersion", "kind", "Beside"}),
         updates_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )

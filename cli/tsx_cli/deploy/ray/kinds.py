@@ -31,7 +31,7 @@ class Archive(ResourceKind):
     """An archive in the cluster's object store, under its SHA-256."""
 
     traits = Traits(
-        is_tagged=False, unseen=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
+        is_tagged=False, unreported=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
     )
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:

@@ -93,7 +93,7 @@ class SageMakerEndpoint(ResourceKind):
     """
 
     traits = Traits(
-        unseen=frozenset(
+        unreported=frozenset(
             {"DeploymentConfig", "RetainAllVariantProperties", "ExcludeRetainedVariantProperties"}
         )
     )
@@ -162,7 +162,7 @@ class InferenceComponent(ResourceKind):
     """
 
     traits = Traits(
-        fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"})
+        fixed=frozenset({"EndpointName", "VariantName"}), unreported=frozenset({"DeploymentConfig"})
     )
     poll_interval_s, timeout_s = 10.0, MAX_UPDATE_S + 3600.0
 

@@ -110,7 +110,7 @@ class MultiModelVersion(Immutable):
 
     def __init__(self) -> None:
         super().__init__("model", "Model", "model", ())
-        self.traits = Traits(unseen=frozenset(MODEL_PROPERTIES))
+        self.traits = Traits(unreported=frozenset(MODEL_PROPERTIES))
 
 
 class TargetModel(ResourceKind):

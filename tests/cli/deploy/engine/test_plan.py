@@ -15,7 +15,7 @@ from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, Traits, dig
 
 TRAITS = {
     "Fixed": Traits(fixed=frozenset({"size"})),
-    "Blind": Traits(unseen=frozenset({"secret"})),
+    "Blind": Traits(unreported=frozenset({"secret"})),
     "Bare": Traits(is_tagged=False),
 }
 

@@ -22,7 +22,9 @@ POLICY = "AWS::ApplicationAutoScaling::ScalingPolicy"
 class ScalableTarget(ResourceKind):
     """A target that can be scaled; its name is `namespace|resource|dimension`."""
 
-    traits = Traits(is_tagged=False, fixed=frozenset(TARGET_KEYS), unseen=frozenset({"RoleARN"}))
+    traits = Traits(
+        is_tagged=False, fixed=frozenset(TARGET_KEYS), unreported=frozenset({"RoleARN"})
+    )
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")

@@ -17,7 +17,7 @@ OWN_PREFIX = "tsx/"  # how the names of repositories begin that tsx deploy creat
 class Repository(ResourceKind):
     """A repository: only its existence and its tags are compared."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
+    traits = Traits(is_tagged=False, unreported=frozenset({"ImageScanningConfiguration"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         answer = cloud.find(

@@ -22,7 +22,7 @@ class LogGroup(ResourceKind):
     taken over.
     """
 
-    traits = Traits(adopted=True)
+    traits = Traits(adopts_unowned=True)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the log group {name}"

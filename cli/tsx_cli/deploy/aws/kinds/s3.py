@@ -73,7 +73,7 @@ class Bucket(ResourceKind):
 class S3Object(ResourceKind):
     """An archive in a bucket, in a `model.tar.gz` for SageMaker; its name is `bucket/key`."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
+    traits = Traits(is_tagged=False, unreported=frozenset({"Path"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         bucket, _, key = name.partition("/")
