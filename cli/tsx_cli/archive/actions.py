@@ -33,7 +33,7 @@ from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES as MOST_MEASURED
-from tsx_runtime.core.models.benchmark_record import parse_measured
+from tsx_runtime.core.models.benchmark_record import parse_benchmark_record
 from tsx_runtime.shared.log_format import escaped
 
 _NAMES = {"Hugging Face": name_of, "MLflow": default_name}
@@ -134,7 +134,7 @@ def inspect(file: Path, as_json: bool) -> None:
     limits = archive_limits(quiet=False)
     inspection = inspect_archive(file, limits=limits)
     content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
-    measured = None if content is None else parse_measured(content)
+    measured = None if content is None else parse_benchmark_record(content)
     if as_json:
         print_json(
             _as_data(inspection) | {"measured": None if measured is None else measured._asdict()}

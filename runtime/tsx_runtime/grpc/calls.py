@@ -52,7 +52,7 @@ class PendingRequest:
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
         priority, timeout_ms = priority_and_timeout(headers)
-        route = route.by_head(headers)
+        route = route.route_for_headers(headers)
         now = time.monotonic()
         due = deadline(now, route.client_timeout, timeout_ms)
         remaining = context.time_remaining()

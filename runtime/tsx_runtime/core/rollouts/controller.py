@@ -249,10 +249,10 @@ class RolloutController:
         """Return why the weights changed, other than by this rollout."""
         versions = self._models[name].versions
         for version in versions.values():
-            if version.replaced in {state.old, state.plan.version} - set(versions):
+            if version.replaced_version in {state.old, state.plan.version} - set(versions):
                 return (
-                    f"version {version.replaced} was replaced by version {version.version}, which"
-                    " has its share now"
+                    f"version {version.replaced_version} was replaced by version {version.version},"
+                    " which has its share now"
                 )
         return "the weights of the model were changed by hand"
 

@@ -347,7 +347,7 @@ class Route(Protocol):
     def client_timeout(self) -> float:
         """The timeout in seconds; 0: none, or that of the version that a splitter picks."""
 
-    def by_head(self, headers: Headers) -> Route:
+    def route_for_headers(self, headers: Headers) -> Route:
         """Return the route that the headers of a request choose; the job is submitted to it."""
 
     @property

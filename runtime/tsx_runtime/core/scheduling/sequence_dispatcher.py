@@ -84,7 +84,7 @@ class SequenceDispatcher(Dispatcher):
     def has_sequence_of(self, job: Job) -> bool:
         return self.sequences.knows(read_mark(job.meta).id)
 
-    def carries(self, job: Job) -> bool:
+    def runs_sequence_of(self, job: Job) -> bool:
         """Tell whether a job belongs to a running sequence."""
         return self.sequences.is_active(read_mark(job.meta).id)
 

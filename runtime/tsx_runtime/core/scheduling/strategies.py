@@ -47,7 +47,7 @@ class Strategy(NamedTuple):
     split_rows: int = 0  # rows of a part of a request; 0: requests stay whole
 
 
-def strategy(config: ModelConfig) -> Strategy:
+def strategy_of(config: ModelConfig) -> Strategy:
     """Return the strategy of a configuration; `parallel_of` checks groups of processes.
 
     Raises:
@@ -116,7 +116,7 @@ def queue_of(chosen: Strategy) -> RequestQueue | None:
     )
 
 
-def entrance(
+def entry_point(
     dispatcher: Dispatcher, chosen: Strategy, response_timeout: float
 ) -> Callable[[Job], None]:
     """Return the function that accepts requests; with `useJobTicket` none waits for a worker."""

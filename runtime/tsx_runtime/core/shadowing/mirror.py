@@ -97,10 +97,10 @@ class Mirror:
 
     # The methods below are called by the splitter.
 
-    def wants(self, draw: float) -> bool:
+    def should_observe(self, draw: float) -> bool:
         return draw * 100 < self.config.share
 
-    def watch(self, job: Job, version: ModelVersion) -> Job:
+    def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         target = self.target
         reason = self._reason(target, version, len(job.body))
         if reason is not None:

@@ -126,7 +126,7 @@ class TrafficManager:
         splitter = self._splitters.get(name)
         if splitter is None or version is not None:
             return self.find(name, version)
-        return splitter.by_head(headers)
+        return splitter.route_for_headers(headers)
 
     def traffic(self, name: str) -> Traffic:
         """Return the traffic of a model, which need not be registered."""

@@ -27,10 +27,10 @@ VERSION_HEADER = b"x-tsx-model-version"  # header of responses: the version that
 class Observer(Protocol):
     """A listener to some of a splitter's requests and their responses."""
 
-    def wants(self, draw: float) -> bool:
+    def should_observe(self, draw: float) -> bool:
         """Tell whether to observe a request; `draw` is random in [0, 1) for each observer."""
 
-    def watch(self, job: Job, version: ModelVersion) -> Job:
+    def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         """Return the job to submit in place of `job`, such as an `ObservedJob`."""
 
 
@@ -61,7 +61,7 @@ class Splitter:
         ]
         self._fixed = {}
 
-    def by_head(self, headers: Headers) -> Splitter | FixedRoute:
+    def route_for_headers(self, headers: Headers) -> Splitter | FixedRoute:
         """Return the route for a request's headers, or the splitter if its body decides."""
         table = self.table
         number = by_rule(table, headers)
@@ -108,8 +108,8 @@ class Splitter:
     def _watch(self, job: Job, version: ModelVersion) -> None:
         watched = job
         for observer in self.observers:
-            if observer.wants(self._draw()):
-                watched = observer.watch(watched, version)
+            if observer.should_observe(self._draw()):
+                watched = observer.wrap_job(watched, version)
         if watched is not job:
             job.watched = watched
 
@@ -125,7 +125,7 @@ class FixedRoute:
         self._send = splitter.send
         self.leave = splitter.leave
 
-    def by_head(self, headers: Headers) -> FixedRoute:
+    def route_for_headers(self, headers: Headers) -> FixedRoute:
         return self
 
     def submit(self, job: Job) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.isolation.hidden_credentials import starting_without
+from tsx_runtime.core.isolation.hidden_credentials import hidden_from_children
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import (
     CommandProcess,
@@ -316,7 +316,7 @@ def _clean_start(hidden: Collection[str]) -> Iterator[None]:
     """Hide variables and the working directory from programs that multiprocessing starts."""
     # The order matters: the second calls the first.
     with (
-        starting_without(hidden, os.environ),
+        hidden_from_children(hidden, os.environ),
         _without_working_directory(),
     ):
         yield

@@ -71,7 +71,9 @@ class SupervisionConfig:
     heartbeat: float
     heartbeat_timeout: float
     # A context that is open while a process loads the model.
-    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()
+    reserve_memory: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: (
+        nullcontext()
+    )
     on_state: Callable[[], None] = lambda: None  # called when a worker's state has changed
     must_load: bool = False  # A failure ends the program, which reports it.
     last_error: str | None = None
@@ -168,7 +170,7 @@ class WorkerLifecycle:
         self._worker.started = datetime.now(timezone.utc)
         instance: WorkerInstance | None = None
         try:
-            async with self._config.room(self._worker):
+            async with self._config.reserve_memory(self._worker):
                 self._worker.instance = instance = await self._begin()
                 if self._worker.stopping.is_set():
                     instance.kill(NOT_NEEDED)
@@ -374,7 +376,7 @@ class WorkerLifecycle:
             return None
         self._config.replacing = True
         try:
-            async with self._config.room(self._worker):
+            async with self._config.reserve_memory(self._worker):
                 successor = self._worker.successor = await self._begin()
                 if self._worker.stopping.is_set():
                     successor.kill(NOT_NEEDED)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import latency_target
-from tsx_runtime.core.elastic.decision import LatencyBound
+from tsx_runtime.core.elastic.decision import LatencyCapacity
 from tsx_runtime.core.slo.attainment import Attainment
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
@@ -193,7 +193,7 @@ def test_times_that_a_clock_did_not_see_are_short_ones(points):
     for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
         curve.add(1, seconds, float(number))
     assert curve.typical(1) > 0
-    rate, size = LatencyBound(latency_target("p99<50ms"), TARGET, curve).capacity(100.0, 1)
+    rate, size = LatencyCapacity(latency_target("p99<50ms"), TARGET, curve).throughput(100.0, 1)
     assert rate > 100
     assert size >= 1
 
