@@ -42,7 +42,7 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
         "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)": (
             ""
         ),
-        "batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)": (
+        "batch = (free_since, sent_at, now, size, times, arrivals, None if codes.count(200) == size else codes)": (
             "batch = ()"
         ),
         "self.stats.add_batch(batch, jobs)": "pass",
@@ -50,7 +50,7 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
     # A batch that is sent without counting may come back with counting.
     vars(channel)["just_now"] = struct.Struct("d").pack
     return [
-        changed_body(channel.Channel.send, {"arrivals(jobs)": "just_now(now) * len(jobs)"}),
+        changed_body(channel.Channel.send, {"pack_arrivals(jobs)": "just_now(now) * len(jobs)"}),
         changed_body(Dispatcher.on_reply, batch),
         changed_body(Exchange.answer, {"lane.counts.plain += 1": ""}),
     ]

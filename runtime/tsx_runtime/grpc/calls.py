@@ -96,7 +96,7 @@ class PendingRequest:
         check_status(answer.status)
         if (
             answer.status >= 400
-            and not answer.streamed
+            and not answer.is_streamed
             and (refusal := worker_refusal(answer.status, answer.body))
         ):
             raise CallRefused(refusal)
@@ -111,7 +111,7 @@ class PendingRequest:
             self.route.leave(self.job)
         else:
             done.exception()  # asyncio logs errors that nobody retrieves.
-        if self._answer is not None and self._answer.streamed:
+        if self._answer is not None and self._answer.is_streamed:
             self.route.leave(self.job)
             self._answer.leave()
 

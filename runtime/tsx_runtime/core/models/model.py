@@ -223,7 +223,7 @@ class ModelVersion:
         It has no requests, and the next request may wait until the model is loaded again.
         """
         return (
-            self._dispatcher.unused
+            self._dispatcher.is_unused
             and not self.plan.strategy.uses_job_tickets
             and {worker.state for worker in self.workers} <= {WorkerState.READY}
         )
@@ -234,7 +234,7 @@ class ModelVersion:
 
         It is the current time if there are requests or sequences.
         """
-        if not self._dispatcher.unused:
+        if not self._dispatcher.is_unused:
             return time.monotonic()
         return max(
             [
@@ -248,7 +248,7 @@ class ModelVersion:
     @property
     def can_shrink(self) -> bool:
         """Whether workers may be removed; those of a stateful model only if it has no sequences."""
-        return self.plan.strategy.sequences is None or self._dispatcher.unused
+        return self.plan.strategy.sequences is None or self._dispatcher.is_unused
 
     def current_load(self) -> tuple[int, int, float]:
         """Return the numbers of waiting requests and busy workers, and a busy worker's rate."""

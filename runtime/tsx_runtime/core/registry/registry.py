@@ -104,7 +104,7 @@ class Registry:
             traffic.unobserve,
             traffic.on_traffic,
         )
-        self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
+        self.rollouts = RolloutController(traffic, self.state, is_stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
         # The names of models that a replica of Ray registers at their first request.

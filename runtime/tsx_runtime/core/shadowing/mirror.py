@@ -207,7 +207,7 @@ class Copy(ObservedJob):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         super().piece(headers, body, flow)
-        if self._room < 0:
+        if self._remaining_bytes < 0:
             self.gone = True  # Further parts are not read.
 
     def _return(self, observed: ObservedAnswer) -> None:

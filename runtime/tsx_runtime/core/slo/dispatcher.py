@@ -152,7 +152,7 @@ class SloDispatcher(Dispatcher):
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or job.late for job in sent.jobs])
         if not sent.deaths:
-            seconds, cost = now - max(sent.at, channel.replied), sum(self._costs(sent.jobs))
+            seconds, cost = now - max(sent.sent_at, channel.replied), sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)
         self._invalidate_bounds()
         if self._arbiter.is_blocking:
@@ -176,7 +176,9 @@ class SloDispatcher(Dispatcher):
                     limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))
                 )
             )
-        assignment = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
+        assignment = assign(
+            self.queue, self._free(now), now, limits, self.service_rate.has_short_batches
+        )
         for _, jobs in assignment.batches:
             self.control.sent(
                 self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs)
@@ -201,7 +203,7 @@ class SloDispatcher(Dispatcher):
     def _arrivals(self) -> list[float]:
         """Return the arrival times in the order of service, sorted if that order differs."""
         arrivals = [job.arrived for job in self.queue.jobs]
-        return sorted(arrivals) if self.queue.ordered else arrivals
+        return sorted(arrivals) if self.queue.is_ordered else arrivals
 
     def _held(self) -> Iterator[HeldBatches]:
         return map(self._held_by, self.channels)
@@ -209,7 +211,7 @@ class SloDispatcher(Dispatcher):
     def _held_by(self, channel: Channel) -> HeldBatches:
         sent = channel.sent
         return HeldBatches(
-            max(sent[0].at, channel.replied) if sent else 0.0,
+            max(sent[0].sent_at, channel.replied) if sent else 0.0,
             [self._weight(batch.jobs) for batch in sent],
         )
 
