@@ -82,8 +82,8 @@ class Channel(asyncio.BufferedProtocol):
         self.pings = 0  # pings that are not answered yet
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
-        # The time.monotonic() of the worker's last event: the start of its first batch, a piece that
-        # it sent, or the end of its last batch.
+        # The time.monotonic() of the worker's last event: the start of its first batch, a sent
+        # piece, or the end of its last batch.
         self.began = 0.0
         # Whether the worker was told that no client waits for the first batch.
         self._is_cancelled = False

@@ -86,8 +86,8 @@ class Dispatcher:
         # The only timer. It starts actions that need no arrival or reply.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
-        # The deadlines of accepted jobs. NEVER marks jobs without a deadline whose answers may have
-        # to be left out of the counts.
+        # The deadlines of accepted jobs. NEVER marks jobs without a deadline whose answers are
+        # perhaps left out of the counts.
         self._deadlines: dict[Job, float] = {}
         # Jobs of `_deadlines` that wait again after their worker was lost.
         self._restarted: set[Job] = set()

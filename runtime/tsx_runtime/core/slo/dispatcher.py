@@ -29,8 +29,8 @@ from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 class SloDispatcher(Dispatcher):
     """A dispatcher whose batch size and queue length follow from a latency target.
 
-    `limits.max_items` limits the batch size. `bounds.items` is the number of requests that may wait
-    as far as it is known, and `submit` determines it again once as many wait.
+    `limits.max_items` limits the batch size. `bounds.items` is the number of requests that may
+    wait, as far as is known. When as many wait, `submit` determines it again.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SloDispatcher(Dispatcher):
 
     def _admits(self, weight: float) -> bool:
         now = time.monotonic()
-        # A target that cannot be kept is not waited for.
+        # If the target cannot be kept anyway, other models are not considered.
         if not self.control.aim.wait or not self._arbiter.is_crowded(self, now):
             return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
         outlook = partial(self._arbiter.outlook, self)
@@ -149,8 +149,8 @@ class SloDispatcher(Dispatcher):
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         """Learn from the reply of a worker before it is delivered."""
         now = time.monotonic()
-        due = now - self.control.target.seconds
-        missed = sum([job.arrived < due or job.late for job in sent.jobs])
+        latest_arrival = now - self.control.target.seconds
+        missed = sum([job.arrived < latest_arrival or job.late for job in sent.jobs])
         if not sent.deaths:
             seconds, cost = now - max(sent.sent_at, channel.replied), sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)
@@ -161,7 +161,7 @@ class SloDispatcher(Dispatcher):
         self.attainment.add(len(sent.jobs) - missed, missed)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        """Choose the next batches; without an idle worker, they begin when a worker is free."""
+        """Choose the next batches; without an idle worker, they begin when one will be free."""
         ends = [self.control.end(held, now) for held in self._held()]
         weights, start = self._weights(), min(ends, default=now)
         limits = self.limits._replace(
@@ -169,7 +169,8 @@ class SloDispatcher(Dispatcher):
                 self._arrivals(), start, self.limits.max_items, weights
             )
         )
-        # Requests of similar cost may be served before the first ones.
+        # The batch may take requests of similar cost instead of the first ones. Their cost must not
+        # be higher.
         if weights and limits.max_cost < NEVER:
             limits = limits._replace(
                 max_cost=min(
@@ -189,19 +190,19 @@ class SloDispatcher(Dispatcher):
         if (
             assignment.skipped or (sent and (self.queue.jobs or self.queue.suspects))
         ) and self._arbiter.is_crowded(self, now):
-            # Other models may have waited for requests that were skipped.
+            # Other models may have waited for the skipped requests.
             self._loop.call_soon(self._arbiter.start_next)
         return assignment
 
     def _free(self, now: float) -> Sequence[Channel]:
-        """Return the workers to choose from."""
+        """Return the workers that may get a batch."""
         if not self._arbiter.is_crowded(self, now):
             return self.channels
         channel = self._arbiter.granted(self, now)
         return [] if channel is None else [channel]
 
     def _arrivals(self) -> list[float]:
-        """Return the arrival times in the order of service, sorted if that order differs."""
+        """Return the arrival times in the order of service, or sorted if that order differs."""
         arrivals = [job.arrived for job in self.queue.jobs]
         return sorted(arrivals) if self.queue.is_ordered else arrivals
 
@@ -216,7 +217,7 @@ class SloDispatcher(Dispatcher):
         )
 
     def _costs(self, jobs: Iterable[Job]) -> Sequence[float]:
-        """Return the costs of requests; a request of unknown cost counts the bytes of its body."""
+        """Return the costs of requests; an unknown cost is replaced by the bytes of the body."""
         queue = self.queue
         if isinstance(queue, CostQueue):
             return [cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs]
@@ -261,7 +262,7 @@ class SloDispatcher(Dispatcher):
         return by_items, text, seconds
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        # A client that left no longer waits, and QueueFull is counted as refused.
+        # A client that has left misses nothing, and a full queue is counted in `_queue_full`.
         if not isinstance(error, ClientLeft | QueueFull):
             self.attainment.add(0, 1)
         super()._refuse(job, error)
