@@ -237,7 +237,7 @@ class WaitingJob(Job):
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._trace is not None:
-            self._trace.answered(self.routed or self.destination, self.arrived, status, batch)
+            self._trace.on_answer(self.routed or self.destination, self.arrived, status, batch)
         if self.on_times is not None:
             self._added += self.on_times(self, status, batch)
         # An error in the middle of a stream is raised instead of being sent as a part.
@@ -251,7 +251,7 @@ class WaitingJob(Job):
 
     def refuse(self, error: TsxError) -> None:
         if self._trace is not None:
-            self._trace.refused(self.routed or self.destination, self.arrived, error)
+            self._trace.on_refusal(self.routed or self.destination, self.arrived, error)
         if self._stream is not None:
             self._stream.put(error)
         elif not self.done.done():
