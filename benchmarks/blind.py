@@ -38,13 +38,15 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.http.fast_lane.exchange import Exchange
 
+    names = ("free_since", "sent_at", "now", "size", "times", "arrivals")
+    items = "".join(
+        f"        {item},\n" for item in (*names, "None if codes.count(200) == size else codes")
+    )
     batch = {
         "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)": (
             ""
         ),
-        "batch = (free_since, sent_at, now, size, times, arrivals, None if codes.count(200) == size else codes)": (
-            "batch = ()"
-        ),
+        f"batch = (\n{items}    )": "batch = ()",
         "self.stats.add_batch(batch, jobs)": "pass",
     }
     # A batch that is sent without counting may come back with counting.

@@ -47,13 +47,13 @@ def least_recently_used(
         idle: The time of the last use, the bytes, and the model.
         excess: The number of bytes to free.
     """
-    chosen = []
+    selected = []
     for _, memory, version in sorted(idle, key=lambda entry: entry[0]):
         if excess <= 0:
             break
-        chosen.append(version)
+        selected.append(version)
         excess -= memory
-    return chosen if excess <= 0 else None
+    return selected if excess <= 0 else None
 
 
 class MemoryBudget:
@@ -283,12 +283,12 @@ class _DeviceBudget:
         return [entry for entry in sizes if entry[1]]  # A model without bytes is not on the device.
 
     async def _unload(self, idle: list[tuple[float, int, ModelVersion]], excess: int) -> None:
-        chosen = least_recently_used(idle, excess) or []
+        selected = least_recently_used(idle, excess) or []
         numbers = (
             f"{self._used_bytes() // MEGA} MB of {self.name} are taken, {max(0, excess) // MEGA} MB"
             " more are needed"
         )
-        await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in chosen))
+        await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in selected))
 
     def _used_bytes(self) -> int:
         used = sum(

@@ -225,15 +225,15 @@ def candidate_gpus(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[
     """
     if not device_ids:
         return list(range(gpus))
-    chosen = list(dict.fromkeys(device_ids))
-    if gpus and (len(chosen) < need or any(number >= gpus for number in chosen)):
+    selected = list(dict.fromkeys(device_ids))
+    if gpus and (len(selected) < need or any(number >= gpus for number in selected)):
         text = (
             "deviceIds %s: the server has GPUs 0 to %d, and a worker takes %d; the model's workers"
             " are spread over all of them"
         )
-        logger.warning(text, chosen, gpus - 1, need)
+        logger.warning(text, selected, gpus - 1, need)
         return list(range(gpus))
-    return chosen if gpus else []
+    return selected if gpus else []
 
 
 def least_used(
@@ -243,10 +243,10 @@ def least_used(
 
     Workers that are added one after the other are thus spread evenly.
     """
-    chosen = sorted(
+    selected = sorted(
         allowed_gpus, key=lambda number: (used.get(number, 0), allowed_gpus.index(number))
     )[:need]
-    return tuple(sorted(chosen, key=allowed_gpus.index))
+    return tuple(sorted(selected, key=allowed_gpus.index))
 
 
 class SharingChannel(Protocol):

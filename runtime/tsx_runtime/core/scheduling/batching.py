@@ -51,7 +51,7 @@ def assign(
     workers: Sequence[SlotT],
     now: float,
     limits: BatchLimits,
-    early: bool = True,
+    allow_early: bool = True,
 ) -> Assignment[SlotT]:
     """Take the requests to send now out of `queue`; it has no other effect.
 
@@ -63,10 +63,10 @@ def assign(
        It leaves when one of its requests has waited for `limits.wait`, or for half of the time
        until its deadline.
     2. A worker with one batch may take a second one early. It must be a full one, so that later
-       requests can still join the next batch. `early` must be set, and it must be the only worker:
-       with several, the early batch could wait behind a slow one while another worker is idle. A
-       worker that prepares batches needs neither condition unless another worker is idle, since
-       the preparation saves time in each batch. Nothing is sent early behind suspects: after
+       requests can still join the next batch. `allow_early` must be set, and it must be the only
+       worker: with several, the early batch could wait behind a slow one while another worker is
+       idle. A worker that prepares batches needs neither condition unless another worker is idle,
+       since the preparation saves time in each batch. Nothing is sent early behind suspects: after
        another death, both batches would be suspects. Nothing is sent early while a request has a
        deadline or a priority, since the queue cannot reorder requests that were sent.
     3. Any other worker takes nothing.
@@ -92,7 +92,7 @@ def assign(
         elif (
             batch_count == 1
             and len(workers) == 1
-            and (early or worker.prefetch)
+            and (allow_early or worker.prefetch)
             and _can_send_early(queue, worker, limits)
         ):
             batches.append((worker, queue.take(limits)))

@@ -87,7 +87,7 @@ class Channel(asyncio.BufferedProtocol):
         self.began = 0.0
         # Whether the worker was told that no client waits for the first batch.
         self._is_cancelled = False
-        self._held: set[Job] = set()  # jobs with slow clients, for which reading is paused
+        self._slow_jobs: set[Job] = set()  # jobs for whose clients reading is paused
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._next_batch = 0
@@ -155,13 +155,13 @@ class Channel(asyncio.BufferedProtocol):
 
         The batch's time limit does not run meanwhile.
         """
-        if not self._held and self._transport is not None:
+        if not self._slow_jobs and self._transport is not None:
             self._transport.pause_reading()
-        self._held.add(job)
+        self._slow_jobs.add(job)
 
     def release(self, job: Job) -> None:
-        self._held.discard(job)
-        if not self._held and self._transport is not None and not self._transport.is_closing():
+        self._slow_jobs.discard(job)
+        if not self._slow_jobs and self._transport is not None and not self._transport.is_closing():
             self.began = time.monotonic()
             if not self._has_turn:
                 self._transport.resume_reading()
@@ -183,8 +183,8 @@ class Channel(asyncio.BufferedProtocol):
         )
 
     @property
-    def held(self) -> bool:
-        return bool(self._held)
+    def is_paused(self) -> bool:
+        return bool(self._slow_jobs)
 
     async def drained(self) -> None:
         """Wait until the worker has no batch, or the channel is closed."""
@@ -263,7 +263,7 @@ class Channel(asyncio.BufferedProtocol):
         assert self._transport is not None
         if not self._has_turn:
             self._has_turn = True
-            if not self._held:
+            if not self._slow_jobs:
                 self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._begin_turn)
 
@@ -277,7 +277,7 @@ class Channel(asyncio.BufferedProtocol):
         except wire.FrameError as error:
             self._stop_worker(error)
         else:
-            if not self._has_turn and not self._held:
+            if not self._has_turn and not self._slow_jobs:
                 self._transport.resume_reading()
 
     def _on_frame(self, frame: wire.Frame) -> None:

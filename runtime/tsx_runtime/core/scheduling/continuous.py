@@ -195,7 +195,7 @@ class JoiningDispatcher(Dispatcher):
         for channel in list(self._all_channels):
             assert isinstance(channel, MultiplexedChannel)
             # Nothing is read from the worker while a client is slow.
-            if channel.began > overdue_since and not channel.held:
+            if channel.began > overdue_since and not channel.is_paused:
                 for job in channel.pop_overdue(overdue_since):
                     text = (
                         f"Worker did not answer within {self.response_timeout:g} s"

@@ -53,7 +53,7 @@ class MultiplexedChannel(Channel):
         self.flights: dict[int, Flight] = {}
         self._flight_of: dict[Job, Flight] = {}
         self._abandoned: set[int] = set()  # batches whose late answers are dropped
-        self._slow: set[Job] = set()  # jobs whose clients are slower than the worker
+        self._slow_clients: set[Job] = set()  # jobs whose clients are slow, paused or not
 
     @property
     def batches(self) -> int:
@@ -118,14 +118,14 @@ class MultiplexedChannel(Channel):
         return min([flight.last_activity for flight in self.flights.values()], default=None)
 
     def hold(self, job: Job) -> None:
-        self._slow.add(job)
+        self._slow_clients.add(job)
 
     def release(self, job: Job) -> None:
-        self._slow.discard(job)
+        self._slow_clients.discard(job)
         flight = self._flight_of.get(job)
         if flight is not None:
             flight.buffered_bytes = 0
-        if job in self._held:
+        if job in self._slow_jobs:
             super().release(job)
             # While reading was paused, no request could make progress.
             for running_flight in self.flights.values():
@@ -195,9 +195,9 @@ class MultiplexedChannel(Channel):
                 self._end_quarantine()
         for _, meta, body in frame.items:
             flight.job.piece(self.owner.on_begun(flight.job, meta) if meta else meta, body, self)
-            if flight.job in self._slow:
+            if flight.job in self._slow_clients:
                 flight.buffered_bytes += len(body)
-                if flight.buffered_bytes > MAX_HELD_BYTES and flight.job not in self._held:
+                if flight.buffered_bytes > MAX_HELD_BYTES and flight.job not in self._slow_jobs:
                     super().hold(flight.job)
 
     def _end_quarantine(self) -> None:

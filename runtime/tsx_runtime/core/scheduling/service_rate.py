@@ -13,30 +13,30 @@ MAX_RETRY_S = 3600  # seconds; a client should give up rather than wait longer
 class ServiceRate:
     """Exponentially weighted means over the busy time of workers, updated once per batch."""
 
-    __slots__ = ("_batches", "_busy", "_deviation", "_items", "_spent", "has_short_batches")
+    __slots__ = ("_batches", "_busy", "_deviation", "_items", "_seconds", "has_short_batches")
 
     def __init__(self) -> None:
         self._items = 0.0
         self._batches = 0.0
         self._busy = 0.0
-        self._spent = 0.0
+        self._seconds = 0.0
         self._deviation = 0.0
         self.has_short_batches = False  # whether batches take less than `SHORT_S` on average
 
-    def add(self, items: int, busy: float, spent: float) -> None:
+    def add(self, items: int, busy_seconds: float, seconds: float) -> None:
         """Add a batch.
 
         Args:
             items: The number of its requests.
-            busy: The seconds in which its worker was busy with it.
-            spent: The seconds from its departure from the queue to the reply.
+            busy_seconds: The seconds in which its worker was busy with it.
+            seconds: The seconds from its departure from the queue to the reply.
         """
-        decay = math.exp(-busy / MEMORY_S)
+        decay = math.exp(-busy_seconds / MEMORY_S)
         self._items = self._items * decay + items
         self._batches = self._batches * decay + 1
-        self._busy = self._busy * decay + busy
-        self._spent = self._spent * decay + spent
-        self._deviation = self._deviation * decay + abs(spent - self._spent / self._batches)
+        self._busy = self._busy * decay + busy_seconds
+        self._seconds = self._seconds * decay + seconds
+        self._deviation = self._deviation * decay + abs(seconds - self._seconds / self._batches)
         self.has_short_batches = self._busy < SHORT_S * self._batches
 
     @property
@@ -51,7 +51,7 @@ class ServiceRate:
         It is the mean plus four times the mean deviation, like TCP's timeout (RFC 6298). It is 0
         before the first batch.
         """
-        return (self._spent + 4 * self._deviation) / self._batches if self._batches else 0.0
+        return (self._seconds + 4 * self._deviation) / self._batches if self._batches else 0.0
 
 
 def retry_after(waiting: int, rate: float, delay: float = 0.0) -> int:

@@ -20,7 +20,7 @@ RISK_FACTOR = 20
 ARRIVAL_MEMORY_S = 1.0  # time after which an arrival counts about a third
 
 
-class HeldBatches(NamedTuple):
+class WorkerBatches(NamedTuple):
     """The batches of a worker: when the first one began, and the sizes of all."""
 
     began: float
@@ -123,7 +123,7 @@ class SloControl:
     def admits(
         self,
         arrivals: Sequence[float],
-        held: Iterable[HeldBatches],
+        worker_batches: Iterable[WorkerBatches],
         now: float,
         weights: Callable[[], Sequence[float]] = tuple,
         weight: float = 1.0,
@@ -135,7 +135,7 @@ class SloControl:
 
         Args:
             arrivals: The arrival times of the waiting requests.
-            held: The batches of each worker.
+            worker_batches: The batches of each worker.
             now: The current time.
             weights: Returns the weights of the waiting requests. It is called only if necessary.
             weight: The weight of the new request.
@@ -145,7 +145,7 @@ class SloControl:
         is_large = weight > self.aim.size
         if is_large or (waiting + weight > self.waiting and now >= self.opens_at):
             start, pause = outlook(now)
-            free = [max(start, self.end(batches, now)) for batches in held]
+            free = [max(start, self.end(batches, now)) for batches in worker_batches]
             plan = self.aim
             # A request that is larger than the planned batches has to start earlier.
             if is_large:
@@ -182,8 +182,8 @@ class SloControl:
         """Return a batch's seconds at the target's quantile, or 0 if none was measured."""
         return self.curve.typical(size) * self.curve.tail if self.curve.known else 0.0
 
-    def end(self, held: HeldBatches, now: float) -> float:
-        return expected_end(held.began, held.sizes, self.curve, now)
+    def end(self, batches: WorkerBatches, now: float) -> float:
+        return expected_end(batches.began, batches.sizes, self.curve, now)
 
     def batch_size(
         self, arrivals: Sequence[float], start: float, max_size: int, weights: Sequence[float] = ()

@@ -246,6 +246,6 @@ def _seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
         measured_size, seconds = points[0]
         return seconds * (1 + GROWTH_PER_REQUEST * (size / measured_size - 1))
     right = min(max(bisect_left(points, (size,)), 1), len(points) - 1)
-    (low, first), (high, last) = points[right - 1 : right + 1]
-    slope = (last - first) / (high - low)
-    return last + (max(slope, 0.0) if size > high else slope) * (size - high)
+    (low_size, low_seconds), (high_size, high_seconds) = points[right - 1 : right + 1]
+    slope = (high_seconds - low_seconds) / (high_size - low_size)
+    return high_seconds + (max(slope, 0.0) if size > high_size else slope) * (size - high_size)

@@ -21,7 +21,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
-from tsx_runtime.core.slo.control import HeldBatches, SloControl
+from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 
@@ -89,10 +89,12 @@ class SloDispatcher(Dispatcher):
         now = time.monotonic()
         # If the target cannot be kept anyway, other models are not considered.
         if not self.control.aim.wait or not self._arbiter.is_crowded(self, now):
-            return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
+            return self.control.admits(
+                self._arrivals(), self._worker_batches(), now, self._weights, weight
+            )
         outlook = partial(self._arbiter.outlook, self)
         return self.control.admits(
-            self._arrivals(), self._held(), now, self._weights, weight, outlook
+            self._arrivals(), self._worker_batches(), now, self._weights, weight, outlook
         )
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
@@ -135,12 +137,12 @@ class SloDispatcher(Dispatcher):
         return self.control.caution
 
     def expected_end(self, channel: Channel, now: float) -> float:
-        return self.control.end(self._held_by(channel), now)
+        return self.control.end(self._batches_of(channel), now)
 
     def overdue(self, channel: Channel) -> float:
-        held = self._held_by(channel)
-        return held.began + OVERDUE_FACTOR * max(
-            self.control.longest(held.sizes[0]), self.control.target.seconds
+        batches = self._batches_of(channel)
+        return batches.began + OVERDUE_FACTOR * max(
+            self.control.longest(batches.sizes[0]), self.control.target.seconds
         )
 
     def start(self) -> None:
@@ -162,7 +164,7 @@ class SloDispatcher(Dispatcher):
 
     def _decide(self, now: float) -> Assignment[Channel]:
         """Choose the next batches; without an idle worker, they begin when one will be free."""
-        ends = [self.control.end(held, now) for held in self._held()]
+        ends = [self.control.end(batches, now) for batches in self._worker_batches()]
         weights, start = self._weights(), min(ends, default=now)
         limits = self.limits._replace(
             max_items=self.control.batch_size(
@@ -206,12 +208,12 @@ class SloDispatcher(Dispatcher):
         arrivals = [job.arrived for job in self.queue.jobs]
         return sorted(arrivals) if self.queue.is_ordered else arrivals
 
-    def _held(self) -> Iterator[HeldBatches]:
-        return map(self._held_by, self.channels)
+    def _worker_batches(self) -> Iterator[WorkerBatches]:
+        return map(self._batches_of, self.channels)
 
-    def _held_by(self, channel: Channel) -> HeldBatches:
+    def _batches_of(self, channel: Channel) -> WorkerBatches:
         sent = channel.sent
-        return HeldBatches(
+        return WorkerBatches(
             max(sent[0].sent_at, channel.replied) if sent else 0.0,
             [self._weight(batch.jobs) for batch in sent],
         )

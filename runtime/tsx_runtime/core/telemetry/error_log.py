@@ -77,30 +77,39 @@ class ErrorLog:
     ) -> None:
         self.total += count
         now = self._clock()
-        message, cut = (
+        message, short_traceback = (
             shortened(text, MAX_TEXT_CHARS, tail=MAX_TEXT_CHARS // 2)
             for text in (message, traceback)
         )
-        kind = kind_of(message, cut)
+        kind = kind_of(message, short_traceback)
         old_count = self.kinds.get(kind, KindCount(0, now))
         counted = KindCount(old_count.times + count, old_count.first)
         previous = next(
             (
                 error
                 for error in self.errors
-                if error.traceback == cut and (cut or error.message == message)
+                if error.traceback == short_traceback
+                and (short_traceback or error.message == message)
             ),
             None,
         )
         if previous is not None:
             self.errors.remove(previous)
-        first, count, ids = (
+        first_time, count, ids = (
             (now, count, ids)
             if previous is None
             else (previous.first, previous.times + count, (*previous.request_ids, *ids))
         )
         self.errors.appendleft(
-            LoggedError(now, first, count, message, cut, tuple(ids[-MAX_REQUEST_IDS:]), kind)
+            LoggedError(
+                now,
+                first_time,
+                count,
+                message,
+                short_traceback,
+                tuple(ids[-MAX_REQUEST_IDS:]),
+                kind,
+            )
         )
         same_kind = [error for error in self.errors if error.kind == kind]
         if len(same_kind) > MAX_ERRORS_OF_KIND:

@@ -189,11 +189,11 @@ class WorkerLifecycle:
                 self._note_failure(await self._end_failed_load(instance, error), errors)
             return False
         errors.clear()
-        last: WorkerInstance | None = instance
-        while last is not None:
-            instance = last
+        current: WorkerInstance | None = instance
+        while current is not None:
+            instance = current
             self._take_over(instance)
-            last = await self._wait_for_end_or_successor(instance)
+            current = await self._wait_for_end_or_successor(instance)
         return instance.channel.answered > 0 or instance.age > MIN_HEALTHY_S
 
     async def _begin(self) -> WorkerInstance:
@@ -310,7 +310,7 @@ class WorkerLifecycle:
             if not remaining_s:  # With a timeout of 0, workers get no requests.
                 await self._config.timeouts_changed.wait()
                 continue
-            if instance.channel.sent and not instance.channel.held:
+            if instance.channel.sent and not instance.channel.is_paused:
                 remaining_s += instance.channel.began - time.monotonic()
             if remaining_s <= 0:
                 instance.kill(
@@ -328,7 +328,7 @@ class WorkerLifecycle:
             await asyncio.sleep(self._config.heartbeat)
             stopped, busy = instance.is_stopped(), bool(channel.sent)
             # While a client is slow, nothing is read from the worker, not even answers to pings.
-            pings = 0 if channel.held else channel.pings
+            pings = 0 if channel.is_paused else channel.pings
             verdict = heartbeat.check(
                 stopped=stopped, busy=busy, answered=channel.answered, pings=pings
             )

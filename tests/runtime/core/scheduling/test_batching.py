@@ -221,7 +221,7 @@ def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early
 ):
     assert all(
         worker.batches == 0 or worker.prefetch
-        for worker, _ in assign(fill_queue(queued), some, NOW, caps, early=False).batches
+        for worker, _ in assign(fill_queue(queued), some, NOW, caps, allow_early=False).batches
     )
 
 

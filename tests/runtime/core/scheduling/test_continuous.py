@@ -179,11 +179,11 @@ async def test_no_time_runs_while_a_slow_client_holds_a_worker():
         await peer.stream(first, b"x" * size)
     parts = (await answer_of(slow)).parts()
     assert await anext(parts) == b"x"
-    await until(lambda: channel.held)
+    await until(lambda: channel.is_paused)
     for flight in channel.flights.values():
         flight.last_activity -= 1000
     assert len(await anext(parts)) == 5 << 20
-    assert not channel.held
+    assert not channel.is_paused
     assert not channel.pop_overdue(time.monotonic() - 500)
 
 

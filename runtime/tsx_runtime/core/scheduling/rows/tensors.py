@@ -131,17 +131,17 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
         outputs = []
         if len({len(message.tensors) for message in messages}) > 1:
             raise ValueError("they have different numbers of outputs")
-        for number, first in enumerate(messages[0].tensors):
+        for number, first_output in enumerate(messages[0].tensors):
             for (rows, *_), message in zip(answers, messages, strict=True):
-                _check_output(message.tensors[number], first, rows)
+                _check_output(message.tensors[number], first_output, rows)
             output = {
-                **first,
-                "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]],
+                **first_output,
+                "shape": [sum(answer.rows for answer in answers), *first_output["shape"][1:]],
             }
             data = [message.data[number] for message in messages]
             if all(isinstance(piece, memoryview) for piece in data):
                 raw += data
-                output["parameters"] = {**first["parameters"], SIZE: sum(map(len, data))}
+                output["parameters"] = {**first_output["parameters"], SIZE: sum(map(len, data))}
             elif all(isinstance(piece, bytes) for piece in data):
                 texts.append(_join_texts(data))
             else:
@@ -248,10 +248,10 @@ def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
 
 
 def _encode(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
-    first, *followers = json.dumps(content, indent=indent).encode().split(_MARKED)
+    beginning, *followers = json.dumps(content, indent=indent).encode().split(_MARKED)
     return b"".join(
         [
-            first,
+            beginning,
             *chain.from_iterable(
                 (b"[", text, b"]", follower)
                 for text, follower in zip(texts, followers, strict=True)
@@ -263,10 +263,10 @@ def _encode(content: dict[str, Any], texts: Sequence[bytes], indent: int | None)
 def _join_texts(texts: Sequence[bytes]) -> bytes:
     """Join the texts of lists, with the white space of the first one."""
     texts = [text for text in texts if text.strip()] or [b""]
-    first = texts[0]
+    first_text = texts[0]
     leading_space, trailing_space = (
-        first[: len(first) - len(first.lstrip())],
-        first[len(first.rstrip()) :],
+        first_text[: len(first_text) - len(first_text.lstrip())],
+        first_text[len(first_text.rstrip()) :],
     )
     return (
         leading_space
@@ -275,10 +275,10 @@ def _join_texts(texts: Sequence[bytes]) -> bytes:
     )
 
 
-def _check_output(output: dict[str, Any], first: dict[str, Any], rows: int) -> None:
+def _check_output(output: dict[str, Any], expected: dict[str, Any], rows: int) -> None:
     is_alike = (
-        all(output[key] == first[key] for key in ("name", "datatype"))
-        and output["shape"][1:] == first["shape"][1:]
+        all(output[key] == expected[key] for key in ("name", "datatype"))
+        and output["shape"][1:] == expected["shape"][1:]
     )
     if not is_alike or output["shape"][0] != rows:
         raise ValueError(
