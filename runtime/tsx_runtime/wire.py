@@ -276,7 +276,7 @@ def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
 
 
 def decode(header: Header, payload: Buffer) -> Frame:
-    """Split the payload after a header into items; those of a large payload are views of it."""
+    """Split the payload after a header into items, which are views if the payload is large."""
     size, count = len(payload), header.items
     if size != header.size:
         raise FrameError(f"a frame of {header.size} bytes has {size}")

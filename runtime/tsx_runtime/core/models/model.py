@@ -247,7 +247,7 @@ class ModelVersion:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether workers may be removed; those of a stateful model only if it has no sequences."""
+        """Whether workers may be removed; in a stateful model, only while it has no sequences."""
         return self.plan.strategy.sequences is None or self._dispatcher.is_unused
 
     def current_load(self) -> tuple[int, int, float]:

@@ -353,7 +353,7 @@ async def open_model(
 ) -> AsyncIterator[ModelVersion]:
     """Open an archive or directory without a server, with `workers` ready workers.
 
-    The errors are those of `Registry.register_path`.
+    It raises the same errors as `Registry.register_path`.
     """
     registry = Registry(settings)
     registry.warm_up([path])

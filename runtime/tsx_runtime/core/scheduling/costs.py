@@ -13,7 +13,7 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.wire import BATCH_COST, MetricDelta
 
-# The number of full batches from whose requests those of similar cost are chosen.
+# Requests of similar cost are chosen from the first requests of the queue: this many full batches.
 WINDOW_BATCHES = 4
 MEAN_WEIGHT = 0.9  # the weight of earlier measurements after each batch
 # The pattern for a request's meta in lower case.
@@ -88,7 +88,7 @@ def choose_batch(
 ) -> set[int]:
     """Choose a batch from `window`, the first of `waiting` requests; it has the very first.
 
-    After the first one, requests of higher priority come first, then those of similar cost.
+    After the first one, requests of higher priority precede others, and then similar cost counts.
     """
     chosen_indexes: list[int] = []
     remaining_cost, remaining_bytes = limits.max_cost, limits.max_bytes

@@ -70,7 +70,7 @@ class Dispatcher:
         self.bounds = bounds
         self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
-        # All channels that may have jobs, including those that get no more.
+        # All channels that may have jobs, including channels that get no new ones.
         self._all_channels: WeakSet[Channel] = WeakSet()
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()

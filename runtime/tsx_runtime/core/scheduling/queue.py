@@ -122,7 +122,7 @@ class RequestQueue:
         return dropped
 
     def take(self, limits: BatchLimits) -> list[Job]:
-        """Remove the next batch within the limits; a single request may exceed that of bytes."""
+        """Remove the next batch within the limits; one request alone may exceed `max_bytes`."""
         jobs = self.jobs
         if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
             batch = list(jobs)

@@ -91,7 +91,7 @@ class Sequences(Generic[SlotT]):
     after its start, or with the worker that has its state. Its waiting requests are then returned
     as refusals.
 
-    The cost of a call depends on the number of waiting requests, but not on that of sequences.
+    A call takes longer the more requests wait, whatever the number of sequences.
     """
 
     def __init__(self, config: SequenceConfig) -> None:

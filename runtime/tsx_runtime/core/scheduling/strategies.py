@@ -121,7 +121,7 @@ def queue_of(strategy: Strategy) -> RequestQueue | None:
 def entry_point(
     dispatcher: Dispatcher, strategy: Strategy, response_timeout: float
 ) -> Callable[[Job], None]:
-    """Return the function that accepts requests; with `useJobTicket` it lets none wait."""
+    """Return the function that accepts requests; with `useJobTicket`, no request may wait."""
     if not response_timeout:
         return dispatcher.reject_without_time
 

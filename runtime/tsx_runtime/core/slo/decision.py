@@ -37,8 +37,8 @@ class QueueRoom(NamedTuple):
 def factor(curve: LatencyCurve, target: float) -> float:
     """Return the ratio between the longest time that a batch is planned with and its typical time.
 
-    It is that of the quantile. If not even a single request would keep the target with that, it is
-    the ratio of the mean.
+    It is the ratio of the quantile to the typical time. If even a single request would then miss
+    the target, it is the ratio of the mean.
     """
     return curve.tail if curve.typical(1) * curve.tail <= target else curve.mean
 

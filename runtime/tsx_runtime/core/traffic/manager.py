@@ -348,7 +348,7 @@ class TrafficManager:
         self._notify_traffic(version.name)
 
     def on_version_replaced(self, model: Model, old: str, new: str) -> None:
-        """Replace the number of a version by that of its successor in all settings."""
+        """Replace a version's number by its successor's number in all settings."""
         if old == new:
             return
         name, traffic = model.name, self.traffic(model.name)

@@ -116,7 +116,7 @@ def make_table(
 
 
 def resolve_label(name: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
-    """Return the version for a name: the registered one, or else that of the label."""
+    """Return the version for a name: the registered version, or else the label's version."""
     return name if name in registered else labels.get(name, name)
 
 
