@@ -42,9 +42,8 @@ class StateStore:
         """
         self.directory = directory
         self._lock: FileLock | None = None  # held by the writing server
-        self._unwritten: dict[
-            Path, str | None
-        ] = {}  # text by file that is not written yet; None removes the file
+        # Texts that are not written yet, by file; None removes the file.
+        self._unwritten: dict[Path, str | None] = {}
         self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._last_write: Future[None] | None = None

@@ -39,17 +39,15 @@ class ModelTable:
         self.traffic = TrafficManager(
             self.models, configured, state, self._notify_change, self.notify_managed
         )
-        self.timeout = (
-            settings.unregister_model_timeout
-        )  # seconds in which accepted requests are answered
+        # Seconds in which accepted requests are answered.
+        self.timeout = settings.unregister_model_timeout
         self._downloads = downloads
         self._background = background
         self._taken_names: set[tuple[str, str]] = set()
         # Replacements that are loading; they are not in `models` yet.
         self._loading_replacements: set[ModelVersion] = set()
-        self._ending_versions: set[ModelVersion] = (
-            set()
-        )  # removed from `models`, but still answering
+        # Versions that were removed from `models`, but still answer requests.
+        self._ending_versions: set[ModelVersion] = set()
 
     def all(self) -> list[ModelVersion]:
         """Return all versions, including those that get no requests."""

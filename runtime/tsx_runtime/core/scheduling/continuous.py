@@ -91,9 +91,8 @@ class JoiningDispatcher(Dispatcher):
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
         super().__init__(label, limits, bounds)
-        self._overdue_timer: asyncio.TimerHandle | None = (
-            None  # the timer that checks for overdue answers
-        )
+        # The timer that checks for overdue answers.
+        self._overdue_timer: asyncio.TimerHandle | None = None
         self._deaths: Counter[Job] = Counter()  # number of workers that died, by request
         self._quarantined: set[Job] = set()  # requests that were in quarantine when a worker died
 

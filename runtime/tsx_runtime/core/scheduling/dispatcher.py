@@ -293,9 +293,8 @@ class Dispatcher:
         self._flush()  # The next batch is sent before these answers are written.
         if self.cold_starts.until:
             frame = self.cold_starts.with_headers(sent.jobs, frame)
-        _, jobs, sent_at, _, free_since, arrivals = (
-            sent  # Unpacking all fields is as fast as reading one.
-        )
+        # Unpacking all fields is as fast as reading one.
+        _, jobs, sent_at, _, free_since, arrivals = sent
         _, _, codes, items, extra = frame
         size = len(jobs)
         self.service_rate.add(size, now - max(sent_at, channel.replied), now - sent_at)

@@ -52,9 +52,8 @@ class RequestQueue:
         self.earliest_deadline = NEVER
         # Whether a request with a priority or a deadline has come since the queue was last empty.
         self.is_ordered = False
-        self.some_clients_left = (
-            False  # whether a client may have left since the last `drop_expired`
-        )
+        # Whether a client may have left since the last `drop_expired`.
+        self.some_clients_left = False
         for job in jobs:
             self.put(job, len(job.body))
 
@@ -74,15 +73,13 @@ class RequestQueue:
         for job in reversed(jobs):
             self.size += len(job.body)
             self._insert(job, before_equals=True)
-        self.some_clients_left = (
-            True  # Clients may have left while their jobs were with the worker.
-        )
+        # Clients may have left while their jobs were with the worker.
+        self.some_clients_left = True
 
     def suspect(self, groups: Iterable[Suspects]) -> None:
         self.suspects.extend(groups)
-        self.some_clients_left = (
-            True  # Clients may have left while their jobs were with the worker.
-        )
+        # Clients may have left while their jobs were with the worker.
+        self.some_clients_left = True
         self._recompute_deadline()
 
     def leave(self, job: Job) -> None:

@@ -97,18 +97,16 @@ class Sequences(Generic[SlotT]):
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self.size = 0  # bytes of waiting bodies
-        self.some_clients_left = (
-            False  # whether a client may have left since the last `drop_expired`
-        )
+        # Whether a client may have left since the last `drop_expired`.
+        self.some_clients_left = False
         self.earliest_deadline = NEVER  # lower limit of the waiting requests' deadlines
         self._sequences: dict[str, ActiveSequence[SlotT]] = {}
         self._sequence_by_job: dict[Job, ActiveSequence[SlotT]] = {}  # sequences of all jobs
         self._queued: dict[ActiveSequence[SlotT], None] = {}  # sequences with waiting requests
         # Sequences with jobs in `streams`.
         self._streaming: dict[ActiveSequence[SlotT], None] = {}
-        self._count_by_worker: Counter[SlotT] = (
-            Counter()
-        )  # number of sequences by the worker that has their state
+        # The number of sequences by the worker that has their state.
+        self._count_by_worker: Counter[SlotT] = Counter()
         # A heap of the times of checks whether a sequence must end.
         self._checks: list[tuple[float, int, ActiveSequence[SlotT]]] = []
         self._entries = itertools.count()  # These numbers make all entries of the heap comparable.

@@ -79,9 +79,8 @@ class RecentRequests:
         self._newest_count = 0  # number of requests in `_newest`
         self.due = 0.0  # time.monotonic() from which the next batch is remembered
         self._number = itertools.count()  # It makes heap entries of equal duration comparable.
-        self._slowest: list[
-            tuple[float, int, RequestRecord]
-        ] = []  # a heap: duration, number, record
+        # A heap of the duration, number and record of requests.
+        self._slowest: list[tuple[float, int, RequestRecord]] = []
         self._previous: list[tuple[float, int, RequestRecord]] = []  # the previous period's heap
         self._period_end = 0.0  # time.monotonic() at the end of the period
         self.threshold = -1.0  # seconds; a slower request is among the slowest

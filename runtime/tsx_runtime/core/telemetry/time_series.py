@@ -175,9 +175,7 @@ class TimeSeries:
             track, reading = tracks.get(key), read(version.stats, now)
             if track is None:
                 track = _Track(version, _before_any_request(reading))
-            elif (
-                track.version is not version
-            ):  # It was replaced, and the new version has its own counters.
+            elif track.version is not version:  # A replacement starts with its own counters.
                 track.version, track.last = version, _before_any_request(reading)
             track.points.append(
                 between(track.last, reading, self.number, version.pending, version.batch_places)

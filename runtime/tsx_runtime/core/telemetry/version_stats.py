@@ -66,9 +66,8 @@ class HandlerMetric:
 
     def __init__(self, kind: str = "gauge", bounds: Sequence[float] = VALUE_BOUNDS) -> None:
         self.bounds = bounds
-        self.buckets = (
-            [0] * (len(bounds) + 1) if kind == "histogram" else []
-        )  # counts that are not cumulative
+        # The counts of the buckets, which are not cumulative.
+        self.buckets = [0] * (len(bounds) + 1) if kind == "histogram" else []
         self.last = 0.0
         self.sum = 0.0
         self.count = 0

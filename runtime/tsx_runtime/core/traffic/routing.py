@@ -226,9 +226,7 @@ def _score(model: str, version: str, key: bytes, weight: float) -> float:
     digest = blake2b(
         b"%b\0%b\0%b" % (model.encode(), version.encode(), key), digest_size=8
     ).digest()
-    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (
-        1 << 52
-    )  # greater than 0, less than 1
+    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # neither 0 nor 1
     return -weight / math.log(uniform)
 
 

@@ -131,9 +131,8 @@ class WorkerProcess(ProcessState):
         self.alive = False
         if self._pidfd is not None:
             os.close(self._pidfd)
-        with suppress(
-            ValueError
-        ):  # The fork server may hang. The garbage collector then closes it.
+        # If the fork server hangs, this fails, and the garbage collector closes it.
+        with suppress(ValueError):
             self._process.close()
 
 

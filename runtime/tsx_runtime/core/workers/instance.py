@@ -45,9 +45,8 @@ class WorkerInstance:
         self.input: str | None = None
         self.example = False  # whether the handler's description has an example of a request
         self.form: str | None = None  # the form in use, one of the configured `forms`
-        self.forms_passed_over: tuple[
-            str, ...
-        ] = ()  # reasons why the forms before `form` are not used
+        # Reasons why the forms before `form` are not used.
+        self.forms_passed_over: tuple[str, ...] = ()
         self.cores: list[int] | None = None  # CPU affinity
         self.loaded_memory = 0  # bytes of memory after loading the model
         self.kill_reason: str | None = None
