@@ -38,19 +38,21 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.http.fast_lane.exchange import Exchange
 
+    names = ("free_since", "sent_at", "now", "size", "times", "arrivals")
+    items = "".join(
+        f"        {item},\n" for item in (*names, "None if codes.count(200) == size else codes")
+    )
     batch = {
         "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)": (
             ""
         ),
-        "batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)": (
-            "batch = ()"
-        ),
+        f"batch = (\n{items}    )": "batch = ()",
         "self.stats.add_batch(batch, jobs)": "pass",
     }
     # A batch that is sent without counting may come back with counting.
     vars(channel)["just_now"] = struct.Struct("d").pack
     return [
-        changed_body(channel.Channel.send, {"arrivals(jobs)": "just_now(now) * len(jobs)"}),
+        changed_body(channel.Channel.send, {"pack_arrivals(jobs)": "just_now(now) * len(jobs)"}),
         changed_body(Dispatcher.on_reply, batch),
         changed_body(Exchange.answer, {"lane.counts.plain += 1": ""}),
     ]

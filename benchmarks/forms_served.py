@@ -120,7 +120,7 @@ def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
     sys.path.insert(0, str(MODELS))
     from resnet_bytes import model as make
 
-    from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
+    from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
     from tsx_runtime.worker.forms.bound import bound_of
     from tsx_runtime.worker.forms.form import Subject
     from tsx_runtime.worker.forms.kinds import known_forms
@@ -150,7 +150,7 @@ def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
     with torch.no_grad():
         settings = kind.build(Subject(model, calls, signature, "", device), files)
     record = FormRecord(form, bound_of(kind, device), settings, signature.as_json())
-    (directory / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    (directory / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     return files
 
 

@@ -98,7 +98,7 @@ class Layers:
         route = _route(self.dispatcher, TRAFFIC.get(routed or ""))
         hidden = SimpleNamespace(for_model=lambda name: frozenset())
         registry: Any = SimpleNamespace(
-            route=lambda name, version, headers: route.by_head(headers),
+            route=lambda name, version, headers: route.route_for_headers(headers),
             models={},
             on_change=[],
             hidden_headers=hidden,
@@ -178,7 +178,7 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
         split.set(make_table("ok", traffic, VERSIONS, VERSIONS, "1.0"), versions)
         return split
     version = versions["1.0"]
-    version.by_head = lambda headers: version
+    version.route_for_headers = lambda headers: version
     return version
 
 

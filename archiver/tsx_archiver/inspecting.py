@@ -17,8 +17,8 @@ from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
     MAX_FILE_BYTES,
+    FormIndex,
     InvalidForms,
-    KeptForms,
     parse_forms,
 )
 from tsx_archiver.metadata.manifest import Manifest
@@ -83,7 +83,7 @@ class Inspection:
     config: ModelConfig
     members: list[MemberInfo]
     model: ModelFile | None
-    forms: KeptForms
+    forms: FormIndex
     problems: list[str] = field(default_factory=list)
 
 
@@ -292,14 +292,14 @@ def _read_config(source: _Source) -> tuple[ModelConfig, list[str]]:
     return config, [f"{name}: {problem}" for problem in problems]
 
 
-def _read_forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
+def _read_forms(source: _Source, config: ModelConfig) -> tuple[FormIndex, list[str]]:
     content = source.container.read(
         f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MAX_FILE_BYTES + 1
     )
     try:
-        forms = KeptForms() if content is None else parse_forms(content)
+        forms = FormIndex() if content is None else parse_forms(content)
     except InvalidForms as error:
-        return KeptForms(), [str(error)]
+        return FormIndex(), [str(error)]
     return forms, forms.problems(config.forms or (), source.manifest.checksums)
 
 

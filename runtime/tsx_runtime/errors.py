@@ -58,8 +58,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-MAX_REFUSAL_CHARS = 1000  # length of a 4xx error, which quotes what the client sent
-MAX_FAILURE_CHARS = 64 << 10  # length of a 5xx error, which may quote what a handler raised
+MAX_REFUSAL_CHARS = 1000  # length of a 4xx error, which may quote the client's request
+MAX_FAILURE_CHARS = 64 << 10  # length of a 5xx error, which may quote a handler's exception
 
 
 class TsxError(Exception):
@@ -67,7 +67,7 @@ class TsxError(Exception):
 
     status = 500
     type = "InternalServerException"
-    max_chars: int | None = None  # length of the text; decided by the status if None
+    max_chars: int | None = None  # length of the text; None: the status decides
 
     def __init__(self, message: str, *, traceback: str | None = None, more: bool = False) -> None:
         message = shortened(
@@ -93,11 +93,11 @@ class DownloadFailed(TsxError):
 
 
 class InvalidModel(TsxError):
-    """The model cannot be prepared for loading: its requirements cannot be installed."""
+    """The model cannot be prepared for loading, for example to install its requirements."""
 
     status = 400
     type = "ModelException"
-    max_chars = 16 << 10  # the text ends with pip's last lines
+    max_chars = 16 << 10  # The text ends with pip's last lines.
 
 
 class InvalidToken(TsxError):
@@ -107,7 +107,7 @@ class InvalidToken(TsxError):
     def __init__(self, message: str, *, status: int = 400, has_token: bool = False) -> None:
         super().__init__(message)
         self.status = status
-        self.has_token = has_token  # whether the request had a token, which was wrong
+        self.has_token = has_token  # whether the request had a token (a wrong one)
 
 
 class ForeignOrigin(TsxError):
@@ -141,7 +141,7 @@ class WorkflowNotFound(TsxError):
 
 
 class RequestNotFound(TsxError):
-    """The times of the requested request are no longer kept."""
+    """The times of the request are not kept, or no longer."""
 
     status = 404
     type = "RequestNotFoundException"
@@ -170,7 +170,7 @@ class InvalidDag(TsxError):
 
 
 class InvalidWorkflow(TsxError):
-    """The archive or specification of a workflow cannot be used; the status is TorchServe's."""
+    """The archive or specification of a workflow cannot be used. The status is TorchServe's."""
 
     type = "InvalidWorkflowException"
 
@@ -214,21 +214,21 @@ class PayloadTooLarge(TsxError):
 
 
 class UnsupportedEncoding(TsxError):
-    """The body has a Content-Encoding that is not known."""
+    """The body has an unknown Content-Encoding."""
 
     status = 415
     type = "UnsupportedMediaTypeException"
 
 
 class KeyReused(TsxError):
-    """Another request has this idempotency key."""
+    """Another request was sent with this idempotency key."""
 
     status = 422
     type = "IdempotencyKeyException"
 
 
 class TooManyRequests(TsxError):
-    """One client has sent more than a client may."""
+    """A client has sent more requests than it may."""
 
     status = 429
     type = "TooManyRequestsException"
@@ -239,21 +239,21 @@ class TooManyRequests(TsxError):
 
 
 class HeadTooLarge(TsxError):
-    """The headers of a request exceed what the server takes."""
+    """The headers of a request are larger than the server accepts."""
 
     status = 431
     type = "BadRequestException"
 
 
 class WorkerDied(TsxError):
-    """The worker ended while it held the request."""
+    """The worker ended while it had the request."""
 
 
 class LoadFailed(TsxError):
-    """No worker could load the model; `traceback` is the worker's own."""
+    """No worker could load the model; `traceback` is the worker's."""
 
-    model = version = ""  # the model that was not registered
-    outline = ""  # the traceback as the log shows it
+    model = version = ""  # name and version of the model that was not registered
+    outline = ""  # the traceback in short, for the log
 
     def named(self, source: str) -> LoadFailed:
         """Return the same failure with the model's file in its message."""
@@ -263,7 +263,7 @@ class LoadFailed(TsxError):
 
 
 class LoadOutOfMemory(LoadFailed):
-    """There is not enough memory for the model, of the machine or of its GPU."""
+    """The machine or its GPU has too little memory for the model."""
 
     status = 507
 
@@ -273,13 +273,13 @@ class ModelFileExists(TsxError):
 
 
 class WorkflowFailed(LoadFailed):
-    """A workflow is not registered, because one of its nodes could not be."""
+    """A workflow is not registered, because one of its nodes could not be registered."""
 
     type = "WorkflowException"
 
 
 class NodeFailed(TsxError):
-    """A node of a workflow gave no answer that the next one could take."""
+    """A node of a workflow has returned nothing that the next node could use."""
 
     def __init__(self, message: str, *, status: int = 500) -> None:
         super().__init__(message)
@@ -287,7 +287,7 @@ class NodeFailed(TsxError):
 
 
 class PredictionFailed(TsxError):
-    """The handler raised, or returned something that cannot be sent."""
+    """The handler has raised, or returned something that cannot be sent."""
 
     def __init__(self, message: str, *, status: int = 500) -> None:
         super().__init__(message)
@@ -300,7 +300,7 @@ class Unavailable(TsxError):
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after  # seconds, if a later try is likely to succeed
+        self.retry_after = retry_after  # seconds after which a new try is likely to succeed
 
 
 class NoWorker(Unavailable):
@@ -308,7 +308,7 @@ class NoWorker(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """The model's queue has reached its bound."""
+    """The model's queue has reached its limit."""
 
     def __init__(self, message: str, *, retry_after: int = 1, status: int = 503) -> None:
         super().__init__(message, retry_after=retry_after)
@@ -318,7 +318,7 @@ class QueueFull(Unavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """No worker started the request before the deadline of its client or model."""
+    """The deadline of the client or the model passed before a worker started the request."""
 
 
 class AnswerLate(DeadlinePassed):
@@ -329,15 +329,15 @@ class AnswerLate(DeadlinePassed):
 
 
 class NoRoom(Unavailable):
-    """Bodies and answers in flight leave no room for another (`max_inflight_bytes`)."""
+    """All bodies and answers in flight leave no room for another one (`max_inflight_bytes`)."""
 
 
 class JobsFull(Unavailable):
-    """No further request is stored for later before others are answered."""
+    """No more asynchronous requests are stored before others are answered."""
 
 
 class StoreUnavailable(Unavailable):
-    """The store of jobs cannot be read or written."""
+    """The store of asynchronous requests cannot be read or written."""
 
 
 class ClientLeft(Unavailable):
@@ -349,7 +349,7 @@ class OutOfResources(TsxError):
 
 
 class StoreFull(OutOfResources):
-    """The disk of the store of jobs has no room."""
+    """The disk with the store of asynchronous requests is full."""
 
 
 class SettingError(TsxError):
@@ -357,9 +357,9 @@ class SettingError(TsxError):
 
 
 def shortened(text: str, max_chars: int, tail: int = 0) -> str:
-    """Cut a text to `max_chars` characters and say how many are left out.
+    """Cut a text to `max_chars` characters, and tell how many are left out.
 
-    The last `tail` of them come from the end.
+    The last `tail` of these characters are taken from the end of the text.
     """
     if len(text) <= max_chars:
         return text
@@ -368,7 +368,7 @@ def shortened(text: str, max_chars: int, tail: int = 0) -> str:
 
 
 def is_failure(outcome: int | TsxError) -> bool:
-    """Tell whether a status or a refusal counts against a model, not against its client.
+    """Tell whether a status or a refusal counts as a failure of the model, not of its client.
 
     A refusal counts by its class, whatever its status: a full queue may be answered with 429.
     """
@@ -377,13 +377,13 @@ def is_failure(outcome: int | TsxError) -> bool:
     return outcome >= 500
 
 
-MAX_CACHED_CHARS = 2000  # length of a message; one that quotes a request may have millions
+MAX_CACHED_CHARS = 2000  # Longer messages are not cached: one that quotes a request may be huge.
 
 
 def error_body(status: int, type: str, message: str) -> bytes:
     """Return TorchServe's error JSON: indented by two spaces, with a newline at the end.
 
-    JSON can carry half a surrogate pair to the server, but UTF-8 cannot carry it back.
+    JSON can bring half a surrogate pair to the server, but UTF-8 cannot encode it in an answer.
     """
     return (
         _cached_error_body(status, type, message)
@@ -393,25 +393,25 @@ def error_body(status: int, type: str, message: str) -> bytes:
 
 
 def _error_body(status: int, type: str, message: str) -> bytes:
-    # Only the message is encoded by json: `indent` takes five times as long.
+    # Only the message is encoded by json, since `indent` would take five times as long.
     text = json.dumps(message, ensure_ascii=False)
     return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {text}\n}}\n'.encode(
         errors="replace"
     )
 
 
-# A server that refuses many requests repeats few messages.
+# An overloaded server sends few different messages, but sends them often.
 _cached_error_body = lru_cache(maxsize=64)(_error_body)
 
 
-# The server's own errors are shorter. A handler may send anything.
+# The server's own errors are shorter, but a handler may send anything.
 MAX_PARSED_BYTES = 256 << 10
 
 
 def read_error(body: bytes) -> dict[str, Any]:
-    """Return the error JSON in a response body, or {} if the body has no error with a text message.
+    """Return the error JSON in a response body, or {} if it is no error with a text message.
 
-    A large body is not parsed, because that would hold up the event loop.
+    A large body is not parsed, because that would block the event loop.
     """
     if len(body) > MAX_PARSED_BYTES or not body.startswith(b"{"):
         return {}

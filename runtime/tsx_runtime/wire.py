@@ -75,7 +75,7 @@ ROW = 12  # bytes of the table for one item
 MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36
 MAX_FIELD = (1 << 32) - 1
-# Bytes. A payload up to this size is copied once and cut into bytes: faster than making views.
+# Bytes. A payload up to this size is copied once and cut, which is faster than making views.
 MAX_COPIED_BYTES = 64 << 10
 BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports a batch's cost
 # The content type of a body of named inputs. Each input is u32 length of the name, u64 length of
@@ -83,10 +83,10 @@ BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports a ba
 INPUTS = b"application/vnd.tsx.inputs"
 # The header block of a response that a worker has written as JSON.
 JSON_HEADER = b"content-type: application/json\r\n"
-# Added to a request of the Open Inference Protocol, for handlers.
+# The server adds it to a request of the Open Inference Protocol, for handlers.
 V2_HEADER = (b"x-tsx-protocol", b"v2")
-V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # the header within a request's meta
-OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # added to a request of OpenAI's API
+V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # this header within a request's meta
+OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # The server adds it to a request of OpenAI's API.
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
 # The position of a workflow's node: first, inner or last. No client can send this name.
 NODE_HEADER = b":workflow-node"
@@ -104,13 +104,13 @@ Item: TypeAlias = tuple[int, Buffer, Buffer]  # code, meta, body
 
 
 class Parts:
-    """A large body (more than `MAX_COPIED_BYTES`), sent in the pieces in which it was received."""
+    """A large body (more than `MAX_COPIED_BYTES`), in the pieces in which it was received."""
 
     __slots__ = ("pieces", "size")
 
     def __init__(self, pieces: list[Buffer], size: int) -> None:
         self.pieces = pieces
-        self.size = size  # the sum of their lengths
+        self.size = size  # sum of the lengths of `pieces`
 
     def __len__(self) -> int:
         return self.size
@@ -148,43 +148,43 @@ class LoadOrder(TypedDict):
     model_name: str
     model_version: str
     model_dir: str  # absolute; becomes the worker's working directory
-    manifest: dict[str, Any]  # the parsed MANIFEST.json, or its substitute
+    manifest: dict[str, Any]  # the parsed MANIFEST.json, or its equivalent
     model_config: str  # YAML, since JSON lacks dates and number keys
     handler: str  # the handler of the manifest; may be empty
-    worker: str  # its number among the server's workers
+    worker: str  # the worker's number in the server
     gpu_id: int | None
     batch_size: int
-    max_batch_cost: int  # sum of the handler's `cost` in a call; 0: no limit
-    response_timeout: float  # seconds for a batch
-    threads: int | None  # within one operation; None: torch's choice
-    shares_cores: bool  # `threads` is a share of the cores, which THREADS frames change
+    max_batch_cost: int  # limit of the sum of the handler's `cost` in a call; 0: no limit
+    response_timeout: float  # timeout of a batch in seconds
+    threads: int | None  # threads within one operation; None: torch decides
+    shares_cores: bool  # whether THREADS frames change `threads`, as workers share the cores
     cores: list[int] | None  # CPU affinity of the process; None: all cores of the server
-    variables: dict[str, str]  # environment variables, set before imports for the model
+    variables: dict[str, str]  # environment variables that are set before the model's imports
     ranks: int  # processes of the worker; more than 1 for a torchrun group
     gpus: int  # number of GPUs, `gpu_id` first
     limit_max_image_pixels: bool
-    trust_remote_code: bool  # the operator allows code within a Hugging Face model
+    trust_remote_code: bool  # whether the operator allows code in a Hugging Face model
     decode_input_request: bool
     max_response_size: int
     server_version: str
     envelope: str  # the name of the format around requests and answers; empty: none
-    # The socket for the worker's output; empty: the worker prints where the front end does.
+    # The socket for the worker's output. If empty, the worker prints where the front end does.
     output: str
     # The socket gets only output that Python does not print, to escape control characters.
     at_terminal: bool
-    log_json: bool  # print JSON lines
+    log_json: bool  # whether to print JSON lines
     model_metrics: list[DeclaredMetric]
     # batch: one after the other; continuous: requests join between calls; async: a task each.
     mode: str
-    # A request changes later responses, so that the handler must not get it twice.
+    # Whether a request changes later responses. The handler must not get such a request twice.
     stateful: bool
-    json_nan: str  # null, string or literal: NaN and infinities in JSON
-    guess_content_type: bool  # add a content type to an answer that has none
+    json_nan: str  # how NaN and infinities are written in JSON: null, string or literal
+    guess_content_type: bool  # whether to add a content type to an answer without one
     handler_error_status: int  # the status for a request whose handler raised
 
 
 class MetricDelta(TypedDict):
-    """One value that a handler reported; the front end adds it up."""
+    """One value that a handler has reported; the front end adds them up."""
 
     name: str
     type: str  # counter, gauge or histogram
@@ -194,7 +194,7 @@ class MetricDelta(TypedDict):
 
 
 class FrameError(ValueError):
-    """An error for bytes that are no frame: the connection is of no further use."""
+    """The bytes are not a frame, so the connection cannot be used any more."""
 
 
 class Header(NamedTuple):
@@ -225,7 +225,7 @@ def encode(kind: Kind, batch: int, items: Iterable[Item] = (), extra: Buffer = b
 def encode_fields(
     kind: Kind, batch: int, codes: Sequence[int], fields: Sequence[Body], extra: Buffer = b""
 ) -> list[Buffer]:
-    """Return the same as `encode`; `fields` has meta, body, meta, body ... of the items."""
+    """Return the frame as `encode` does; `fields` has meta, body, meta, body ... of the items."""
     count = len(codes)
     if count > MAX_ITEMS:
         raise FrameError(f"{count} items do not fit a frame; the most is {MAX_ITEMS}")
@@ -276,7 +276,7 @@ def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
 
 
 def decode(header: Header, payload: Buffer) -> Frame:
-    """Split the payload after a header; the items of a large one are views into it."""
+    """Split the payload after a header into items, which are views if the payload is large."""
     size, count = len(payload), header.items
     if size != header.size:
         raise FrameError(f"a frame of {header.size} bytes has {size}")
@@ -294,7 +294,7 @@ def decode(header: Header, payload: Buffer) -> Frame:
 
 
 def request_meta(request_id: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the meta of a request; header names keep their case."""
+    """Return the meta of a request; the names of headers keep their case."""
     return b"%b\r\n%b\r\n%b" % (request_id.encode("latin-1"), query, header_block(headers))
 
 
@@ -332,5 +332,7 @@ def _table(count: int) -> struct.Struct:
     return _TABLES[count] if count < len(_TABLES) else struct.Struct(f"<{3 * count}I")
 
 
-_TABLES = [struct.Struct(f"<{3 * count}I") for count in range(129)]  # sizes of nearly all batches
+_TABLES = [
+    struct.Struct(f"<{3 * count}I") for count in range(129)
+]  # formats for the sizes of nearly all batches
 _KINDS = {int(kind): kind for kind in Kind}

@@ -180,7 +180,7 @@ class Idle:
 
     batches = 0
     prefetch = False
-    suspected = False
+    has_suspects = False
 
 
 def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_it() -> None:
@@ -197,16 +197,16 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
         return assign(RequestQueue(jobs), [idle], 10.5, limits)
 
     single = assign_jobs(10.0)
-    assert (single.batches, single.wake) == ([], 10.7)
+    assert (single.batches, single.wake_at) == ([], 10.7)
     assert calls == [Waiting(count=1, size=5, oldest=0.5, max_count=4, max_delay=1.0)]
     pair = assign_jobs(10.0, 10.4)
-    assert (pair.batches, pair.wake) == ([], 11.0)
+    assert (pair.batches, pair.wake_at) == ([], 11.0)
     assert len(assign_jobs(*[10.0] * 3).batches) == 1
     calls.clear()
     assert len(assign_jobs(*[10.0] * 4).batches) == 1
     # A full batch does not call the policy.
     assert not calls
-    assert assign_jobs().wake == NEVER
+    assert assign_jobs().wake_at == NEVER
 
 
 def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.kit.jobs import FakeJob
-from tsx_runtime.core.scheduling.channel import arrivals
+from tsx_runtime.core.scheduling.channel import pack_arrivals
 from tsx_runtime.core.telemetry.batch_times import NO_TIMES, Batch
 from tsx_runtime.core.telemetry.version_stats import Stats
 
@@ -18,7 +18,7 @@ def batch_of(
     statuses: Sequence[int] | None = None,
 ) -> Batch:
     """Make a batch with its times (free, sent, answered); without `statuses`, all are 200."""
-    return *points, len(jobs), reported, arrivals(jobs), statuses
+    return *points, len(jobs), reported, pack_arrivals(jobs), statuses
 
 
 # The batch of an answer whose times do not matter.

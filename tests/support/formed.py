@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from tests.support.models import make_model
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord
 
 HANDLER = """
 import torch
@@ -31,7 +31,7 @@ class Doubling(BaseHandler):
         return [f"{value:g} by {self.form}" for value in output.flatten().tolist()]
 """
 HERE = {"device": "cpu", "machine": platform.machine()}
-FORMS = KeptForms(
+FORMS = FormIndex(
     (FormRecord("int8-static", HERE | {"cpu": ["avx1024"]}), FormRecord("channels-last", HERE))
 )
 REASON = "int8-static: it was built for a CPU with avx1024, which this one lacks"

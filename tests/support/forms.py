@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
 from tsx_runtime.worker.forms.bound import bound_of
 from tsx_runtime.worker.forms.form import Form, Subject
 from tsx_runtime.worker.forms.loading import LoadedForm, load_form
@@ -60,7 +60,7 @@ def built(
         settings = form.build(subject, directory)
     signature = None if subject.signature is None else subject.signature.as_json()
     record = FormRecord(form.name, bound_of(form, device), settings, signature)
-    (model_directory / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    (model_directory / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     return record
 
 

@@ -53,7 +53,7 @@ class FormRecord:
 
 
 @dataclass(frozen=True)
-class KeptForms:
+class FormIndex:
     """The content of a tsx-forms.json."""
 
     forms: tuple[FormRecord, ...] = ()
@@ -113,7 +113,7 @@ def form_precision(name: str) -> str | None:
     return next((part for part in PRECISIONS if part in name.split("-")), None)
 
 
-def parse_forms(content: bytes) -> KeptForms:
+def parse_forms(content: bytes) -> FormIndex:
     """Parse a tsx-forms.json.
 
     The values inside `bound`, `settings`, `signature` and `measured` are not checked, although
@@ -133,7 +133,7 @@ def parse_forms(content: bytes) -> KeptForms:
         made_of = {str(name): str(digest) for name, digest in data.get("made_of", {}).items()}
         if fault := next(filter(None, map(path_fault, made_of)), None):
             raise ValueError(f"it names a file that is not the archive's: {fault}")
-        return KeptForms(tuple(map(_form, data["forms"])), made_of)
+        return FormIndex(tuple(map(_form, data["forms"])), made_of)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidForms(
             f"{FORMS_FILE} cannot be read ({error}). Run tsx optimize again."

@@ -31,7 +31,7 @@ from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as BENCHMARK_FILE
-from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES, parse_measured
+from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES, parse_benchmark_record
 from tsx_runtime.shared.log_format import escaped
 
 _DEFAULT_NAMES = {"Hugging Face": huggingface.default_name, "MLflow": mlflow.default_name}
@@ -138,7 +138,7 @@ def inspect(file: Path, as_json: bool) -> None:
     limits = archive_limits(quiet=False)
     inspection = inspect_archive(file, limits=limits)
     content = read_member(file, BENCHMARK_FILE, most=MAX_RECORD_BYTES, limits=limits)
-    measured = None if content is None else parse_measured(content)
+    measured = None if content is None else parse_benchmark_record(content)
     if as_json:
         print_json(
             _json_object(inspection)

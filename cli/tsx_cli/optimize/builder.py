@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormIndex, FormRecord
 from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.search.variants import lay_out, with_keys
@@ -75,7 +75,7 @@ class FormBuilder:
             WorkerFailed: Such a worker is not possible.
         """
         temporary = Path(tempfile.mkdtemp(dir=self.temporary))
-        forms = KeptForms(() if form is None else (form.record,))
+        forms = FormIndex(() if form is None else (form.record,))
         directory = lay_out(self.archive, Configuration(device=self.device), temporary, forms=forms)
         if form is not None:
             (directory / FORMS_DIRECTORY).mkdir()

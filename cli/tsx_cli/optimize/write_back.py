@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver import OpenArchive, open_archive, rewrite_archive
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
 from tsx_archiver.names import normal
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.storage.cache import Cache
@@ -54,7 +54,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
                 f"nothing was written into {path}: it has changed since its forms were built. Run"
                 " tsx optimize again"
             )
-        kept_forms = KeptForms(tuple(form.record for form in forms), source_digests(archive))
+        kept_forms = FormIndex(tuple(form.record for form in forms), source_digests(archive))
         config = config_name(archive)
         text = with_keys(config_text(archive), {"forms": names})
     members: dict[str, bytes | Path] = {}

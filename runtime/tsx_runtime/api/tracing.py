@@ -73,7 +73,7 @@ async def traced(
 ) -> None:
     """Run an app, inside a span if the request is traced."""
     parent = None if tracer is None else parent_of(scope["headers"])
-    if tracer is None or not tracer.wants(parent):
+    if tracer is None or not tracer.should_trace(parent):
         if tracer is not None:
             # uvicorn runs pipelined requests in the task of the first one.
             current.set(None)

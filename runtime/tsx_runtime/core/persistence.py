@@ -27,26 +27,27 @@ logger = logging.getLogger("tsx.state")
 class StateStore:
     """The saved state of each model, by part.
 
-    It belongs to the event loop; a thread of its own writes.
+    Its methods are called in the event loop; a thread writes the files.
     """
 
     def __init__(self, directory: Path | None, *, replaces: bool = False) -> None:
-        """Read the saved state; without a writable directory, state lasts as long as the server.
+        """Read the saved state; without a writable directory, the state ends with the server.
 
         If several servers share a directory, the first one writes. Another one reads the state at
         its start, and writes its changes after the first one has ended.
 
         Args:
             directory: The directory of the state.
-            replaces: Whether the first server ends soon, as in a rolling update.
+            replaces: Whether this server replaces the first one, which ends soon.
         """
         self.directory = directory
         self._lock: FileLock | None = None  # held by the writing server
-        self._unwritten: dict[Path, str | None] = {}  # texts that wait for the lock
+        # Texts that are not written yet, by file; None removes the file.
+        self._unwritten: dict[Path, str | None] = {}
         self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None
-        self._warned = False
+        self._last_write: Future[None] | None = None
+        self._has_warned = False
         if directory is not None:
             try:
                 for part in (directory, directory / "models", directory / "rollouts"):
@@ -54,7 +55,7 @@ class StateStore:
             except PermissionError as error:
                 self._warn_once(str(error.strerror))
                 self.directory = directory = None
-            except OSError:  # Nothing can be read; a write that fails is logged.
+            except OSError:  # There is nothing to read. A write that fails will be logged.
                 pass
         if directory is not None:
             self._models = _read_all(directory / "models")
@@ -65,7 +66,7 @@ class StateStore:
         return dict(self._models.get(name, {}))
 
     def save(self, name: str, **parts: Any) -> None:
-        """Save parts of a model as JSON beside the others; None removes a part."""
+        """Save parts of a model as JSON, in addition to the others; None removes a part."""
         saved = {
             part: value for part, value in (self.load(name) | parts).items() if value is not None
         }
@@ -83,8 +84,8 @@ class StateStore:
 
     async def written(self) -> None:
         """Wait until all saved state is on the disk."""
-        if self._last is not None:
-            await asyncio.shield(asyncio.wrap_future(self._last))
+        if self._last_write is not None:
+            await asyncio.shield(asyncio.wrap_future(self._last_write))
 
     def close(self) -> None:
         """Write all saved state, and release the directory."""
@@ -100,14 +101,14 @@ class StateStore:
             self._warn_once("no usable directory was found")
             return
         if self._thread is None:
-            # A single thread keeps the order of the writes.
+            # A single thread writes the changes in their order.
             self._thread = ThreadPoolExecutor(1, "tsx-state")
-        self._last = self._thread.submit(
+        self._last_write = self._thread.submit(
             self._write, self.directory, self.directory / "models" / f"{name}.json", text
         )
 
     def _write(self, directory: Path, file: Path, text: str | None) -> None:
-        """Write a file, or remove it without `text`; this runs in the thread."""
+        """Write a file, or remove it if `text` is None; this runs in the thread."""
         self._unwritten[file] = text
         try:
             private_directory(directory)
@@ -125,27 +126,27 @@ class StateStore:
             self._warn_once(f"{file} cannot be written: {error.strerror or error}")
 
     def _lock_directory(self, directory: Path) -> bool:
-        """Lock the directory, and tell whether this server may write there."""
+        """Lock the directory, if possible, and tell whether this server may write there."""
         if self._lock is not None:
             return True
         try:
             lock = FileLock(directory / LOCK)
-        except OSError:  # A write there fails as well, and is logged then.
+        except OSError:  # The write will fail too, and log the reason.
             return True
         try:
             if not lock.lock_exclusive(wait=False):
                 lock.close()
                 self._warn_once(f"another running server uses {directory}")
                 return False
-        except CacheError:  # a file system without locks
+        except CacheError:  # The file system has no locks.
             pass
         self._lock = lock
         return True
 
     def _warn_once(self, problem: str) -> None:
-        """Log the first problem; each later change would repeat it."""
-        if not self._warned:
-            self._warned = True
+        """Log the first problem only, since each later change would repeat it."""
+        if not self._has_warned:
+            self._has_warned = True
             loss = "changes made while this server runs, such as traffic, are lost when it stops"
             logger.warning("%s: %s. Set state_dir to a directory of its own", loss, problem)
 
@@ -153,8 +154,8 @@ class StateStore:
 def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory for saved state, or None if there is none.
 
-    It is `state_dir`, else a directory in the model store, else one of the user's that is named
-    by the server's address.
+    It is `state_dir`, or else `.tsx` in the model store, or else a directory of the user with the
+    server's address as its name.
     """
     if settings.state_dir is not None:
         return settings.state_dir
@@ -170,9 +171,9 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
         else:
             return store / ".tsx"
     address = parse_address(settings.inference_address)
-    if address.scheme != "unix" and not address.port:  # The port differs at each start.
+    if address.scheme != "unix" and not address.port:  # The port will differ at each start.
         return None
-    # Path would raise where no home is known.
+    # `Path.expanduser` would raise without a home directory.
     home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     directory = (
         Path(home)
@@ -199,7 +200,7 @@ def _read_all(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read a file; an invalid one is logged, and yields no parts."""
+    """Read a file; an invalid one is logged, and the result is empty."""
     try:
         parts = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(parts, dict):

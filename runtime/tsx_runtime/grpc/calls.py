@@ -52,7 +52,7 @@ class PendingRequest:
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
         priority, timeout_ms = priority_and_timeout(headers)
-        route = route.by_head(headers)
+        route = route.route_for_headers(headers)
         now = time.monotonic()
         due = deadline(now, route.client_timeout, timeout_ms)
         remaining = context.time_remaining()
@@ -96,7 +96,7 @@ class PendingRequest:
         check_status(answer.status)
         if (
             answer.status >= 400
-            and not answer.streamed
+            and not answer.is_streamed
             and (refusal := worker_refusal(answer.status, answer.body))
         ):
             raise CallRefused(refusal)
@@ -111,7 +111,7 @@ class PendingRequest:
             self.route.leave(self.job)
         else:
             done.exception()  # asyncio logs errors that nobody retrieves.
-        if self._answer is not None and self._answer.streamed:
+        if self._answer is not None and self._answer.is_streamed:
             self.route.leave(self.job)
             self._answer.leave()
 

@@ -280,7 +280,7 @@ class Service(grpc.GenericRpcHandler):
         if method not in TRACED_METHODS:
             return None
         parent = parent_of(as_headers(context.invocation_metadata() or ()))
-        if not tracer.wants(parent):
+        if not tracer.should_trace(parent):
             return None
         span = tracer.begin(parent, start_time)
         span.name = f"{self.name}/{method}"

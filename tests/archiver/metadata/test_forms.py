@@ -11,14 +11,14 @@ from tests.support.models import make_model
 from tsx_archiver import inspect_archive, verify_archive
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
+    FormIndex,
     FormRecord,
     InvalidForms,
-    KeptForms,
     form_precision,
     parse_forms,
 )
 
-KEPT = KeptForms(
+KEPT = FormIndex(
     (
         FormRecord("onnx", {"device": "cpu"}, {"a": 1}, {"inputs": []}, {"loss": 0}),
         FormRecord("bf16"),

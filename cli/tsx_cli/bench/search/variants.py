@@ -18,8 +18,8 @@ from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.forms import (
     FORMS_DIRECTORY,
     FORMS_FILE,
+    FormIndex,
     InvalidForms,
-    KeptForms,
     parse_forms,
 )
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
@@ -146,7 +146,7 @@ def lay_out(
     configuration: Configuration,
     parent: Path,
     *,
-    forms: KeptForms | None = None,
+    forms: FormIndex | None = None,
 ) -> Path:
     """Make a directory of the model in `parent`, which loads like the archive.
 
@@ -197,7 +197,7 @@ def _copy_or_link(source: Path, target: Path) -> None:
         target.symlink_to(source)
 
 
-def kept_forms(archive: OpenArchive) -> KeptForms:
+def kept_forms(archive: OpenArchive) -> FormIndex:
     """Read the forms of an archive.
 
     Raises:
@@ -205,7 +205,7 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
     """
     path = archive.directory / FORMS_FILE
     try:
-        return parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
+        return parse_forms(path.read_bytes()) if path.is_file() else FormIndex()
     except InvalidForms as error:
         raise CliError(f"{archive.source}: {error}") from error
 

@@ -15,9 +15,9 @@ from tsx_archiver.metadata.compile_settings import needs_compiler
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
     MAX_FILE_BYTES,
+    FormIndex,
     FormRecord,
     InvalidForms,
-    KeptForms,
     parse_forms,
 )
 from tsx_archiver.metadata.huggingface import extras_of
@@ -108,7 +108,7 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
         else None
     )
     try:
-        all_forms = KeptForms() if content is None else parse_forms(content)
+        all_forms = FormIndex() if content is None else parse_forms(content)
     except InvalidForms as error:
         raise CliError(f"{inspection.source}: {error}") from error
     return tuple(form for form in map(all_forms.named, names) if form is not None)

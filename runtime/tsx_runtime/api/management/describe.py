@@ -87,7 +87,9 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
         measured=(
-            None if version.measured is None else DescribedMeasurement(**version.measured._asdict())
+            None
+            if version.benchmark_record is None
+            else DescribedMeasurement(**version.benchmark_record._asdict())
         ),
         slo=None if version.slo is None else describe_slo(version.slo),
         cache=None if version.cache is None else describe_cache(version.cache),

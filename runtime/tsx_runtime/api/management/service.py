@@ -70,10 +70,10 @@ class ManagementService:
         if version.min_workers and not parameters.synchronous:
             return PROCESSING
         result = f"registered with {version.min_workers} initial workers"
-        if version.replaced is not None:
+        if version.replaced_version is not None:
             result = (
-                f"has taken the place of version {version.replaced} with {version.min_workers}"
-                " workers"
+                f"has taken the place of version {version.replaced_version} with"
+                f" {version.min_workers} workers"
             )
         text = f'Model "{version.name}" Version: {version.version} {result}'
         return (

@@ -18,18 +18,18 @@ ResultT = TypeVar("ResultT")
 
 
 class DaemonThreads:
-    """Daemon threads in a limited number; calls beyond it are refused."""
+    """A limited number of daemon threads; a call is refused while all of them are busy."""
 
     def __init__(self, max_threads: int, purpose: str) -> None:
-        """Run at most `max_threads` calls, which messages name by the plural `purpose`."""
+        """Run at most `max_threads` calls at a time; `purpose` is their plural noun in messages."""
         self._max_threads = max_threads
         self._purpose = purpose
         self._busy = 0
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Run a function in a thread, and return or raise what it does.
+        """Run a function in a thread; return its result or raise its error.
 
-        A cancelled call runs on.
+        If the caller is cancelled, the thread still finishes the function.
 
         Raises:
             Unavailable: All threads are busy.
@@ -60,13 +60,14 @@ class DaemonThreads:
         try:
             result = function()
         except BaseException as raised:
-            # The thread ends here; the caller gets the error. A future does not take StopIteration.
+            # The thread ends here, so the caller gets the error. A future cannot hold
+            # StopIteration.
             error = (
                 RuntimeError("it raised StopIteration")
                 if isinstance(raised, StopIteration)
                 else raised
             )
-        # A loop that has ended has no caller left.
+        # If the event loop is closed, no caller waits any more.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._end_call, future, result, error)
 

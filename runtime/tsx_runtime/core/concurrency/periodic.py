@@ -1,4 +1,4 @@
-"""Background work of a server."""
+"""Background tasks of a server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ logger = logging.getLogger("tsx.server")
 
 
 async def repeat(seconds: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """Call `work` for ever, with a pause of so many seconds after each call."""
+    """Call `work` forever, with a pause of `seconds` after each call."""
     while True:
         await asyncio.sleep(seconds)
-        if (waiting := work()) is not None:
-            await waiting
+        if (result := work()) is not None:
+            await result
 
 
 @asynccontextmanager
 async def running(failure: str, *coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Run coroutines in the background while the context is open.
 
-    They should not fail. If one does, the log says that `failure` lasts until a restart.
+    They should never fail. If one does, the log says "FAILURE until the server is restarted".
     """
     tasks = [asyncio.create_task(work) for work in coroutines]
     for task in tasks:

@@ -1,6 +1,6 @@
-"""Tasks that outlive their callers.
+"""Background tasks that outlive their callers.
 
-The group refers to each task until it ends, since the event loop holds only weak references.
+The group holds a reference to each task until it ends, since the event loop holds only weak ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ class TaskGroup:
         return task
 
     def load(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start loading a version; a failure is already logged and in its model's description."""
+        """Start loading a version, and ignore its failure.
+
+        A failure is already logged and shown in the model's description.
+        """
         self.begin(_swallow_failure(work))
 
     async def run_shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for work that goes on if the caller is cancelled."""
+        """Wait for work that continues even if the caller is cancelled."""
         await asyncio.shield(self.begin(work))
 
     async def wait_all(self) -> None:

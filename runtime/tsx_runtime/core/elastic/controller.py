@@ -1,4 +1,4 @@
-"""The periodic task that adapts the number of workers of all adaptive models of a server."""
+"""The periodic task that is_adaptive the number of workers of all adaptive models of a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_runtime.core.elastic.decision import History, LatencyBound, ModelLoad, decide
+from tsx_runtime.core.elastic.decision import History, LatencyCapacity, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MAX_WORKERS
@@ -27,8 +27,8 @@ class _WatchedVersion:
     """The observations of one version."""
 
     history: History = field(default_factory=History)
-    refusals: int = 0
-    arrived: int = 0
+    refusals: int = 0  # total at the last round
+    requests: int = 0  # total at the last round
     # The processes that the next two sums cover.
     processes: frozenset[WorkerInstance | None] = frozenset()
     cpu_seconds: float = 0.0
@@ -45,9 +45,9 @@ class ElasticController:
         cores: int,
         start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """Prepare to adapt the workers of `versions`; each call of `adjust` is one round.
+        """Prepare to adapt the workers of `versions`; each `adjust` is one round of decisions.
 
-        `start_task` runs a scaling in the background.
+        `start_task` runs the change of a number of workers in the background.
         """
         self._versions = versions
         self._budget = budget
@@ -58,11 +58,11 @@ class ElasticController:
         self._rounds = itertools.count(1)
 
     async def adjust(self) -> None:
-        """Observe all adaptive versions, and start the scalings that they need."""
+        """Observe all adaptive versions, and start to change the numbers of workers."""
         if next(self._rounds) % ROUNDS_PER_MEASUREMENT == 0:
             await self._budget.measure()
         adaptive_versions = [
-            version for version in self._versions() if version.adapts and version.workers
+            version for version in self._versions() if version.is_adaptive and version.workers
         ]
         if not adaptive_versions:
             self._watched.clear()
@@ -78,7 +78,7 @@ class ElasticController:
         )
         budget_bytes = self._budget.free()
         free_bytes = host_bytes if budget_bytes is None else min(host_bytes, budget_bytes)
-        # Some versions may have been removed meanwhile.
+        # Some versions may have been removed while the usage was measured.
         adaptive_versions = [
             version for version in self._versions() if version in adaptive_versions
         ]
@@ -125,23 +125,23 @@ def _observe(
     gpu_room: float,
     cores: int,
 ) -> ModelLoad:
-    waiting, working, rate = version.pressure()
+    waiting, working, rate = version.current_load()
     states = [worker.state for worker in version.workers]
     refusals = version.stats.refusals["QueueFull"] + (
         version.stats.refusals["NoWorker"] if version.plan.strategy.uses_job_tickets else 0
     )
-    refused, watched.refusals = (
+    new_refusals, watched.refusals = (
         max(0, refusals - watched.refusals) if watched.history.observed_at > 0 else 0,
         refusals,
     )
-    count, report = version.stats.requests + refusals, version.slo
-    arrived, watched.arrived = (
-        max(0, count - watched.arrived) if watched.history.observed_at > 0 else 0,
-        count,
+    requests, report = version.stats.requests + refusals, version.slo
+    new_requests, watched.requests = (
+        max(0, requests - watched.requests) if watched.history.observed_at > 0 else 0,
+        requests,
     )
-    bound = None
+    latency_capacity = None
     if report is not None and report.curve is not None and report.curve.known:
-        bound = LatencyBound(report.target, report.seconds, report.curve)
+        latency_capacity = LatencyCapacity(report.target, report.seconds, report.curve)
     usages = {
         worker: usage
         for worker, usage in usage_by_worker.items()
@@ -157,9 +157,9 @@ def _observe(
         failing=states.count(WorkerState.BACKING_OFF) + states.count(WorkerState.FAILED),
         working=working,
         waiting=waiting,
-        refused=refused,
-        arrived=arrived,
-        bound=bound,
+        refusals=new_refusals,
+        arrivals=new_requests,
+        latency_capacity=latency_capacity,
         batch_size=version.batch_places or 1,
         rate=rate,
         load_seconds=min(
@@ -179,36 +179,40 @@ def _observe(
 def _measure_cores(
     version: ModelVersion, watched: _WatchedVersion, usages: dict[Worker, ResourceUsage]
 ) -> None:
-    """Learn how many cores a busy worker uses, at most one.
+    """Measure how many cores a busy worker uses, at most one.
 
-    The limit is one because each worker gets fewer threads if there are more workers. A worker
-    that waits for other services uses less than one core.
+    The workers share the cores, so each gets fewer threads as workers are added. One core is
+    therefore enough for each. A worker that waits for other services uses less than one.
     """
-    cpu = sum(usage.cpu_seconds for usage in usages.values())
-    busy = version.stats.busy_seconds
+    cpu_seconds = sum(usage.cpu_seconds for usage in usages.values())
+    busy_seconds = version.stats.busy_seconds
     # A new process starts at zero CPU seconds, so both sums start again.
     processes = frozenset(worker.instance for worker in usages)
     if watched.processes != processes:
-        watched.processes, watched.cpu_seconds, watched.busy_seconds = processes, cpu, busy
-    elif busy - watched.busy_seconds > MIN_BUSY_S:
+        watched.processes, watched.cpu_seconds, watched.busy_seconds = (
+            processes,
+            cpu_seconds,
+            busy_seconds,
+        )
+    elif busy_seconds - watched.busy_seconds > MIN_BUSY_S:
         watched.cores_per_worker = min(
-            1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds)
+            1.0, (cpu_seconds - watched.cpu_seconds) / (busy_seconds - watched.busy_seconds)
         )
 
 
 def _numbers(load: ModelLoad, history: History) -> str:
-    bound = ""
-    if load.bound is not None:
-        rate, size = load.bound.capacity(history.recent_rate, load.workers)
-        slo = load.bound.target.text
-        bound = (
+    capacity_text = ""
+    if load.latency_capacity is not None:
+        rate, size = load.latency_capacity.throughput(history.recent_rate, load.workers)
+        slo = load.latency_capacity.target.text
+        capacity_text = (
             f"{rounded(history.recent_rate)} requests/s arrive, of which these answer"
             f" {rounded(rate)} within {slo}, in batches of {size}"
         )
     parts = [
-        bound,
+        capacity_text,
         f"{load.waiting} requests wait",
-        f"{load.refused} refused" if load.refused else "",
+        f"{load.refusals} refused" if load.refusals else "",
         f"{load.working} of {load.workers} workers are at work",
         f"{rounded(load.rate)} requests/s each",
         (

@@ -2,21 +2,22 @@
 
 Workers are added quickly and removed slowly:
 
-1. A model is pressed if all workers are busy, more requests wait than their next batches take, and
-   that work takes `MAX_WAITING_WORK_S` or the workers have had no pause. After two such rounds,
-   and the time to load a worker (at most `MAX_PRESSURE_S`), workers are added. They suffice for
-   the waiting work within a second, or within the loading time, but at most double the number. A
-   request that a full queue refused adds workers at once.
-2. A model is quiet if it was not pressed for `quiet_period` seconds, and fewer workers would have
-   been busy for less than `COMFORTABLE_SHARE` of the time. The number shrinks to these. If workers
-   are soon added again, the next `quiet_period` doubles, so that a load between two numbers does
-   not start and stop a worker again and again.
+1. A model is overloaded if all workers are busy, more requests wait than their next batches take,
+   and that work takes `MAX_WAITING_WORK_S` or the workers have had no pause. Workers are added once
+   this has lasted for two rounds, and for as long as a worker takes to load (at most
+   `MAX_OVERLOAD_S`). Enough are added to finish the waiting work within a second, or within the
+   loading time, but the number at most doubles. If a full queue has refused a request, workers are
+   added at once.
+2. A model is quiet if it was not overloaded for `quiet_period` seconds, and fewer workers would
+   have been busy for less than `COMFORTABLE_UTILIZATION` of the time. The number shrinks to these.
+   If workers are soon added again, the next `quiet_period` doubles. Otherwise a load between two
+   numbers would start and stop a worker again and again.
 3. A model is unused if no request came for `scale_to_zero` seconds. Then it has no worker.
 
-With a latency target, its curve decides in place of the queue and of the busy share. A model is
-pressed if it needs more workers to answer all arriving requests within the target, refused ones
-included. It is also pressed if it refuses more of them than the target allows to be late. It is
-quiet if fewer workers suffice with time to spare.
+If the model has a latency target, the measured latency curve decides, not the queue and not how
+busy the workers are. Such a model is overloaded if it needs more workers to answer all arriving
+requests, including refused ones, within the target. It is also overloaded if it refuses more
+requests than the target allows to be late. It is quiet if fewer workers suffice with time to spare.
 
 No worker is added if memory or cores do not suffice, or while a worker loads or fails.
 """
@@ -32,34 +33,39 @@ from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import aim
 
 INTERVAL_S = 0.5  # time between two rounds
-MAX_WAITING_WORK_S = 0.1  # waiting work from which a busy model gets another worker
-MAX_PRESSURE_S = 5.0  # longest pressure before a worker is added, however long it loads
-SATURATED_SHARE = 0.9  # share of the time
-COMFORTABLE_SHARE = 0.6  # share of the time
+MAX_WAITING_WORK_S = 0.1  # a busy model with more waiting work gets another worker
+MAX_OVERLOAD_S = 5.0  # longest overload before a worker is added, however long it loads
+SATURATED_UTILIZATION = 0.9  # fraction of the time that workers of an overloaded model are busy
+COMFORTABLE_UTILIZATION = 0.6  # fraction of the time that the remaining workers may be busy
 MIN_QUIET_S = 60.0
 MAX_QUIET_S = 3600.0
-RECENT_S, USUAL_S = 1.0, 20.0  # time over which the number of busy workers is averaged
+RECENT_S, USUAL_S = 1.0, 20.0  # time constants of the two exponential averages
 
 
-class LatencyBound(NamedTuple):
-    """A latency target with the measured curve of its version."""
+class LatencyCapacity(NamedTuple):
+    """The capacity of workers within a latency target, from the version's measured curve."""
 
     target: LatencyTarget
-    seconds: float  # limit within which requests are accepted
-    curve: LatencyCurve  # known, not empty
+    seconds: float  # the largest expected latency with which a request is still accepted
+    curve: LatencyCurve  # has measurements
 
-    def workers(self, rate: float, share: float, limit: int) -> int:
-        """Return the fewest workers that answer `rate` requests a second in time.
+    def min_workers(self, rate: float, utilization: float, limit: int) -> int:
+        """Return the smallest number of workers that answer `rate` requests per second in time.
 
-        They are busy for at most `share` of the time. The result is at most `limit`.
+        They are busy for at most the fraction `utilization` of the time. The result is at most
+        `limit`.
         """
         return next(
-            (count for count in range(1, limit) if rate <= share * self.capacity(rate, count)[0]),
+            (
+                count
+                for count in range(1, limit)
+                if rate <= utilization * self.throughput(rate, count)[0]
+            ),
             limit,
         )
 
-    def capacity(self, rate: float, workers: int) -> tuple[float, int]:
-        """Return the requests per second that are answered in time, and the batch size for it."""
+    def throughput(self, rate: float, workers: int) -> tuple[float, int]:
+        """Return how many requests per second are answered in time, and in which batch size."""
         size = aim(self.curve, self.seconds, rate, workers).size
         return workers * size / (self.curve.typical(size) * self.curve.mean), size
 
@@ -71,14 +77,14 @@ class ModelLoad:
     now: float
     minimum: int
     maximum: int
-    workers: int  # all workers
+    workers: int  # all workers, in any state
     starting: int
     failing: int  # workers that back off or were given up
     working: int  # workers with a batch
-    waiting: int  # requests that no worker works on
-    refused: int = 0  # requests since the last round, because the queue was full
-    arrived: int = 0  # requests since the last round, refused ones included
-    bound: LatencyBound | None = None
+    waiting: int  # requests in the queue
+    refusals: int = 0  # requests that a full queue refused since the last round
+    arrivals: int = 0  # requests since the last round, including refused ones
+    latency_capacity: LatencyCapacity | None = None  # only with a latency target
     batch_size: int = 1  # requests that one worker takes at once
     rate: float = 0.0  # requests per second of a busy worker, or 0 if nothing was measured
     load_seconds: float = 0.0
@@ -92,21 +98,21 @@ class ModelLoad:
 
 
 class History(NamedTuple):
-    """The memory of earlier rounds."""
+    """The observations and decisions of earlier rounds."""
 
     observed_at: float = -math.inf
-    recent: float = 0.0  # average number of busy workers
-    usual: float = 0.0
+    recent_busy: float = 0.0  # average number of busy workers, over RECENT_S
+    usual_busy: float = 0.0  # average over USUAL_S
     recent_rate: float = 0.0  # average number of requests per second
     usual_rate: float = 0.0
-    pressed_since: float | None = None
+    overloaded_since: float | None = None
     quiet_since: float | None = None
     quiet_period: float = MIN_QUIET_S
     shrunk_at: float = -math.inf
 
 
 class Scaling(NamedTuple):
-    """The number of workers to have, with the reason of a change or of a missing one."""
+    """The wanted number of workers, and the reason for changing it or for not adding a worker."""
 
     workers: int
     # queue, refused, slo, quiet or unused; memory or cores if one of these forbids more workers
@@ -114,82 +120,92 @@ class Scaling(NamedTuple):
 
 
 def decide(load: ModelLoad, previous: History) -> tuple[Scaling, History]:
-    """Return the number of workers to have, and the history for the next round.
+    """Return the wanted number of workers, and the history for the next round.
 
     Without a change, the number is the same and the reason is empty.
     """
-    history = _averaged(load, previous)
+    history = _with_new_averages(load, previous)
     if not load.workers or load.starting or load.failing:
-        return Scaling(load.workers), history._replace(pressed_since=None, quiet_since=None)
+        return Scaling(load.workers), history._replace(overloaded_since=None, quiet_since=None)
     if load.scale_to_zero and load.idle_seconds >= load.scale_to_zero:
         return Scaling(0, "unused"), History()
-    if _is_pressed(load, history):
-        return _decide_pressed(load, history)
-    return _decide_unpressed(load, history._replace(pressed_since=None))
+    if _is_overloaded(load, history):
+        return _decide_overloaded(load, history)
+    return _decide_not_overloaded(load, history._replace(overloaded_since=None))
 
 
-def _averaged(load: ModelLoad, previous: History) -> History:
+def _with_new_averages(load: ModelLoad, previous: History) -> History:
     if previous.observed_at == -math.inf:
-        return previous._replace(observed_at=load.now, recent=load.working, usual=load.working)
+        return previous._replace(
+            observed_at=load.now, recent_busy=load.working, usual_busy=load.working
+        )
     elapsed = max(load.now - previous.observed_at, 1e-3)
-    recent, usual = (1 - math.exp(-elapsed / span) for span in (RECENT_S, USUAL_S))
-    working, rate = load.working, load.arrived / elapsed
+    recent_weight, usual_weight = (
+        1 - math.exp(-elapsed / time_constant) for time_constant in (RECENT_S, USUAL_S)
+    )
+    working, rate = load.working, load.arrivals / elapsed
     return previous._replace(
         observed_at=load.now,
-        recent=previous.recent + (working - previous.recent) * recent,
-        usual=previous.usual + (working - previous.usual) * usual,
-        recent_rate=previous.recent_rate + (rate - previous.recent_rate) * recent,
-        usual_rate=previous.usual_rate + (rate - previous.usual_rate) * usual,
+        recent_busy=previous.recent_busy + (working - previous.recent_busy) * recent_weight,
+        usual_busy=previous.usual_busy + (working - previous.usual_busy) * usual_weight,
+        recent_rate=previous.recent_rate + (rate - previous.recent_rate) * recent_weight,
+        usual_rate=previous.usual_rate + (rate - previous.usual_rate) * usual_weight,
     )
 
 
-def _is_pressed(load: ModelLoad, history: History) -> bool:
+def _is_overloaded(load: ModelLoad, history: History) -> bool:
     if _refuses_too_many(load):
         return True
-    if load.bound is not None:
+    if load.latency_capacity is not None:
         return (
-            load.bound.workers(history.recent_rate, SATURATED_SHARE, load.workers + 1)
+            load.latency_capacity.min_workers(
+                history.recent_rate, SATURATED_UTILIZATION, load.workers + 1
+            )
             > load.workers
         )
     if load.working < load.workers or load.waiting < load.batch_size * load.workers:
         return False
     return (
         load.waiting >= MAX_WAITING_WORK_S * load.rate * load.workers
-        or history.recent >= SATURATED_SHARE * load.workers
+        or history.recent_busy >= SATURATED_UTILIZATION * load.workers
     )
 
 
 def _refuses_too_many(load: ModelLoad) -> bool:
-    """Tell whether more requests were refused than the target, if any, allows to be late."""
-    return load.refused > (
-        0.0 if load.bound is None else (1 - load.bound.target.quantile) * load.arrived
+    """Tell whether more requests were refused than the target allows; without a target, any."""
+    return load.refusals > (
+        0.0
+        if load.latency_capacity is None
+        else (1 - load.latency_capacity.target.quantile) * load.arrivals
     )
 
 
-def _decide_pressed(load: ModelLoad, history: History) -> tuple[Scaling, History]:
-    since = load.now if history.pressed_since is None else history.pressed_since
-    history = history._replace(pressed_since=since, quiet_since=None)
+def _decide_overloaded(load: ModelLoad, history: History) -> tuple[Scaling, History]:
+    since = load.now if history.overloaded_since is None else history.overloaded_since
+    history = history._replace(overloaded_since=since, quiet_since=None)
     if not _refuses_too_many(load) and load.now - since < max(
-        INTERVAL_S / 2, min(load.load_seconds, MAX_PRESSURE_S)
+        INTERVAL_S / 2, min(load.load_seconds, MAX_OVERLOAD_S)
     ):
         return Scaling(load.workers), history
-    if load.bound is not None:
+    if load.latency_capacity is not None:
         target, reason = (
             max(
                 load.workers + 1,
-                load.bound.workers(history.recent_rate, SATURATED_SHARE, 2 * load.workers),
+                load.latency_capacity.min_workers(
+                    history.recent_rate, SATURATED_UTILIZATION, 2 * load.workers
+                ),
             ),
             "slo",
         )
     else:
         work = (
-            (load.waiting + load.refused) / (load.rate * max(1.0, load.load_seconds))
+            (load.waiting + load.refusals) / (load.rate * max(1.0, load.load_seconds))
             if load.rate
             else 0.0
         )
         target, reason = (
             load.workers + max(1, math.ceil(min(load.workers, work))),
-            "refused" if load.refused else "queue",
+            "refused" if load.refusals else "queue",
         )
     limits = [(load.maximum, ""), (_memory_limit(load), "memory"), (_core_limit(load), "cores")]
     max_workers, limit_reason = min(limits, key=lambda entry: entry[0])
@@ -197,14 +213,16 @@ def _decide_pressed(load: ModelLoad, history: History) -> tuple[Scaling, History
         return Scaling(load.workers, limit_reason), history
     if load.now - history.shrunk_at < 2 * history.quiet_period:
         history = history._replace(quiet_period=min(2 * history.quiet_period, MAX_QUIET_S))
-    return Scaling(min(target, max_workers), reason), history._replace(pressed_since=None)
+    return Scaling(min(target, max_workers), reason), history._replace(overloaded_since=None)
 
 
-def _decide_unpressed(load: ModelLoad, history: History) -> tuple[Scaling, History]:
+def _decide_not_overloaded(load: ModelLoad, history: History) -> tuple[Scaling, History]:
     busy = (
-        math.ceil(history.usual / COMFORTABLE_SHARE)
-        if load.bound is None
-        else load.bound.workers(history.usual_rate, COMFORTABLE_SHARE, load.workers)
+        math.ceil(history.usual_busy / COMFORTABLE_UTILIZATION)
+        if load.latency_capacity is None
+        else load.latency_capacity.min_workers(
+            history.usual_rate, COMFORTABLE_UTILIZATION, load.workers
+        )
     )
     min_workers = max(load.minimum, 1, busy)
     if min_workers >= load.workers:
@@ -231,7 +249,7 @@ def _memory_limit(load: ModelLoad) -> int:
 
 
 def _core_limit(load: ModelLoad) -> int:
-    """Return the number of workers that the cores can run without waiting for each other."""
+    """Return the number of workers that can run without competing for cores."""
     return (
         max(load.minimum, 1, int(load.cores / load.cores_per_worker))
         if load.cores_per_worker and load.cores < math.inf

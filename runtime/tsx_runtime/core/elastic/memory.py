@@ -1,6 +1,6 @@
 """Memory budgets for the workers of all models: `model_memory` and `model_gpu_memory` of each GPU.
 
-Idle models are unloaded for others, the least recently used ones first.
+If a model needs memory, idle models are unloaded. The least recently used ones go first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tsx_runtime.errors import LoadOutOfMemory
 MEGA = 1 << 20
 
 Versions = Callable[[], Iterable[ModelVersion]]
-# Bytes that processes use, by GPU and process id, as far as they are known.
+# Returns the bytes that processes use, by GPU number and process id, where they are known.
 GpuProcesses = Callable[[], Awaitable[Mapping[int, Mapping[int, int]]]]
 
 VersionT = TypeVar("VersionT")
@@ -41,23 +41,23 @@ VersionT = TypeVar("VersionT")
 def least_recently_used(
     idle: Iterable[tuple[float, int, VersionT]], excess: int
 ) -> list[VersionT] | None:
-    """Choose idle models to unload until `excess` bytes are free, or None if all do not suffice.
+    """Choose idle models to unload until `excess` bytes are free, or None if all are too small.
 
     Args:
         idle: The time of the last use, the bytes, and the model.
         excess: The number of bytes to free.
     """
-    chosen = []
+    selected = []
     for _, memory, version in sorted(idle, key=lambda entry: entry[0]):
         if excess <= 0:
             break
-        chosen.append(version)
+        selected.append(version)
         excess -= memory
-    return chosen if excess <= 0 else None
+    return selected if excess <= 0 else None
 
 
 class MemoryBudget:
-    """The budgets of the machine and of each GPU, which reserve memory for a worker that loads."""
+    """The memory budgets of the machine and of each GPU; a loading worker reserves its part."""
 
     def __init__(
         self,
@@ -66,23 +66,23 @@ class MemoryBudget:
         all_versions: Versions,
         gpu_limit: int | None = None,
         gpus: int = 0,
-        read: GpuProcesses | None = None,
+        read_gpu_processes: GpuProcesses | None = None,
     ) -> None:
-        """Limit the memory of workers; None is no limit.
+        """Limit the memory of workers; None means no limit.
 
         Args:
             limit: Bytes of the machine.
             versions: The versions that may be unloaded.
-            all_versions: All versions, those that start or end included.
+            all_versions: All versions, including those that start or end.
             gpu_limit: Bytes of each GPU.
             gpus: The number of GPUs.
-            read: The memory of processes on the GPUs.
+            read_gpu_processes: Returns the memory that processes use on the GPUs.
         """
         self._loading: set[Worker] = set()
         budget = partial(_DeviceBudget, versions, all_versions, self._loading)
         self._host = budget("model_memory", limit, _machine_memory)
         self._gpus = [
-            budget("model_gpu_memory", gpu_limit, partial(_gpu_memory, number, read))
+            budget("model_gpu_memory", gpu_limit, partial(_gpu_memory, number, read_gpu_processes))
             for number in range(gpus)
         ]
 
@@ -99,7 +99,8 @@ class MemoryBudget:
             if budget.limit is not None
         ]
         try:
-            # All workers ask in the same order, and a loaded worker does not wait for loading ones.
+            # This cannot deadlock: all workers reserve in the same order of devices, and a loaded
+            # worker does not wait for one that has not reserved all its devices.
             for budget in budgets:
                 await budget.begin(version, worker, 1 if budget is self._host else len(worker.gpus))
             self._loading.add(worker)
@@ -116,16 +117,19 @@ class MemoryBudget:
                 budget.end(worker)
 
     def free(self) -> int | None:
-        """Return the free bytes of the machine, or None without a limit; idle models count."""
+        """Return the machine's free bytes, or None without a limit; idle models occupy memory."""
         return self._host.free()
 
     def room_for_workers(self, version: ModelVersion) -> float:
-        """Return the number of further workers of a version that fit on its GPUs."""
+        """Return how many more workers of a version fit on its GPUs."""
         budgets = self._gpu_budgets(version.plan.gpus)
         return sum(budget.room_for_workers(version) for budget in budgets) if budgets else math.inf
 
     async def measure(self) -> None:
-        """Measure the workers again, which grow with time, and unload idle models if necessary."""
+        """Measure the workers again, and unload idle models if necessary.
+
+        The memory of a worker may grow while it serves.
+        """
         for budget in (self._host, *self._gpus):
             await budget.measure()
 
@@ -136,7 +140,8 @@ class MemoryBudget:
 class _DeviceBudget:
     """The memory of one device: measured for loaded workers, and reserved for loading ones.
 
-    Each decision is made between two turns of the event loop.
+    There is no `await` between a decision and its reservation, so two workers cannot reserve the
+    same memory.
     """
 
     def __init__(
@@ -153,10 +158,10 @@ class _DeviceBudget:
         Args:
             versions: The versions that may be unloaded.
             all_versions: All versions.
-            loading: Workers with reserved memory on all devices.
+            loading: Workers with reserved memory on all their devices.
             name: The name of the setting.
             limit: Bytes of the device, or None.
-            measure: Returns the bytes of each worker, or None if they are unknown.
+            measure: Returns the bytes of each worker, or None where they are unknown.
         """
         self.name = name
         self.limit = limit
@@ -165,20 +170,21 @@ class _DeviceBudget:
         self._loading = loading
         self._measure = measure
         self.used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
-        # Bytes of one worker, known once one has loaded.
+        # Bytes of one worker of the version, measured once one has loaded.
         self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()
         # Bytes of loading processes; 0 for one that has loaded and waits for memory.
         self._reserved: dict[Worker, int] = {}
-        self._smallest = 0  # bytes of the smallest worker so far, or 0
+        self._smallest = 0  # bytes of the smallest worker so far; 0 before the first
         self._released = asyncio.Event()  # replaced at each release
 
-    async def begin(self, version: ModelVersion, worker: Worker, share: int) -> None:
-        """Reserve memory for a process; `share` devices hold the worker's model."""
+    async def begin(self, version: ModelVersion, worker: Worker, device_count: int) -> None:
+        """Reserve memory for a process whose model is spread evenly over `device_count` devices."""
         assert self.limit is not None
         if worker.state is not WorkerState.READY:
-            self.used.pop(worker, None)  # The entry belongs to its last process.
-        size = await asyncio.to_thread(size_of_files, version.archive.directory) // share
-        # The first worker shows how much memory a process takes.
+            self.used.pop(worker, None)  # the memory of the worker's previous process
+        size = await asyncio.to_thread(size_of_files, version.archive.directory) // device_count
+        # Until one worker is measured, workers load one at a time: the first shows how much memory
+        # a process needs.
         while not self._smallest and self._reserved and not worker.stopping.is_set():
             await self._next_release(worker)
         await self._make_room(
@@ -190,7 +196,7 @@ class _DeviceBudget:
         assert self.limit is not None
         (used,) = await self._measure([worker])
         self.used[worker] = used = self._reserved[worker] if used is None else used
-        if worker.successor is None:  # With a successor, it measures two processes.
+        if worker.successor is None:  # With one, the measurement covers two processes.
             self._needs[version] = used
         self._smallest = min(self._smallest or used, used)
         self._reserved[worker] = 0
@@ -199,7 +205,8 @@ class _DeviceBudget:
     def end(self, worker: Worker) -> None:
         if self._reserved.pop(worker, None) is not None:
             released, self._released = self._released, asyncio.Event()
-            # Waiting workers continue once this one is ready, so that its model may be unloaded.
+            # The waiting tasks resume later in the event loop. By then this worker is ready, so its
+            # model may be unloaded for theirs.
             released.set()
 
     def free(self) -> int | None:
@@ -229,13 +236,14 @@ class _DeviceBudget:
     ) -> None:
         """Reserve memory, and unload idle models for it.
 
-        It waits for loading workers, whose models may be unloaded later. A loaded worker does not
-        wait for other loaded ones.
+        If too few are idle, wait for loading workers, since their models can be unloaded once they
+        are loaded. A loaded worker does not wait for other loaded ones.
         """
         while (excess := self._used_bytes() + need - limit) > 0:
             idle = self._idle(version)
             if least_recently_used(idle, excess) is not None:
-                # A value other than 0 keeps the reservation, whatever other workers do.
+                # The reservation precedes the `await`, so that no other worker takes the memory. It
+                # is not 0, so that other workers wait for this one instead of failing.
                 self._reserved[worker] = need or 1
                 await self._unload(idle, excess)
                 return
@@ -251,10 +259,12 @@ class _DeviceBudget:
 
     async def _next_release(self, worker: Worker) -> None:
         """Wait until another worker has loaded or failed, or this one stops."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        waiters = [
+            asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)
+        ]
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
 
     def _idle(self, version: ModelVersion | None) -> list[tuple[float, int, ModelVersion]]:
         idle = [
@@ -273,12 +283,12 @@ class _DeviceBudget:
         return [entry for entry in sizes if entry[1]]  # A model without bytes is not on the device.
 
     async def _unload(self, idle: list[tuple[float, int, ModelVersion]], excess: int) -> None:
-        chosen = least_recently_used(idle, excess) or []
+        selected = least_recently_used(idle, excess) or []
         numbers = (
             f"{self._used_bytes() // MEGA} MB of {self.name} are taken, {max(0, excess) // MEGA} MB"
             " more are needed"
         )
-        await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in chosen))
+        await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in selected))
 
     def _used_bytes(self) -> int:
         used = sum(
@@ -311,11 +321,11 @@ def size_of_files(directory: Path) -> int:
 def memory_of(workers: Iterable[Worker]) -> int:
     """Return the memory of the workers' processes; this blocks.
 
-    Shared pages count in proportion, if the system tells.
+    A page that several processes share counts in part for each, if the system reports it (PSS).
     """
     total = 0
     for process in _processes_of(workers):
-        with suppress(psutil.Error, OSError):  # The process has ended.
+        with suppress(psutil.Error, OSError):  # The process may have ended.
             full = process.memory_full_info()
             total += getattr(full, "pss", full.rss)
     return total
@@ -335,13 +345,15 @@ async def _machine_memory(workers: Sequence[Worker]) -> list[int | None]:
 
 
 async def _gpu_memory(
-    number: int, read: GpuProcesses | None, workers: Sequence[Worker]
+    number: int, read_gpu_processes: GpuProcesses | None, workers: Sequence[Worker]
 ) -> list[int | None]:
     """Return each worker's memory on a GPU, or None if the driver does not know its processes.
 
-    That happens in a container with process numbers of its own.
+    The driver does not know them if a container gives the processes its own numbers.
     """
-    memory_by_pid = {} if read is None else (await read()).get(number, {})
+    memory_by_pid = (
+        {} if read_gpu_processes is None else (await read_gpu_processes()).get(number, {})
+    )
     pids = await asyncio.to_thread(
         lambda: [[process.pid for process in _processes_of([worker])] for worker in workers]
     )

@@ -23,7 +23,7 @@ OPTIONS = (
     "--progress-bar=off",
     "--upgrade-strategy=only-if-needed",
 )
-# Options that would install into another place.
+# Variables that would make pip install into another directory, or install nothing.
 TARGET_VARIABLES = (
     "PIP_TARGET",
     "PIP_PREFIX",
@@ -34,41 +34,41 @@ TARGET_VARIABLES = (
     "PIP_REQUIREMENT",
     "PIP_EDITABLE",
 )
-MAX_ERROR_LINES = 8  # last lines of pip in an error
+MAX_ERROR_LINES = 8  # last lines of pip's output that an error quotes
 MAX_LINE_CHARS = 300
 
 logger = logging.getLogger("tsx.environments")
 
 
 class PipFailed(Exception):
-    """pip failed; the message holds pip's last lines, and what to do."""
+    """pip failed; the message holds the last lines of its output, or advice."""
 
 
-class Runs:
-    """The running pip processes, so that a stopping server can end them."""
+class PipProcesses:
+    """The running pip processes, so that a stopping server can kill them."""
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
-        self.hidden = frozenset(hidden)  # variables that pip and its build programs must not have
+        self.hidden = frozenset(hidden)  # variables that pip and its build programs must not see
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
-        self._ended = False
+        self._is_stopping = False
 
     def add(self, process: subprocess.Popen[str]) -> None:
-        """Register a process; it is killed at once if `end_all` was called."""
+        """Register a process; it is killed at once if `kill_all` was called before."""
         with self._lock:
             self._running.add(process)
-            if self._ended:
-                end(process)
+            if self._is_stopping:
+                kill_group(process)
 
     def remove(self, process: subprocess.Popen[str]) -> None:
         with self._lock:
             self._running.discard(process)
 
-    def end_all(self) -> None:
+    def kill_all(self) -> None:
         with self._lock:
-            self._ended = True
+            self._is_stopping = True
             for process in self._running:
-                end(process)
+                kill_group(process)
 
 
 def install(
@@ -78,16 +78,16 @@ def install(
     requirements: Requirements,
     *,
     timeout: float,
-    runs: Runs,
+    runs: PipProcesses,
 ) -> None:
-    """Install the requirements, from the archive's own wheels alone if these are enough.
+    """Install the requirements, only from the archive's own wheels if these suffice.
 
     Raises:
         PipFailed: pip ended with an error, or the timeout has passed.
         OSError: pip cannot be started.
     """
     deadline = time.monotonic() + timeout
-    begin = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
+    pip_command = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
     links = [f"--find-links={directory}" for directory in requirements.wheel_directories]
     requirement_options = ["--requirement", str(requirements.file)]
     logger.info(
@@ -95,33 +95,33 @@ def install(
         label,
         requirements.file,
     )
-    start_time, failed = time.monotonic(), ""
+    start_time, failure = time.monotonic(), ""
     for index in (["--no-index"], []) if links else ([],):
         last_lines = _run(
-            [*begin, *index, *links, *requirement_options], label, model_dir, deadline, runs
+            [*pip_command, *index, *links, *requirement_options], label, model_dir, deadline, runs
         )
         if last_lines is None:
             logger.info(
                 "%s: its environment is ready after %.1f s", label, time.monotonic() - start_time
             )
             return
-        failed = last_lines
+        failure = last_lines
         if index:
             logger.info(
                 "%s: the archive lacks wheels of some requirements, so pip uses the package index"
                 " as well",
                 label,
             )
-    if "No module named pip" in failed:
-        failed = (
+    if "No module named pip" in failure:
+        failure = (
             f"pip is not installed where the server runs ({sys.prefix}). Install it there: python"
             " -m ensurepip"
         )
-    raise PipFailed(failed)
+    raise PipFailed(failure)
 
 
 def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return pip's variables, except those that would install into another place."""
+    """Return pip's variables, except those that would make it install into another directory."""
     return {
         name: value
         for name, value in environ.items()
@@ -129,16 +129,16 @@ def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def kill_group(process: subprocess.Popen[str]) -> None:
     """Kill a process and its children, such as compilers and git."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _run(
-    command: list[str], label: str, directory: Path, deadline: float, runs: Runs
+    command: list[str], label: str, directory: Path, deadline: float, runs: PipProcesses
 ) -> str | None:
-    """Run pip, and return None, or its last lines if it failed."""
+    """Run pip; return None, or the last lines of its output if it failed."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -156,13 +156,13 @@ def _run(
         errors="replace",
         start_new_session=True,
     )
-    late = threading.Event()
+    timed_out = threading.Event()
 
-    def end_late() -> None:
-        late.set()
-        end(process)
+    def kill_after_timeout() -> None:
+        timed_out.set()
+        kill_group(process)
 
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end_late)
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), kill_after_timeout)
     timer.daemon = True
     runs.add(process)
     timer.start()
@@ -177,10 +177,10 @@ def _run(
     finally:
         timer.cancel()
         runs.remove(process)
-        if process.poll() is None:  # This thread was interrupted.
-            end(process)
+        if process.poll() is None:  # An exception has interrupted the loop.
+            kill_group(process)
             process.wait()
-    if late.is_set():
+    if timed_out.is_set():
         last_lines.append(
             "It was stopped after install_timeout: raise install_timeout, or put wheels into the"
             " archive."

@@ -1,7 +1,7 @@
 """Checks an archive's requirements file before pip reads it.
 
-pip starts without a shell, so no shell runs a line of the file. Refused are lines that lead out of
-the model's directory, and lines that are no requirements. The error names the line.
+pip starts without a shell, so no shell runs a line of the file. The check refuses lines that lead
+out of the model's directory, and lines that are not requirements. Its error names the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 MAX_FILE_BYTES = 1 << 20
-MAX_LINE_CHARS = 32 << 10  # A requirement with a hundred hashes has ten thousand.
+MAX_LINE_CHARS = 32 << 10  # A requirement with a hundred hashes has ten thousand characters.
 MAX_FILES = 32  # files that include each other
 REMOTE_SCHEMES = (
     "http",
@@ -37,7 +37,7 @@ WHEELS = (".whl",)
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===?|~=|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
-# A marker ends before the hashes, so that a line can be read in one way only.
+# A marker ends before the hashes, so that a line has only one parse: several would be slow.
 _MARKER = r"(?:\s*;(?:(?!\s--hash)[^;`|&$\\])*)?"
 _HASHES = r"(?:\s+--hash[= ][a-z0-9]+:[0-9a-f]+)*"
 _NAMED_PACKAGE = re.compile(
@@ -60,10 +60,10 @@ class BadRequirements(ValueError):
 class Requirements(NamedTuple):
     """A checked requirements file, and the inputs that decide what is installed.
 
-    The inputs are the texts of the files, and digests of the files that they take from the archive.
+    The inputs are the texts of the requirements files, and digests of the packages in the archive.
     """
 
-    file: Path | None  # None without requirements
+    file: Path | None  # None if there are no requirements
     wheel_directories: tuple[Path, ...]  # directories of the archive that hold wheels
     inputs: tuple[tuple[str, str], ...]
 
@@ -71,25 +71,25 @@ class Requirements(NamedTuple):
 class _Contents(NamedTuple):
     """The files that requirements name, by their path in the archive.
 
-    A file of a package is checked all the same if it is included as requirements too.
+    A file may be in both: `texts` holds only requirements files, each of which is checked.
     """
 
     texts: dict[str, str]  # checked requirements files
     digests: dict[str, str]  # files of packages
 
 
-NOTHING = Requirements(None, (), ())
+NO_REQUIREMENTS = Requirements(None, (), ())
 
 
 def read_requirements(model_dir: Path, name: str | None) -> Requirements:
     """Read and check a requirements file and the files that it includes.
 
     Raises:
-        BadRequirements: A line is refused, or a file is missing, too large or no text.
+        BadRequirements: A line is refused, or a file is missing, too large or not text.
         OSError: A file cannot be read.
     """
     if not name:
-        return NOTHING
+        return NO_REQUIREMENTS
     archive_root = model_dir.resolve()
     file = _resolve_inside(archive_root, model_dir / name, name)
     contents = _Contents({}, {})
@@ -134,18 +134,18 @@ def _read(file: Path, archive_root: Path, contents: _Contents) -> None:
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield logical lines with their numbers, by pip's rules for continuations and comments."""
-    pending, first = "", 0
+    pending, first_number = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
-        first = first or number
+        first_number = first_number or number
         if line.endswith("\\"):
             pending += line[:-1].strip() + " "
             continue
         logical_line = _COMMENT.sub("", _BLANKS.sub(" ", pending + line)).strip()
         if logical_line:
-            yield first, logical_line
-        pending, first = "", 0
+            yield first_number, logical_line
+        pending, first_number = "", 0
     if pending.strip():
-        yield first, _BLANKS.sub(" ", pending).strip()
+        yield first_number, _BLANKS.sub(" ", pending).strip()
 
 
 def _check_line(line: str, file: Path, archive_root: Path, contents: _Contents) -> None:
@@ -194,7 +194,7 @@ def _check_option(line: str, file: Path, archive_root: Path, contents: _Contents
 
 
 def _check_location(location: str, archive_root: Path, contents: _Contents) -> None:
-    """Check the URL or path of a package, and note the digests of its files."""
+    """Check the URL or path of a package, and record the digests of its files."""
     if _is_remote(location):
         return
     path = _resolve_inside(archive_root, archive_root / _path_of(location), location)
@@ -214,7 +214,7 @@ def _path_of(location: str) -> str:
     """Return the path that pip would take from a location.
 
     Raises:
-        BadRequirements: The location is a URL, but not one of a file.
+        BadRequirements: The location is a URL that does not name a file of this machine.
     """
     location = re.sub(r"\[[A-Za-z0-9._,\s-]*\]$", "", location)
     if location.lower().startswith("file:"):
@@ -248,8 +248,8 @@ def _resolve_inside(archive_root: Path, path: Path, name: str) -> Path:
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
+    with file.open("rb") as stream:
         digest = hashlib.sha256()
-        while chunk := opened.read(1 << 20):
+        while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

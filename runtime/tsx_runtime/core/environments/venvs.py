@@ -1,9 +1,10 @@
 """Python environments for models with packages of their own, built once and shared.
 
-An environment is a venv that also sees the server's packages, so pip installs only what these do
-not meet. Its name is a digest of the requirements, the archive's wheels, this Python, its packages
-and pip's options. It is built beside the cache and then renamed (`tsx_archiver.storage.cache`).
-Thus an interrupted build is never used, and two models with the same inputs share one build.
+An environment is a venv that also sees the server's packages, so pip installs only requirements
+that these do not satisfy. Its name is a digest of the requirements, the archive's wheels, this
+Python, its packages and pip's options. It is built in a temporary directory of the cache and then
+renamed (`tsx_archiver.storage.cache`). Thus an interrupted build is never used, and two models with
+the same inputs share one build.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
 from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits, release
-from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
+from tsx_runtime.core.environments.pip import (
+    OPTIONS,
+    PipFailed,
+    PipProcesses,
+    environment_of_pip,
+    install,
+)
 from tsx_runtime.core.environments.requirements import (
     BadRequirements,
     Requirements,
@@ -34,14 +41,14 @@ from tsx_runtime.core.environments.requirements import (
 from tsx_runtime.errors import InvalidModel
 
 MAX_UNUSED_BYTES = 32 << 30
-MAX_UNUSED = 64  # environments, however small
+MAX_UNUSED = 64  # unused environments that stay, whatever their size
 MAX_BUILDS = 4  # builds at the same time
-LAYOUT_VERSION = 1  # A new number recreates all environments.
+LAYOUT_VERSION = 1  # Raise it to build all environments again.
 
 
 @dataclass
 class ModelEnvironment:
-    """An environment that stays in the cache until it is closed."""
+    """An environment that the cache keeps at least until it is closed."""
 
     directory: Path
     entry: CacheEntry
@@ -55,7 +62,7 @@ class ModelEnvironment:
         return str(packages_directory(self.directory))
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that activating the environment would set."""
+        """Return the variables that an activation of the environment would set."""
         path = f"{self.directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {"VIRTUAL_ENV": str(self.directory), "PATH": path}
 
@@ -65,29 +72,29 @@ class ModelEnvironment:
 
 
 class Environments:
-    """The builder of environments, in threads and processes that leave the event loop free."""
+    """Builds environments in threads and processes, so that the event loop stays free."""
 
     def __init__(
         self, cache_dir: Path | None, *, timeout: float, age: float, hidden: Collection[str] = ()
     ) -> None:
-        """Start no thread yet.
+        """Prepare to build environments; the first build starts a thread.
 
         Args:
-            cache_dir: The directory of the cache. None is the user's own.
+            cache_dir: The directory of the cache. None means the user's default cache.
             timeout: Seconds for one installation.
             age: Seconds for which an environment stays after its last use.
-            hidden: Variables that packages must not have.
+            hidden: Environment variables that pip and the build programs of packages must not see.
         """
         self._cache_dir = cache_dir
         self._timeout = timeout
         self._cache_limits = CacheLimits(age, MAX_UNUSED_BYTES, MAX_UNUSED)
         self._threads = ThreadPoolExecutor(MAX_BUILDS, thread_name_prefix="tsx-environment")
-        self._runs = Runs(hidden)
+        self._runs = PipProcesses(hidden)
 
     async def open(
         self, model: str, model_dir: Path, requirements_file: str | None
     ) -> ModelEnvironment:
-        """Return the environment for an archive's requirements, without packages if it has none.
+        """Return the environment for an archive's requirements; without any, it has no packages.
 
         Raises:
             InvalidModel: The requirements are refused, or cannot be installed.
@@ -99,12 +106,12 @@ class Environments:
 
     def close(self) -> None:
         """End the running builds."""
-        self._runs.end_all()
+        self._runs.kill_all()
         self._threads.shutdown(cancel_futures=True)
 
     def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
         if os.name == "nt":
-            raise _failed(
+            raise _installation_error(
                 model,
                 "A model's own environment needs Linux or macOS. Install the model's packages where"
                 " tsx runs.",
@@ -118,11 +125,11 @@ class Environments:
 
             entry = cache.open(environment_key(requirements), make)
         except BadRequirements as error:
-            raise _failed(model, f"{error}.") from error
+            raise _installation_error(model, f"{error}.") from error
         except PipFailed as error:
-            raise _failed(model, str(error)) from error
+            raise _installation_error(model, str(error)) from error
         except (CacheError, OSError) as error:
-            raise _failed(model, str(error)) from error
+            raise _installation_error(model, str(error)) from error
         return ModelEnvironment(entry.files, entry)
 
     def _build(
@@ -141,12 +148,12 @@ class Environments:
                 runs=self._runs,
             )
         _rename_scripts(directory, cache.root / "entries" / directory.parent.name / directory.name)
-        return _sizes(directory)
+        return _file_sizes(directory)
 
 
 def environment_key(requirements: Requirements) -> str:
     """Return a digest of the inputs of an environment."""
-    server = sorted(
+    server_packages = sorted(
         {
             f"{distribution.metadata['Name']}=={distribution.version}"
             for distribution in importlib.metadata.distributions()
@@ -162,7 +169,7 @@ def environment_key(requirements: Requirements) -> str:
             sys.prefix,
             sysconfig.get_platform(),
         ],
-        "server": server,
+        "server": server_packages,
         "options": [
             *OPTIONS,
             *sorted(f"{name}={value}" for name, value in environment_of_pip(os.environ).items()),
@@ -184,7 +191,7 @@ def packages_directory(directory: Path) -> Path:
 def _show_server_packages(directory: Path) -> None:
     """Let a venv see the server's packages.
 
-    If the server itself runs in a venv, a new venv would see the packages of the base Python only.
+    If the server itself runs in a venv, a new venv would only see the packages of the base Python.
     """
     site_directories = [
         *site.getsitepackages(),
@@ -198,19 +205,19 @@ def _show_server_packages(directory: Path) -> None:
     (packages_directory(directory) / "zz-server.pth").write_text("".join(lines), encoding="utf-8")
 
 
-def _rename_scripts(directory: Path, final: Path) -> None:
+def _rename_scripts(directory: Path, final_directory: Path) -> None:
     """Replace the path of the interpreter in scripts before the directory is renamed."""
     for script in (directory / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue
         content = script.read_bytes()
-        changed = content.replace(str(directory).encode(), str(final).encode())
-        if changed != content:
-            script.write_bytes(changed)
+        new_content = content.replace(str(directory).encode(), str(final_directory).encode())
+        if new_content != content:
+            script.write_bytes(new_content)
 
 
-def _sizes(directory: Path) -> dict[str, int]:
-    """Return sizes by path, without compiled files, which Python may rewrite."""
+def _file_sizes(directory: Path) -> dict[str, int]:
+    """Return file sizes by path, without `.pyc` files, which Python may rewrite."""
     sizes = {}
     for parent, _, names in os.walk(directory):
         for name in names:
@@ -220,6 +227,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     return sizes
 
 
-def _failed(model: str, reason: str) -> InvalidModel:
-    """Return the error, which begins as TorchServe's does for its clients."""
+def _installation_error(model: str, reason: str) -> InvalidModel:
+    """Return the error in TorchServe's wording, which its clients know."""
     return InvalidModel(f"Custom pip package installation failed for model {model}\n{reason}")

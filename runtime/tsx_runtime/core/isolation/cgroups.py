@@ -1,8 +1,9 @@
 """cgroup v2 groups that limit memory, CPU time and processes, one group per worker process.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html. Only a group without processes of its own may
-hand controllers to child groups. A server needs a group of its own: systemd's `Delegate=yes`, root,
-or a container with a writable /sys/fs/cgroup. It moves its processes into a child group once.
+hand controllers to child groups. Therefore the server needs its own group, and first moves its
+processes into a child group. It gets its own group by systemd's `Delegate=yes`, root rights, or a
+container with a writable /sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ADVICE = (
     "Start the server in its own cgroup (systemd-run --user --scope -p Delegate=yes tsx serve ...),"
     " or set isolation_cgroup"
 )
-# A group is busy until the last of its killed processes is gone.
+# A group cannot be removed until the last of its killed processes is gone.
 REMOVE_ATTEMPTS = 50
 REMOVE_PAUSE_S = 0.02
 
@@ -34,7 +35,7 @@ _numbers = count(1)
 logger = logging.getLogger("tsx.isolation")
 
 
-class NoGroups(Exception):
+class CgroupsUnavailable(Exception):
     """Cgroups cannot be created; the message says why, and what to do."""
 
 
@@ -69,35 +70,37 @@ def current_group(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> Path 
 
 
 def prepare(parent: Path | None, files: Mapping[str, str]) -> Path:
-    """Return the group below which groups with these files can be created.
+    """Return the parent group in which groups with these files can be created.
 
     Args:
-        parent: A group for the workers. None is this process's own group.
+        parent: The configured parent group. None means this process's own group.
         files: The files of the groups, by name.
 
     Raises:
-        NoGroups: No such group can be created.
+        CgroupsUnavailable: No such group can be created.
     """
     parent_group = parent or current_group()
     if parent_group is None:
-        raise NoGroups("cgroup v2 is not mounted here")
+        raise CgroupsUnavailable("cgroup v2 is not mounted here")
     if parent_group.name == SERVER_GROUP:
-        parent_group = parent_group.parent  # The processes were moved earlier.
+        parent_group = parent_group.parent  # An earlier call has moved the processes.
     controllers = sorted({name.partition(".")[0] for name in files})
     try:
         available = (parent_group / "cgroup.controllers").read_text().split()
         if missing := [name for name in controllers if name not in available]:
-            raise NoGroups(f"{parent_group} has no controller {' or '.join(missing)}. {ADVICE}")
-        # Every group except the root group has a type.
+            raise CgroupsUnavailable(
+                f"{parent_group} has no controller {' or '.join(missing)}. {ADVICE}"
+            )
+        # The root group, which alone has no type file, may keep its processes.
         if parent is None and (parent_group / "cgroup.type").exists():
             _move_own_processes(parent_group)
         (parent_group / "cgroup.subtree_control").write_text(
             " ".join(f"+{name}" for name in controllers)
         )
-        # This fails where the group cannot be written.
+        # Creating a group tests whether this process may do so.
         Group(parent_group, {}).remove()
     except OSError as error:
-        raise NoGroups(
+        raise CgroupsUnavailable(
             f"cgroups cannot be created in {parent_group}: {error.strerror}. {ADVICE}"
         ) from error
     return parent_group
@@ -107,7 +110,7 @@ def _move_own_processes(parent_group: Path) -> None:
     pids = [int(pid) for pid in (parent_group / "cgroup.procs").read_text().split()]
     server_pids = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     if foreign_pids := sorted(set(pids) - server_pids):
-        raise NoGroups(
+        raise CgroupsUnavailable(
             f"{parent_group} contains processes that do not belong to the server"
             f" ({', '.join(map(str, foreign_pids[:5]))}). {ADVICE}"
         )
@@ -120,7 +123,7 @@ def _move_own_processes(parent_group: Path) -> None:
 
 
 class Group:
-    """The group of one worker, which the process joins before it runs anything.
+    """The group of one worker, which the process joins before it runs anything else.
 
     The constructor raises OSError.
     """
@@ -151,8 +154,8 @@ class Group:
         return int(events.get("oom_kill", 0)) > 0
 
     def remove(self) -> None:
-        """Kill the processes of the group, and remove it. This blocks for a moment."""
-        if (kill := self.path / "cgroup.kill").exists():  # Linux 5.14
+        """Kill the processes of the group, and remove it; this may block for a second."""
+        if (kill := self.path / "cgroup.kill").exists():  # since Linux 5.14
             with suppress(OSError):
                 kill.write_text("1")
         for _ in range(REMOVE_ATTEMPTS):

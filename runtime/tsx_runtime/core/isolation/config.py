@@ -140,13 +140,13 @@ def isolation_of(settings: Settings, model: str) -> Isolation | None:
     """
     model_settings = settings.models.get(model)
 
-    def value(name: str) -> object:
+    def setting(name: str) -> object:
         model_value = getattr(model_settings, name, None)
         return getattr(settings, name) if model_value is None else model_value
 
-    if value("isolation") == "off":
+    if setting("isolation") == "off":
         return None
-    fields = {name: value(f"isolation_{name}") for name in Isolation._fields}
+    fields = {name: setting(f"isolation_{name}") for name in Isolation._fields}
     lists = {name: tuple(map(str, item)) for name, item in fields.items() if isinstance(item, list)}
     return Isolation(**(fields | lists))  # type: ignore[arg-type]  # The settings have these types.
 
@@ -189,7 +189,7 @@ def missing_features(isolation: Isolation) -> Iterable[str]:
     if isolation.limit_files:
         try:
             cgroups.prepare(isolation.cgroup, isolation.limit_files)
-        except cgroups.NoGroups as error:
+        except cgroups.CgroupsUnavailable as error:
             limits = [
                 f"isolation_{name}"
                 for name in ("memory", "cpus", "processes")
@@ -233,7 +233,7 @@ class Sandbox:
         if self._isolation.limit_files:
             try:
                 parent = cgroups.prepare(self._isolation.cgroup, self._isolation.limit_files)
-            except cgroups.NoGroups as error:  # The group has changed since the server started.
+            except cgroups.CgroupsUnavailable as error:  # It was possible at the server's start.
                 raise OSError(str(error)) from error
             self._group = cgroups.Group(parent, self._isolation.limit_files)
         self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())

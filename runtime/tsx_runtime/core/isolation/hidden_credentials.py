@@ -1,7 +1,7 @@
 """Hides the server's secrets, cloud credentials and clients' credentials from a model's code.
 
 The settings `pass_env` and `pass_headers` name exceptions, for all models or in `[models.NAME]`. An
-archive cannot name any.
+archive cannot add exceptions.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class HiddenHeaders:
 
 
 @contextmanager
-def starting_without(hidden: Iterable[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Start multiprocessing's processes without these variables, even in /proc/PID/environ.
+def hidden_from_children(hidden: Iterable[str], environ: Mapping[str, str]) -> Iterator[None]:
+    """Hide variables from the processes that multiprocessing starts, even in /proc/PID/environ.
 
-    multiprocessing cannot choose an environment. A change of this process's environment would be
-    seen by its other threads.
+    multiprocessing offers no parameter for the environment. If this process changed its own
+    environment instead, its other threads would see the change.
     """
     hidden_names = frozenset(hidden)
 
@@ -137,7 +137,7 @@ def starting_without(hidden: Iterable[str], environ: Mapping[str, str]) -> Itera
             env=variables,
             restore_signals=False,
         )
-        process.returncode = 0  # multiprocessing waits for the end, so `subprocess` must not.
+        process.returncode = 0  # multiprocessing waits for the process, so `Popen` must not.
         return process.pid
 
     original_spawn = util.spawnv_passfds

@@ -1,4 +1,4 @@
-"""The benchmark record of an archive for the server: figures, configuration and machine."""
+"""The benchmark record in an archive, as the server reads it: figures, settings and machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.placement.hardware import describe, hardware
 from tsx_runtime.shared.log_format import rounded
 
-FILE = "tsx-bench.json"  # the file's name in the archive
+FILE = "tsx-bench.json"  # name of the file in the archive
 FORMAT = 1
 MAX_RECORD_BYTES = 1 << 20  # bytes; a larger file is ignored
-VARIANT = ("device", "precision", "compiled", "threads", "form")
-_MAX_CHARS = 200  # limit of a text
+VARIANT_KEYS = ("device", "precision", "compiled", "threads", "form")
+_MAX_CHARS = 200  # length to which texts are cut
 
 logger = logging.getLogger("tsx.server")
 
@@ -23,21 +23,21 @@ logger = logging.getLogger("tsx.server")
 class BenchmarkRecord(NamedTuple):
     date: str  # 2026-11-21
     machine: str  # a description
-    here: bool  # measured on a machine like this one
+    here: bool  # whether it was measured on hardware like this machine's
     configuration: str  # a description
     throughput: float  # accepted answers per second
     p99_ms: float
-    slo: str | None  # the bounds of the measurement
-    # Batch sizes and the seconds of one worker for each, in that configuration.
+    slo: str | None  # the limits that the measurement had to meet
+    # Batch sizes, each with a worker's median seconds per batch, in that configuration.
     curve: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
-        bound = f" under {self.slo}" if self.slo else ""
+        slo_text = f" under {self.slo}" if self.slo else ""
         figures = (
-            f"{rounded(self.throughput)} requests/s, p99 {rounded(self.p99_ms)} ms{bound}, with"
+            f"{rounded(self.throughput)} requests/s, p99 {rounded(self.p99_ms)} ms{slo_text}, with"
             f" {self.configuration}"
         )
-        away = (
+        machine_note = (
             ""
             if self.here
             else (
@@ -45,13 +45,13 @@ class BenchmarkRecord(NamedTuple):
                 " measure here)"
             )
         )
-        return f"measured {self.date} on {self.machine}: {figures}{away}"
+        return f"measured {self.date} on {self.machine}: {figures}{machine_note}"
 
 
 def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
     """Return the record of an unpacked archive, or None.
 
-    An unreadable one is logged and ignored, since it came with the archive.
+    An unreadable record is logged and ignored, since the model can be served without it.
     """
     path = directory / FILE
     try:
@@ -59,7 +59,7 @@ def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
             content = file.read(MAX_RECORD_BYTES + 1)
     except OSError:
         return None
-    record = parse_measured(content)
+    record = parse_benchmark_record(content)
     if record is None:
         logger.warning(
             "%s: %s is not a tsx bench measurement that this version can read; it is ignored",
@@ -69,7 +69,7 @@ def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
     return record
 
 
-def parse_measured(content: bytes) -> BenchmarkRecord | None:
+def parse_benchmark_record(content: bytes) -> BenchmarkRecord | None:
     """Parse a record, or return None for anything else.
 
     Anybody may have made the archive, so texts are cut and numbers are checked.
@@ -101,9 +101,11 @@ def parse_measured(content: bytes) -> BenchmarkRecord | None:
 
 
 def _curve(curves: list[Any], configuration: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    """Return the curve of the configuration's variant of the model, or an empty one."""
+    """Return the curve that was measured for the configuration's variant, or an empty one."""
     for curve in curves:
-        if all(curve.get(name) == configuration.get(name, curve.get(name)) for name in VARIANT):
+        if all(
+            curve.get(name) == configuration.get(name, curve.get(name)) for name in VARIANT_KEYS
+        ):
             return tuple(
                 (int(_number(point["batch_size"])), _number(point["median_ms"]) / 1000)
                 for point in curve["points"][:_MAX_CHARS]

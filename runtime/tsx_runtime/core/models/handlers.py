@@ -1,4 +1,4 @@
-"""The choice of a model's handler, and the check of the handler of a registration."""
+"""The choice of a model's handler, and the check whether a registration may use it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tsx_runtime.errors import BadRequest
 CPP_RUNTIME = "LSP"
 # The handlers of the C++ backend, in lower case: they load TorchScript.
 CPP_HANDLERS = ("", "basehandler", "torchscripthandler", "torch_scripted_handler")
-IN_PYTHON = "torchscript_handler"  # the built-in handler that equals these
+PYTHON_EQUIVALENT = "torchscript_handler"  # the built-in handler that replaces these
 BUILTIN = (*BUILTIN_HANDLERS, "torchscript_handler")
 PREFIX = "ts.torch_handler."  # allowed before the name of a built-in handler, as in TorchServe
 
 
 def chosen_handler(archive: OpenArchive, requested: str | None, default: str | None) -> str:
-    """Return the handler `requested` by the registration, or of the manifest, or the `default`.
+    """Return the requested handler, or else the manifest's, or else the default.
 
     A registration may choose among the archive's own files and the built-in handlers. Only the
     manifest and the settings may name an installed module.
@@ -59,9 +59,9 @@ def chosen_handler(archive: OpenArchive, requested: str | None, default: str | N
 
 
 def _find(name: str, directory: Path) -> Path | None:
-    """Find the file that a worker would import.
+    """Find the file that a worker would import, or return None.
 
-    It is the file of the path, of its last part, or of a module of a package.
+    The name may be a path, a path of which only the last part exists, or a dotted module name.
     """
     stem = name.removesuffix(".py")
     modules = (
@@ -90,7 +90,7 @@ def handler_of(archive: OpenArchive, handler: str, runtime: str) -> str:
         return handler
     file, _ = split_handler(handler)
     if file.endswith(".py") or (archive.directory / f"{file}.py").is_file():
-        return handler  # It has a handler in Python.
+        return handler  # The archive has a handler in Python.
     if file.rpartition("/")[2].lower() not in CPP_HANDLERS:
         raise BadRequest(
             f"{archive.source.name} is an archive of TorchServe's C++ backend (runtime LSP), and"
@@ -108,4 +108,4 @@ def handler_of(archive: OpenArchive, handler: str, runtime: str) -> str:
             f" serves those that hold TorchScript, and {name or 'this one'} holds {kind}. Pack the"
             " model again with runtime python."
         )
-    return IN_PYTHON
+    return PYTHON_EQUIVALENT

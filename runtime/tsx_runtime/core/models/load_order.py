@@ -1,4 +1,4 @@
-"""The load order of a worker: the data from which it loads its model."""
+"""The load order of a worker: the data that it needs to load its model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_runtime.version import __version__
 
 def load_order(
     archive: OpenArchive,
-    chosen: VersionPlan,
+    plan: VersionPlan,
     placement: WorkerPlacement,
     settings: Settings,
     *,
@@ -31,9 +31,12 @@ def load_order(
     gpus: int,
     output: str = "",
 ) -> wire.LoadOrder:
-    """Return the load order; `gpus` is the worker's number of GPUs, the rest as in `LoadOrder`."""
-    in_files = settings.log_location is not None
-    is_json = writes_json(settings.log_format, in_files=in_files)
+    """Return the load order of a worker.
+
+    `gpus` is the worker's number of GPUs. For the other arguments see `LoadOrder`.
+    """
+    logs_to_files = settings.log_location is not None
+    is_json = writes_json(settings.log_format, in_files=logs_to_files)
     return wire.LoadOrder(
         model_name=name,
         model_version=version,
@@ -45,14 +48,14 @@ def load_order(
         handler=handler,
         worker=worker,
         gpu_id=placement.gpu_id,
-        batch_size=chosen.batch_size or 1,
-        max_batch_cost=chosen.batch_cost,
-        response_timeout=chosen.response_timeout,
+        batch_size=plan.batch_size or 1,
+        max_batch_cost=plan.batch_cost,
+        response_timeout=plan.response_timeout,
         threads=placement.threads,
         shares_cores=placement.shares_cores,
         cores=list(placement.cores) or None,
         variables=placement.variables | passed_variables(settings, name, os.environ),
-        ranks=chosen.parallel.ranks,
+        ranks=plan.parallel.ranks,
         gpus=gpus,
         limit_max_image_pixels=settings.limit_max_image_pixels,
         trust_remote_code=name in settings.trust_remote_code,
@@ -61,11 +64,11 @@ def load_order(
         server_version=__version__,
         envelope=envelope,
         output=output,
-        at_terminal=bool(output) and not in_files and not is_json,
+        at_terminal=bool(output) and not logs_to_files and not is_json,
         log_json=is_json,
         model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
-        mode=chosen.strategy.mode,
-        stateful=chosen.strategy.sequences is not None,
+        mode=plan.strategy.mode,
+        stateful=plan.strategy.sequences is not None,
         json_nan=settings.json_nan,
         guess_content_type=settings.guess_content_type,
         handler_error_status=settings.handler_error_status,
@@ -73,7 +76,7 @@ def load_order(
 
 
 def envelope_of(archive: OpenArchive, settings: Settings) -> str:
-    """Return the envelope of requests: that of the manifest, else of the settings."""
+    """Return the envelope of requests from the manifest, or else from the settings."""
     return str(
         (archive.manifest.data.get("model") or {}).get("envelope")
         or settings.service_envelope
@@ -82,5 +85,5 @@ def envelope_of(archive: OpenArchive, settings: Settings) -> str:
 
 
 def _without_checksums(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Omit the checksums for a directory, whose files may have been edited since."""
+    """Return the manifest of a directory without checksums: its files may have been edited."""
     return {key: value for key, value in manifest.items() if key != "sha256"}

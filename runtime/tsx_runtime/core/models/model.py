@@ -25,7 +25,7 @@ from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher, queue_of
+from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher, queue_of
 from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
@@ -37,14 +37,14 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.shared.redaction import redacted
 
-# Between checks whether a worker is stopped, silent or due for replacement.
+# Seconds between two checks whether a worker is stopped, silent or due for replacement.
 HEARTBEAT_INTERVAL_S = 2
 
 logger = logging.getLogger("tsx.supervisor")
 
 
 class ModelVersion:
-    """A registered version. `submit` accepts requests at once; they wait while workers start."""
+    """A registered version. It accepts requests at once; they wait while workers start."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ModelVersion:
         version: str,
         archive: OpenArchive,
         order: RegisterOrder,
-        chosen: VersionPlan,
+        plan: VersionPlan,
         host: ServerResources,
         environment: ModelEnvironment | None = None,
     ) -> None:
@@ -65,11 +65,11 @@ class ModelVersion:
         self.name = name
         self.version = version
         self.archive = archive
-        self.plan = chosen
+        self.plan = plan
         self.order = order
         self.url = redacted(order.url)  # shown to users, without secrets
         self.isolation = isolation_of(settings, name)
-        if self.isolation is not None and chosen.parallel.is_group:
+        if self.isolation is not None and plan.parallel.is_group:
             raise BadRequest(
                 f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group,"
                 " whose processes need the network. "
@@ -85,27 +85,27 @@ class ModelVersion:
         )
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
-        self.measured = read_benchmark_record(archive.directory)
-        self.changed: dict[str, Any] = {}  # limits changed since the registration
-        # A client chose the number of workers, so that another archive does not change it.
-        self.scaled = order.initial_workers is not None
-        self.replaced: str | None = None  # the version that this one replaced
-        # Replaced versions with running sequences.
+        self.benchmark_record = read_benchmark_record(archive.directory)
+        self.changed_limits: dict[str, Any] = {}  # limits that were changed since the registration
+        # Whether a client chose the number of workers. Then a replacement keeps it.
+        self.is_scaled_by_client = order.initial_workers is not None
+        self.replaced_version: str | None = None  # the version that this one replaced
+        # Versions that this one has replaced, and that still run sequences.
         self.predecessors: list[ModelVersion] = []
-        self.min_workers = chosen.min_workers
-        self.max_workers = chosen.max_workers
+        self.min_workers = plan.min_workers
+        self.max_workers = plan.max_workers
         # The reason of the last automatic change of the number of workers.
         self.last_scaling: str | None = None
-        self.client_timeout = chosen.client_timeout / 1000  # s; 0: no timeout
+        self.client_timeout = plan.client_timeout / 1000  # seconds; 0: no timeout
         self.max_response_size = settings.max_response_size
         self._host = host
-        self._check_workers(chosen.min_workers)
+        self._check_workers(plan.min_workers)
         self._environment = environment
         self._closed = False
-        self._wakes = False  # a request may start a worker
+        self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
-        self._dispatcher = self._make_dispatcher(chosen)
-        self._dispatcher.response_timeout = chosen.response_timeout
+        self._dispatcher = self._make_dispatcher(plan)
+        self._dispatcher.response_timeout = plan.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = MetricJournal()
         self._supervision = SupervisionConfig(
@@ -116,46 +116,50 @@ class ModelVersion:
             host.starter,
             self._load_order,
             self._launch,
-            chosen.response_timeout,
-            chosen.startup_timeout,
-            chosen.max_retry_timeout,
-            chosen.recycling,
+            plan.response_timeout,
+            plan.startup_timeout,
+            plan.max_retry_timeout,
+            plan.recycling,
             HEARTBEAT_INTERVAL_S,
             settings.heartbeat_timeout,
-            lambda worker: host.room(self, worker),
+            lambda worker: host.reserve_memory(self, worker),
             must_load=order.must_load,
         )
         self._supervisor = Supervisor(
-            self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen)
+            self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(plan)
         )
         self._dispatcher.wake = self._wake
-        self._unloaded_at = time.monotonic()  # or registered
-        self.cache = None if chosen.cache is None else ReplyCache(chosen.cache, self._dispatcher)
-        self.submit: Callable[[Job], None] = self._entrance()
+        self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
+        self.cache = None if plan.cache is None else ReplyCache(plan.cache, self._dispatcher)
+        self.submit: Callable[[Job], None] = self._entry_point()
         self.leave: Callable[[Job], None] = (
             self._dispatcher.leave if self.cache is None else self.cache.leave
         )
 
-    def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
-        bounds = chosen.bounds
+    def _make_dispatcher(self, plan: VersionPlan) -> Dispatcher:
+        bounds = plan.bounds
         if bounds.slo is None:
             return make_dispatcher(
-                self.label, chosen.limits, bounds, chosen.strategy, self.max_response_size
+                self.label, plan.limits, bounds, plan.strategy, self.max_response_size
             )
-        points = self.measured.curve if self.measured is not None and self.measured.here else ()
+        points = (
+            self.benchmark_record.curve
+            if self.benchmark_record is not None and self.benchmark_record.here
+            else ()
+        )
         return SloDispatcher(
             self.label,
-            chosen.limits,
+            plan.limits,
             bounds,
             bounds.slo,
             points,
-            queue_of(chosen.strategy),
+            queue_of(plan.strategy),
             self._host.arbiter,
         )
 
     @property
     def slo(self) -> SloReport | None:
-        """The latency target, and how well it is kept."""
+        """The latency target, and how well it is met."""
         return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
 
     @property
@@ -172,9 +176,10 @@ class ModelVersion:
 
     @property
     def batch_places(self) -> int:
-        """The number of requests in a batch.
+        """The number of requests that fit into a batch.
 
-        It is 0 if a batch has one, or if requests join a worker's running ones.
+        It is 0 if no batches are formed: the batch size is 1, or requests join a worker's running
+        ones.
         """
         return self.batch_size if self.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
 
@@ -193,7 +198,7 @@ class ModelVersion:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker serves it, or requests load it."""
+        """Whether requests are served: a worker is ready, or a request loads the model."""
         states = [worker.state for worker in self.workers]
         return (
             self.asleep
@@ -204,26 +209,32 @@ class ModelVersion:
     @property
     def asleep(self) -> bool:
         """Whether it has no worker, and the next request starts one."""
-        return not self.workers and self.max_workers > 0 and self._wakes
+        return not self.workers and self.max_workers > 0 and self._loads_on_request
 
     @property
-    def adapts(self) -> bool:
-        """Whether its number of workers changes with its load."""
+    def is_adaptive(self) -> bool:
+        """Whether the load may change its number of workers."""
         return self.max_workers > self.min_workers or self.plan.scale_to_zero > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether its workers may be unloaded without loss, since the next request may wait."""
+        """Whether its workers may be unloaded.
+
+        It has no requests, and the next request may wait until the model is loaded again.
+        """
         return (
-            self._dispatcher.unused
+            self._dispatcher.is_unused
             and not self.plan.strategy.uses_job_tickets
             and {worker.state for worker in self.workers} <= {WorkerState.READY}
         )
 
     @property
     def last_used(self) -> float:
-        """time.monotonic() of the last answer or of loading; now with requests or sequences."""
-        if not self._dispatcher.unused:
+        """The time.monotonic() of the last answer, load or unloading.
+
+        It is the current time if there are requests or sequences.
+        """
+        if not self._dispatcher.is_unused:
             return time.monotonic()
         return max(
             [
@@ -236,15 +247,19 @@ class ModelVersion:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether workers may end: those of stateful models only without sequences."""
-        return self.plan.strategy.sequences is None or self._dispatcher.unused
+        """Whether workers may be removed; in a stateful model, only while it has no sequences."""
+        return self.plan.strategy.sequences is None or self._dispatcher.is_unused
 
-    def pressure(self) -> tuple[int, int, float]:
-        """Return waiting requests, busy workers, and the requests a second of a busy worker."""
-        working = [channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent]
-        joins = self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
-        waiting = self.pending if joins else self.in_flight - sum(map(len, working))
-        return waiting, len(working), self._dispatcher.service_rate.rate
+    def current_load(self) -> tuple[int, int, float]:
+        """Return the numbers of waiting requests and busy workers, and a busy worker's rate."""
+        running_batches = [
+            channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent
+        ]
+        joins_running = (
+            self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
+        )
+        waiting = self.pending if joins_running else self.in_flight - sum(map(len, running_batches))
+        return waiting, len(running_batches), self._dispatcher.service_rate.rate
 
     @property
     def forms(self) -> Counter[str]:
@@ -253,14 +268,14 @@ class ModelVersion:
 
     @property
     def forms_passed_over(self) -> list[str]:
-        """A reason for each configured form before the one in use."""
+        """The reasons why configured forms before the one in use were not used."""
         return list(
             dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over)
         )
 
     @property
     def precision(self) -> str | None:
-        """The precision of the form, else of the archive's configuration."""
+        """The precision of the form in use, or else of the archive's configuration."""
         return next(filter(None, map(form_precision, self.forms)), None) or self.config.precision
 
     @property
@@ -277,46 +292,51 @@ class ModelVersion:
     def stats(self) -> Stats:
         return self._dispatcher.stats
 
-    def by_head(self, headers: Headers) -> ModelVersion:
-        """Return this version whatever the headers are; see `Route`."""
+    def route_for_headers(self, headers: Headers) -> ModelVersion:
+        """Return this version, since it is a route that ignores the headers; see `Route`."""
         return self
 
     def has_sequence_of(self, job: Job) -> bool:
-        """Tell whether this version has, or has lost, the request's sequence."""
-        has_own = isinstance(
+        """Tell whether this version runs or has lost the request's sequence."""
+        is_here = isinstance(
             self._dispatcher, SequenceDispatcher
         ) and self._dispatcher.has_sequence_of(job)
-        return has_own or any(old.carries(job) for old in self.predecessors)
+        return is_here or any(old.runs_sequence_of(job) for old in self.predecessors)
 
-    def carries(self, job: Job) -> bool:
-        """Tell whether this version has the request's sequence, and has not lost it."""
-        has_own = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.carries(job)
-        return has_own or any(old.carries(job) for old in self.predecessors)
+    def runs_sequence_of(self, job: Job) -> bool:
+        """Tell whether this version runs the request's sequence."""
+        is_here = isinstance(
+            self._dispatcher, SequenceDispatcher
+        ) and self._dispatcher.runs_sequence_of(job)
+        return is_here or any(old.runs_sequence_of(job) for old in self.predecessors)
 
-    def learn_losses_of(self, old: ModelVersion) -> None:
-        """Report sequences that the old version loses to their clients."""
+    def learn_lost_sequences_of(self, old: ModelVersion) -> None:
+        """Remember the sequences that the old version loses, so that their clients get an error."""
         if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(
             old._dispatcher, SequenceDispatcher
         ):
             self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
 
     def continue_counts(self, old: ModelVersion) -> None:
-        """Continue the metrics of the version that this one replaces; both count until it ends."""
+        """Continue the metrics of the version that this one replaces.
+
+        Both versions count until the old one has ended.
+        """
         self._dispatcher.continue_counts(old._dispatcher.stats)
 
     def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
-        """Send requests, and reports of clients that left, elsewhere, because of a replacement."""
+        """Replace the functions that accept requests and that report clients who have left."""
         self.submit, self.leave = submit, leave
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
-        """Have at least `min_workers` and at most `max_workers`, as `Supervisor.scale` does.
+        """Keep between `min_workers` and `max_workers` workers; see `Supervisor.scale`.
 
         Raises:
             BadRequest: There would be too many workers.
             LoadFailed: When awaited: a worker could not load the model.
         """
         self._check_workers(min_workers)
-        self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
+        self.min_workers, self.max_workers, self._loads_on_request = min_workers, max_workers, True
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
     def _check_workers(self, count: int) -> None:
@@ -334,7 +354,7 @@ class ModelVersion:
         )
 
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
-        """Have `count` workers, for a reason that log, description and metrics report."""
+        """Change the number of workers to `count`; log, description and metrics show the reason."""
         self.last_scaling = f"from {len(self.workers)} to {count} workers ({reason}): {numbers}"
         logger.info("%s: %s", self.label, self.last_scaling)
         self.stats.scalings[reason] += 1
@@ -343,7 +363,7 @@ class ModelVersion:
         return self._supervisor.scale(count, retry=False)
 
     def report_no_more_workers(self, reason: str, numbers: str) -> None:
-        """Report that memory or cores do not allow the workers that the load needs."""
+        """Report that the load needs more workers than memory or cores allow."""
         self.last_scaling = f"kept at {len(self.workers)} workers ({reason}): {numbers}"
         logger.warning("%s: %s", self.label, self.last_scaling)
         self.stats.scalings[reason] += 1
@@ -358,12 +378,12 @@ class ModelVersion:
         return True
 
     def check_changes(self, changes: Mapping[str, Any]) -> None:
-        """Refuse changes that exclude the latency target, or need one.
+        """Refuse to change parameters that exclude the latency target, or that need one.
 
         Raises:
             BadRequest: A parameter cannot be changed.
         """
-        if names := [name for name in self.plan.unfit if name in changes]:
+        if names := [name for name in self.plan.unchangeable_parameters if name in changes]:
             has = (
                 f"its slo is {self.plan.slo}"
                 if self.plan.slo is not None
@@ -377,16 +397,16 @@ class ModelVersion:
             )
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Change limits by names of CHANGEABLE, after `check_changes`.
+        """Change limits that `check_changes` has accepted, by their names in CHANGEABLE.
 
-        Batches on their way to a worker stay as they are.
+        Batches that were already sent to a worker do not change.
         """
-        before, self.plan = self.plan, replace(self.plan, **changes)
-        if bool(before.response_timeout) != bool(self.plan.response_timeout):
-            self.submit = self._entrance()
+        old_plan, self.plan = self.plan, replace(self.plan, **changes)
+        if bool(old_plan.response_timeout) != bool(self.plan.response_timeout):
+            self.submit = self._entry_point()
         if self.cache is not None:
             self.cache.clear()
-        self.changed |= changes
+        self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
         self._dispatcher.change(self.plan.limits, self.plan.bounds)
@@ -398,7 +418,7 @@ class ModelVersion:
         return None if seconds is None else retry_after(0, 0.0, seconds)
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when a worker's state may have changed."""
+        """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
 
     async def wait_answered(self) -> None:
@@ -420,7 +440,7 @@ class ModelVersion:
         """End all workers at once, and refuse their requests."""
         if self._closed:
             return
-        self._closed, self._wakes = True, False
+        self._closed, self._loads_on_request = True, False
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
         if self.cache is not None:
@@ -429,13 +449,13 @@ class ModelVersion:
         if self._environment is not None:
             self._environment.close()
 
-    def _entrance(self) -> Callable[[Job], None]:
-        submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+    def _entry_point(self) -> Callable[[Job], None]:
+        submit = entry_point(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
         return submit if self.cache is None else self.cache.before(submit)
 
     def _placement(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers
-        # A worker that ends gets no new placement.
+        # A worker that is ending is not in the list, and its placement does not matter.
         position = workers.index(worker) if worker in workers else 0
         plan = self.plan
         return placement_of(
@@ -494,10 +514,10 @@ class ModelVersion:
 
 
 class Model:
-    """The versions of one name. The first registered one is the default until another is set."""
+    """The versions of one name. The first one registered is the default until another is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.versions: dict[str, ModelVersion] = {}
         self.default = ""
-        self.labels: dict[str, str] = {}  # further names of versions, which need not be registered
+        self.labels: dict[str, str] = {}  # version by label; the version need not be registered

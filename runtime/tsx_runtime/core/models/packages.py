@@ -1,4 +1,4 @@
-"""The check for missing packages of an extra, before a worker starts."""
+"""The check, before a worker starts, that the packages of a built-in handler are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models.handlers import BUILTIN
 from tsx_runtime.errors import InvalidModel
 
-# By handler or suffix: the package that loads the model, and its extra.
+# The package that loads the model, and the extra that installs it, by handler or file suffix.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     HANDLER: ("transformers", "transformers"),
     GENERATION_HANDLER: ("transformers", "transformers"),
@@ -27,11 +27,11 @@ def check_packages(archive: OpenArchive, handler: str) -> None:
         InvalidModel: The package is not installed.
     """
     file = archive.manifest.serialized_file or ""
-    needed = PACKAGES.get(handler) or (
+    requirement = PACKAGES.get(handler) or (
         PACKAGES[".onnx"] if handler in BUILTIN and file.endswith(".onnx") else None
     )
-    if needed is not None and find_spec(needed[0]) is None:
-        package, extra = needed
+    if requirement is not None and find_spec(requirement[0]) is None:
+        package, extra = requirement
         raise InvalidModel(
             f"{archive.source.name} needs the package {package}, which is not installed: pip"
             f" install 'tsx-serve[{extra}]'"

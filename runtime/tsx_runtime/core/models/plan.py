@@ -1,4 +1,4 @@
-"""The plan of a version, from its registration, its model-config.yaml and the settings."""
+"""The plan of a version: its registration, its model-config.yaml and the settings, merged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
-from tsx_runtime.core.placement.placement import Parallel, candidates, gpus_for, parallel_of
+from tsx_runtime.core.placement.placement import Parallel, candidate_gpus, gpus_for, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
-from tsx_runtime.core.scheduling.strategies import MAX_CONCURRENT, Strategy, strategy
+from tsx_runtime.core.scheduling.strategies import MAX_CONCURRENT, Strategy, strategy_of
 from tsx_runtime.core.slo.curve import SIZES
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
@@ -24,23 +24,25 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
 NO_VERSION_SETTINGS = VersionSettings()
-KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # replaced by a latency target
-# Defaults of a handler instead of those in `LIMITS`.
+# The server decides these if there is a latency target.
+BATCH_PARAMETERS = ("batch_size", "max_batch_delay", "job_queue_size")
+# Defaults of certain handlers that replace those in `LIMITS`.
 HANDLER_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}
-# For a model of Hugging Face's tasks on a CPU. Many workers with one thread each compute more
-# than a worker with many threads.
+# The limit for a Hugging Face task on a CPU. Several workers with one thread each have a higher
+# throughput than one worker with several threads.
 MAX_TASK_WORKERS = 4
-# Larger models have one worker: each worker that changes the precision copies the weights.
+# Larger models have one worker by default, since a worker that changes the precision copies the
+# weights.
 MAX_TASK_WEIGHT_BYTES = 1 << 30
-MAX_WORKERS = 1024  # per version, whatever allows more
-MAX_PLAUSIBLE_WORKERS = 64  # per version on up to 4 cores, unless its maxWorkers allows more
+MAX_WORKERS = 1024  # per version; no setting allows more
+MAX_PLAUSIBLE_WORKERS = 64  # per version on up to 4 cores, unless maxWorkers allows more
 
 
 @dataclass(frozen=True)
 class RegisterOrder(ModelLimits["int | None"]):
     """The parameters of a registration.
 
-    None defers to the archive's model-config.yaml, then to the settings.
+    None means that the archive's model-config.yaml decides, or else the settings.
     """
 
     url: str
@@ -49,49 +51,52 @@ class RegisterOrder(ModelLimits["int | None"]):
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
-    max_workers: int | None = None  # None: the initial number
-    # Use `initial_workers` only without minWorkers in the archive, as TorchServe's API does.
+    max_workers: int | None = None  # None: as `initial_workers`
+    # Whether minWorkers in the archive overrides `initial_workers`, as in TorchServe's API.
     archive_first: bool = False
-    default_workers: int | None = None  # the number at the start, if nothing else gives one
+    default_workers: int | None = None  # initial number if neither archive nor settings set one
     device_type: str | None = None
     scale_to_zero: float | None = None  # seconds
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     loaded_at_startup: bool = False
-    must_load: bool = False  # A failure ends the program, which reports it.
-    workflow: str = ""  # the workflow of a node; a node without a url is a function of the workflow
+    must_load: bool = False  # whether the program ends with an error if loading fails
+    workflow: str = ""  # the workflow of which it is a node; without a url it is a Python function
     s3_sse_kms: bool = False
-    slo: str | None = None  # a latency target, instead of KNOBS
-    # Replace the version of the same number, else the default one; just register if there is none.
+    slo: str | None = None  # a latency target, which excludes BATCH_PARAMETERS
+    # Whether to replace the version with the same number, or else the default one. A model without
+    # versions just gets this one.
     replaces: bool = False
 
 
-def addable(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the order leaves open.
+def unset_values(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the order does not set itself.
 
-    An order with a latency target excludes KNOBS, and the other way round.
+    A latency target in the order leaves out BATCH_PARAMETERS, and one of these leaves out a target.
     """
-    decided = (
-        KNOBS
+    excluded = (
+        BATCH_PARAMETERS
         if order.slo is not None
         else ("slo",)
-        if any(getattr(order, name) is not None for name in KNOBS)
+        if any(getattr(order, name) is not None for name in BATCH_PARAMETERS)
         else ()
     )
     return {
         name: value
         for name, value in values.items()
-        if name not in decided and getattr(order, name) is None
+        if name not in excluded and getattr(order, name) is None
     }
 
 
 def with_model_settings(
     order: RegisterOrder, model_settings: ModelSettings | None
 ) -> RegisterOrder:
-    """Complete an order by the settings of its model."""
+    """Fill in parameters that the order does not set from the settings of its model."""
     if model_settings is None:
         return order
-    own_values = addable(order, {name: getattr(model_settings, name) for name in (*LIMITS, "slo")})
+    own_values = unset_values(
+        order, {name: getattr(model_settings, name) for name in (*LIMITS, "slo")}
+    )
     own_values |= {
         name: getattr(model_settings, name)
         for name in ("max_workers", "scale_to_zero")
@@ -111,10 +116,10 @@ def with_model_settings(
 class VersionPlan(ModelLimits[int]):
     """The effective configuration of a version.
 
-    The registration goes before model-config.yaml, and that before the settings.
+    The registration overrides model-config.yaml, which overrides the settings.
     """
 
-    max_retry_timeout: int  # s
+    max_retry_timeout: int  # seconds
     min_workers: int
     max_workers: int
     scale_to_zero: float  # seconds without a request before it is unloaded; 0: never
@@ -123,10 +128,10 @@ class VersionPlan(ModelLimits[int]):
     threads: int | None
     parallel: Parallel
     gpus: tuple[int, ...]  # the candidates for workers; empty for the CPU
-    wait: bool
+    wait: bool  # whether a batch that is not full waits for `max_batch_delay`
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin; requires `wait`
-    slo: str | None = None  # a latency target; KNOBS then mean nothing
+    slo: str | None = None  # a latency target; BATCH_PARAMETERS then have no effect
     cache: CacheConfig | None = None
     batch_buckets: tuple[int, ...] = ()
 
@@ -140,12 +145,12 @@ class VersionPlan(ModelLimits[int]):
         )
 
     @property
-    def unfit(self) -> tuple[str, ...]:
-        """The parameters that a served version cannot get.
+    def unchangeable_parameters(self) -> tuple[str, ...]:
+        """The parameters that cannot be changed while the version is served.
 
-        A latency target and KNOBS exclude each other.
+        A latency target and BATCH_PARAMETERS exclude each other.
         """
-        return KNOBS if self.slo is not None else ("slo",)
+        return BATCH_PARAMETERS if self.slo is not None else ("slo",)
 
     @property
     def batch_cost(self) -> int:
@@ -196,8 +201,8 @@ def plan(
             "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no"
             " request waits. Remove one of the two."
         )
-    chosen = strategy(config)
-    slo = _slo(order, config, version_settings, chosen)
+    strategy = strategy_of(config)
+    slo = _slo(order, config, version_settings, strategy)
     defaults = HANDLER_DEFAULTS.get(handler, {})
     limits: dict[str, Any] = {
         name: _first(
@@ -218,11 +223,11 @@ def plan(
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,
         parallel=parallel,
-        gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
+        gpus=tuple(candidate_gpus(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
         slo=slo,
         strategy=_with_rows(
-            _with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
+            _with_costs(strategy, limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
             limits["split_rows"],
             slo,
         ),
@@ -233,22 +238,27 @@ def plan(
 
 
 def _slo(
-    order: RegisterOrder, config: ModelConfig, version_settings: VersionSettings, chosen: Strategy
+    order: RegisterOrder, config: ModelConfig, version_settings: VersionSettings, strategy: Strategy
 ) -> str | None:
-    """Return the target of the first source that has one or KNOBS, which exclude it."""
+    """Return the latency target of the first source that sets it or BATCH_PARAMETERS.
+
+    If the first source sets BATCH_PARAMETERS, which exclude a target, the result is None.
+    """
     for source in (order, config, version_settings):
         slo: str | None = getattr(source, "slo", None)
-        knobs = [LIMITS[name].key for name in KNOBS if getattr(source, name, None) is not None]
-        if slo is None and not knobs:
+        batch_parameters = [
+            LIMITS[name].key for name in BATCH_PARAMETERS if getattr(source, name, None) is not None
+        ]
+        if slo is None and not batch_parameters:
             continue
         if slo is not None:
             exclusive = {
                 "batchPolicy": config.batch_policy,
-                "sequenceBatching": chosen.sequences,
-                "useJobTicket": chosen.uses_job_tickets,
+                "sequenceBatching": strategy.sequences,
+                "useJobTicket": strategy.uses_job_tickets,
             }
-            exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
-            if unfit := [*knobs, *(name for name, value in exclusive.items() if value)]:
+            exclusive |= {"continuousBatching or asyncCommunication": strategy.mode != "batch"}
+            if unfit := [*batch_parameters, *(name for name, value in exclusive.items() if value)]:
                 raise BadRequest(
                     f"slo: {slo} stands in place of {', '.join(unfit)}: the server then forms the"
                     " batches. Remove one of the two."
@@ -257,10 +267,10 @@ def _slo(
     return None
 
 
-def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ...]) -> Strategy:
+def _with_costs(strategy: Strategy, cost: int, tokens: int, buckets: tuple[int, ...]) -> Strategy:
     if not (cost or tokens or buckets):
-        return chosen
-    if chosen.mode != "batch" or chosen.sequences is not None:
+        return strategy
+    if strategy.mode != "batch" or strategy.sequences is not None:
         text = (
             "maxBatchCost, maxBatchTokens and batchBuckets do not apply to sequences, continuous"
             " batching and asynchronous handlers"
@@ -268,35 +278,37 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
         raise BadRequest(f"{text}: their requests are not gathered in batches. Remove them.")
     if cost and tokens:
         raise BadRequest("maxBatchCost and maxBatchTokens are two names of one bound. Remove one.")
-    return chosen._replace(cost_per_byte=NEVER if tokens else 1.0, max_cost=cost or tokens)
+    return strategy._replace(cost_per_byte=NEVER if tokens else 1.0, max_cost=cost or tokens)
 
 
-def _with_rows(chosen: Strategy, rows: int, slo: str | None) -> Strategy:
+def _with_rows(strategy: Strategy, rows: int, slo: str | None) -> Strategy:
     exclusive = {
         "slo": slo,
-        "sequenceBatching": chosen.sequences,
-        "useJobTicket": chosen.uses_job_tickets,
+        "sequenceBatching": strategy.sequences,
+        "useJobTicket": strategy.uses_job_tickets,
     }
-    exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
+    exclusive |= {"continuousBatching or asyncCommunication": strategy.mode != "batch"}
     if rows and (unfit := [name for name, value in exclusive.items() if value]):
         raise BadRequest(f"splitRows cannot be had with {', '.join(unfit)}. Remove one of the two.")
-    return chosen._replace(split_rows=rows)
+    return strategy._replace(split_rows=rows)
 
 
 def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
-    chosen = order.cache or config.cache
-    if chosen is None or not chosen.size:
+    cache = order.cache or config.cache
+    if cache is None or not cache.size:
         return None
     if config.sequence_batching:
         raise BadRequest(
             "cache does not apply to a model with sequenceBatching: what it answers depends on"
             " earlier requests. Remove one."
         )
-    return chosen
+    return cache
 
 
 def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:
-    """Refuse more workers than fit `cores`, unless `allowed`, the model's maxWorkers, is higher.
+    """Refuse more workers than make sense for `cores`, unless one of `allowed` permits them.
+
+    `allowed` are values of maxWorkers.
 
     Raises:
         BadRequest: There would be too many workers.
@@ -319,10 +331,18 @@ def _workers(
     order: RegisterOrder,
     config: ModelConfig,
     settings: Settings,
-    gpus: int,
+    gpu_workers: int,
     version_settings: VersionSettings,
 ) -> tuple[int, int]:
-    """Return the initial and the largest number; `gpus` is how many workers fit the GPUs."""
+    """Return the initial and the largest number of workers.
+
+    Args:
+        order: The registration.
+        config: The model-config.yaml of the archive.
+        settings: The settings of the server.
+        gpu_workers: The number of workers for which the GPUs suffice.
+        version_settings: The settings of this version in config.properties.
+    """
     if order.initial_workers is not None:
         return order.initial_workers, order.initial_workers
     if config.min_workers and has_workers(config):
@@ -333,15 +353,14 @@ def _workers(
         )
     workers = settings.default_workers_per_model
     if order.loaded_at_startup:
-        workers = workers or gpus or order.default_workers or 1
+        workers = workers or gpu_workers or order.default_workers or 1
     return workers, workers
 
 
 def task_workers(handler: str, weights: int, cores: int) -> int | None:
-    """Return the default number of workers of a Hugging Face task without a GPU.
+    """Return the default number of workers of a Hugging Face task on a CPU.
 
-    Returns:
-        The number, or None for other models, and for more than MAX_TASK_WEIGHT_BYTES weights.
+    It is None for other models, and for weights of more than MAX_TASK_WEIGHT_BYTES.
     """
     return (
         min(cores, MAX_TASK_WORKERS)
@@ -351,7 +370,7 @@ def task_workers(handler: str, weights: int, cores: int) -> int | None:
 
 
 def has_workers(config: ModelConfig) -> bool:
-    """Tell whether the archive gives a valid number."""
+    """Tell whether the archive sets a valid number of workers."""
     return bool(
         config.min_workers and (config.max_workers or config.min_workers) >= config.min_workers
     )

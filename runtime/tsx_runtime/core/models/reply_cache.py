@@ -1,6 +1,6 @@
 """The reply cache of a version (docs/guides/caching.md).
 
-It precedes the queue, and answers requests that were answered before.
+It receives requests before the queue does, and repeats the answers to equal earlier requests.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tsx_runtime.wire import Buffer
 
 # Bytes. Hashing a larger body would block the event loop for too long.
 MAX_BODY_BYTES = 4 << 20
-ENTRY_OVERHEAD_BYTES = 500  # memory of an entry besides its answer
-# The headers that are part of every key. Those of the second line come from the path; credentials
-# belong to it if the handler gets them.
+ENTRY_OVERHEAD_BYTES = 500  # memory of an entry in addition to its answer
+# The headers that are part of every key, as far as the handler receives them. In the second line
+# are headers that the server derives from the path.
 KEY_HEADERS = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
     *map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS)),
 )
-# The headers of a request that is not cached.
+# Headers that exclude a request from the cache.
 _UNCACHED_REQUEST = re.compile(
     rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE
 )
 _VARY = re.compile(rb"^vary:(.*)$", re.IGNORECASE | re.MULTILINE)
-# The headers of an answer that is not cached.
+# Headers that exclude an answer from the cache.
 _UNCACHED_RESPONSE = re.compile(
     rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE
 )
@@ -48,12 +48,12 @@ _UNCACHED_RESPONSE = re.compile(
 class _Reply(NamedTuple):
     headers: bytes
     body: bytes
-    stored: float  # time.monotonic()
+    stored_at: float  # time.monotonic()
     size: int
 
 
 class ReplyCache:
-    """The answers of a version by their requests; the least recently used are dropped first.
+    """The answers of a version by request; the least recently used ones are dropped first.
 
     A request that equals a running one waits for its answer.
     """
@@ -68,14 +68,14 @@ class ReplyCache:
         self.size = 0  # total bytes of the entries
         self.hits = 0
         self.misses = 0
-        self.evictions = 0  # entries dropped for others
+        self.evictions = 0  # entries that were dropped to make room
         self._dispatcher = dispatcher
         self._clock = clock
         self._submit: Callable[[Job], None] = dispatcher.submit
         self._key_headers = frozenset([*KEY_HEADERS, *map(str.encode, config.key)])
         self._replies: OrderedDict[bytes, _Reply] = OrderedDict()
-        self._running: dict[bytes, _Miss] = {}
-        self._waiting: dict[Job, _Miss] = {}  # keys: the jobs of clients
+        self._running_misses: dict[bytes, _Miss] = {}
+        self._miss_by_job: dict[Job, _Miss] = {}  # keys: jobs of clients, including followers
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -92,33 +92,34 @@ class ReplyCache:
             return
         now = self._clock()
         reply = self._replies.get(key)
-        if reply is not None and now - reply.stored < self.config.ttl:
+        if reply is not None and now - reply.stored_at < self.config.ttl:
             self._replies.move_to_end(key)
             self._answer(job, reply, now)
             return
-        running = self._running.get(key)
-        if running is not None and running.is_soon_enough_for(job):
+        running = self._running_misses.get(key)
+        if running is not None and running.can_answer(job):
             running.followers[job] = None
-            self._waiting[job] = running
+            self._miss_by_job[job] = running
             return
         self.misses += 1
         miss = _Miss(job, key, self)
         if running is None:
-            self._running[key] = miss
-        self._waiting[job] = miss
+            self._running_misses[key] = miss
+        self._miss_by_job[job] = miss
         self._submit(miss)
 
     def leave(self, job: Job) -> None:
         """Note that a client has left.
 
-        A request that others wait for goes on. A request that waits for another is refused at once.
+        A request continues if others wait for its answer. A request that waits for another one's
+        answer is refused at once.
         """
         job.gone = True
-        miss = self._waiting.get(job)
+        miss = self._miss_by_job.get(job)
         if miss is None or miss.gone:
             self._dispatcher.leave(miss or job)
         elif job in miss.followers:
-            del miss.followers[job], self._waiting[job]
+            del miss.followers[job], self._miss_by_job[job]
             error = ClientLeft(
                 "The client disconnected while its request waited for the answer of an equal one."
             )
@@ -129,16 +130,16 @@ class ReplyCache:
         self._replies.clear()
         self.size = 0
 
-    # The methods that misses call
+    # The methods below are called by `_Miss`.
 
     def may_store(self, headers: bytes) -> bool:
-        """Check that the key of equal requests has all that an answer varies by (RFC 9111, 4.1)."""
-        varied = {
+        """Check that the key includes all headers by which an answer varies (RFC 9111, 4.1)."""
+        vary_names = {
             name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")
         }
-        return varied - {b""} <= self._key_headers and not _UNCACHED_RESPONSE.search(headers)
+        return vary_names - {b""} <= self._key_headers and not _UNCACHED_RESPONSE.search(headers)
 
-    def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
+    def store_answer(self, miss: _Miss, headers: bytes, body: bytes) -> None:
         """Store an answer, and give it to the requests that wait for it."""
         now = self._clock()
         headers = without_cold_start(headers)
@@ -153,14 +154,14 @@ class ReplyCache:
             self._drop(next(iter(self._replies)))
             self.evictions += 1
 
-    def not_shared(self, miss: _Miss, *, over: bool = True) -> None:
-        """Run each request that waited for an answer, which is for its own client only."""
-        for job in self.release(miss, over=over):
+    def run_followers(self, miss: _Miss, *, has_ended: bool = True) -> None:
+        """Run each request that waited for an answer, because the answer must not be shared."""
+        for job in self.release(miss, has_ended=has_ended):
             self.misses += 1
             self._submit(job)
 
-    def refused(self, miss: _Miss, error: TsxError) -> None:
-        """Refuse equal requests too, unless the error concerns only this client."""
+    def refuse_followers(self, miss: _Miss, error: TsxError) -> None:
+        """Refuse the requests that waited, unless the error concerns only this client."""
         for job in self.release(miss):
             if isinstance(error, DeadlinePassed | ClientLeft) and not job.gone:
                 self.submit(job)
@@ -168,13 +169,13 @@ class ReplyCache:
                 self._dispatcher.stats.add_refusal(job, error, self._clock())
                 job.refuse(error)
 
-    def release(self, miss: _Miss, *, over: bool = True) -> list[Job]:
-        """End the waiting for a miss, and return the jobs that waited."""
-        if self._running.get(miss.key) is miss:
-            del self._running[miss.key]
+    def release(self, miss: _Miss, *, has_ended: bool = True) -> list[Job]:
+        """Forget a miss, and return the jobs that waited for its answer."""
+        if self._running_misses.get(miss.key) is miss:
+            del self._running_misses[miss.key]
         followers, miss.followers = list(miss.followers), {}
-        for job in (miss.job, *followers) if over else followers:
-            del self._waiting[job]
+        for job in (miss.job, *followers) if has_ended else followers:
+            del self._miss_by_job[job]
         return followers
 
     def _answer(self, job: Job, reply: _Reply, now: float) -> None:
@@ -182,7 +183,7 @@ class ReplyCache:
         batch: Batch = (now, now, now, 1, NO_TIMES, struct.pack("d", job.arrived), None)
         job.answer(
             200,
-            b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored),
+            b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored_at),
             reply.body,
             batch,
         )
@@ -209,20 +210,20 @@ class ReplyCache:
 
 
 class _Miss(ObservedJob):
-    """A running request, and the requests that wait for its answer."""
+    """A running request that the cache could not answer, and those that wait for its answer."""
 
     def __init__(self, job: Job, key: bytes, cache: ReplyCache) -> None:
         super().__init__(job, self._end, math.inf)
         self.key = key
         self.followers: dict[Job, None] = {}  # ordered by arrival
-        self.streamed = False
+        self.is_streamed = False
         self._cache = cache
 
-    def is_soon_enough_for(self, job: Job) -> bool:
-        """Tell whether it is as urgent as another job, and ends by the other's deadline."""
-        due = self.job.deadline
+    def can_answer(self, job: Job) -> bool:
+        """Tell whether it is at least as urgent as a job, and ends before the job's deadline."""
+        deadline = self.job.deadline
         return job.priority <= self.priority and (
-            job.deadline is None or (due is not None and due <= job.deadline)
+            job.deadline is None or (deadline is not None and deadline <= job.deadline)
         )
 
     @property
@@ -233,17 +234,19 @@ class _Miss(ObservedJob):
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
-    def _end(self, seen: ObservedAnswer) -> None:
-        if seen.error is not None:
-            self._cache.refused(self, seen.error)
-        elif seen.status == 200 and not self.streamed and self._cache.may_store(seen.headers):
-            assert seen.body is not None
-            self._cache.answered(self, seen.headers, seen.body)
+    def _end(self, answer: ObservedAnswer) -> None:
+        if answer.error is not None:
+            self._cache.refuse_followers(self, answer.error)
+        elif (
+            answer.status == 200 and not self.is_streamed and self._cache.may_store(answer.headers)
+        ):
+            assert answer.body is not None
+            self._cache.store_answer(self, answer.headers, answer.body)
         else:
-            self._cache.not_shared(self)
+            self._cache.run_followers(self)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        if not self.streamed:
-            self.streamed = True
-            self._cache.not_shared(self, over=False)
+        if not self.is_streamed:
+            self.is_streamed = True
+            self._cache.run_followers(self, has_ended=False)
         super().piece(headers, body, flow)

@@ -28,7 +28,7 @@ class ServerResources(NamedTuple):
     batch_policies: Mapping[str, BatchPolicy]  # plugins by name
     count_workers: Callable[[], int]  # returns the number of workers of all versions
     # A context that is open while a process of the worker loads the model of a version.
-    room: Callable[[Any, Worker], AbstractAsyncContextManager[None]]
+    reserve_memory: Callable[[Any, Worker], AbstractAsyncContextManager[None]]
     background: TaskGroup
     arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

@@ -1,9 +1,9 @@
 """Pins CPU workers to cores, as `cpu_launcher_enable` and `cpu_launcher_args` ask.
 
 TorchServe starts each worker through `python -m torch.backends.xeon.run_cpu ARGS --ninstances N
---rank I`, which needs numactl or taskset. Here the same options are read, and the worker sets its
-own affinity. The kernel then takes its memory from the node of its cores (first touch). No program
-runs in between when the number of workers changes.
+--rank I`, which needs numactl or taskset. tsx reads the same options, but each worker sets its own
+affinity. The kernel then allocates the worker's memory on the NUMA node of its cores (first touch).
+No launcher program runs between the server and its workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATENCY_MODE_CORES = 4  # cores of an instance in --latency-mode
 
 
 class Cpu(NamedTuple):
-    """A logical core, as the system numbers it."""
+    """A logical core, with the system's numbers."""
 
     number: int
     core: int  # the physical core, numbered within its package
@@ -37,14 +37,15 @@ class Pinning(NamedTuple):
     instances: int | None = None  # None: the number of workers
     node: int | None = None
     core_list: tuple[int, ...] = ()
-    logical: bool = False  # whether hyperthreads are used too
+    use_logical_cores: bool = False  # whether hyperthreads are used too
     skip_cross_node: bool = False
     one_per_node: bool = False  # whether an instance has a whole node
-    off: bool = False  # whether workers are not pinned
-    ignored: tuple[str, ...] = ()  # known options without an effect here
+    is_disabled: bool = False  # whether workers are not pinned
+    ignored_options: tuple[str, ...] = ()  # known options without an effect here
 
 
-# Options for libraries that load before the interpreter; the server's own LD_PRELOAD does that.
+# Options that preload libraries or only concern the launcher; the value tells whether an option
+# has an argument. The server's own LD_PRELOAD can preload libraries.
 _IGNORED_OPTIONS = {
     "enable-tcmalloc": False,
     "enable-jemalloc": False,
@@ -70,8 +71,8 @@ def parse_pinning(text: str) -> Pinning:
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in ("ncores-per-instance", "ninstances", "node-id"):
-        parser.add_argument(*_spellings(name), type=int)
-    parser.add_argument(*_spellings("core-list"), default="")
+        parser.add_argument(*_option_names(name), type=int)
+    parser.add_argument(*_option_names("core-list"), default="")
     for name in (
         "use-logical-core",
         "skip-cross-node-cores",
@@ -80,13 +81,13 @@ def parse_pinning(text: str) -> Pinning:
         "disable-numactl",
         "disable-taskset",
     ):
-        parser.add_argument(*_spellings(name), action="store_true")
+        parser.add_argument(*_option_names(name), action="store_true")
     for name, takes_value in _IGNORED_OPTIONS.items():
-        parser.add_argument(*_spellings(name), action="store" if takes_value else "store_true")
+        parser.add_argument(*_option_names(name), action="store" if takes_value else "store_true")
     options = parser.parse_args(shlex.split(text))
     for name in ("ncores_per_instance", "ninstances"):
         value = getattr(options, name)
-        if value is not None and value < 1 and value != -1:  # run_cpu's default is -1.
+        if value is not None and value < 1 and value != -1:  # In run_cpu, -1 is the default.
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
     if options.latency_mode and options.throughput_mode:
         raise ValueError("--latency-mode and --throughput-mode cannot be combined")
@@ -97,11 +98,11 @@ def parse_pinning(text: str) -> Pinning:
         instances=_or_none(options.ninstances),
         node=_or_none(options.node_id),
         core_list=parse_cores(options.core_list),
-        logical=options.use_logical_core,
+        use_logical_cores=options.use_logical_core,
         skip_cross_node=options.skip_cross_node_cores,
         one_per_node=options.throughput_mode,
-        off=options.disable_numactl and options.disable_taskset,
-        ignored=tuple(
+        is_disabled=options.disable_numactl and options.disable_taskset,
+        ignored_options=tuple(
             f"--{name}" for name in _IGNORED_OPTIONS if getattr(options, name.replace("-", "_"))
         ),
     )
@@ -123,7 +124,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
-    """Check that this process may use the cores and the node of the options.
+    """Check that this process may use the cores and the NUMA node that the options name.
 
     Raises:
         ValueError: One of them is not available.
@@ -131,12 +132,13 @@ def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
     available = {cpu.number for cpu in cpus}
     if missing := [number for number in pinning.core_list if number not in available]:
         raise ValueError(
-            f"core {missing[0]} is not available to this process, which may use {_spans(available)}"
+            f"core {missing[0]} is not available to this process, which may use"
+            f" {_number_list(available)}"
         )
     nodes = {cpu.node for cpu in cpus}
     if pinning.node is not None and pinning.node not in nodes:
         raise ValueError(
-            f"there is no NUMA node {pinning.node}; this process may use node {_spans(nodes)}"
+            f"there is no NUMA node {pinning.node}; this process may use node {_number_list(nodes)}"
         )
 
 
@@ -145,26 +147,26 @@ def choose_cores(
 ) -> tuple[int, ...]:
     """Return the cores of worker number `instance` of `workers`; an unpinned worker has none.
 
-    Instances follow each other in the order of nodes, packages and cores. If the cores do not
+    Instances get the cores in the order of nodes, packages and core numbers. If the cores do not
     suffice, further workers start over and share cores.
     """
-    usable = _usable(pinning, cpus)
-    if pinning.off or not usable:
+    usable = _usable_cores(pinning, cpus)
+    if pinning.is_disabled or not usable:
         return ()
     if pinning.one_per_node:
-        slices = _by_node(usable)
+        slices = _group_by_node(usable)
     else:
         size = pinning.cores_per_instance or max(
             1, len(usable) // max(1, pinning.instances or workers)
         )
-        slices = _cut(usable, size, whole_nodes=pinning.skip_cross_node)
+        slices = _slice_cores(usable, size, whole_nodes=pinning.skip_cross_node)
         if pinning.instances:
             slices = slices[: pinning.instances]
     return tuple(cpu.number for cpu in slices[instance % len(slices)])
 
 
 def read_cpus() -> list[Cpu]:
-    """Return the cores that this process may use, or an empty list if the system does not tell."""
+    """Return the cores that this process may use, or none if the system does not report them."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     node_of = {}
@@ -182,46 +184,50 @@ def read_cpus() -> list[Cpu]:
     return cpus
 
 
-def _usable(pinning: Pinning, cpus: Sequence[Cpu]) -> list[Cpu]:
-    """Return the cores in the order in which instances take them.
+def _usable_cores(pinning: Pinning, cpus: Sequence[Cpu]) -> list[Cpu]:
+    """Return the cores in the order in which instances get them.
 
-    Without hyperthreads or a list of cores, these are one logical core of each physical one.
+    By default these are one logical core of each physical core.
     """
     if pinning.core_list:
         by_number = {cpu.number: cpu for cpu in cpus}
         return [by_number[number] for number in pinning.core_list if number in by_number]
-    chosen = [cpu for cpu in cpus if pinning.node is None or cpu.node == pinning.node]
-    firsts: dict[tuple[int, int, int], Cpu] = {}
-    for cpu in sorted(chosen):
-        firsts.setdefault((cpu.node, cpu.package, cpu.core), cpu)
-    selected: Collection[Cpu] = chosen if pinning.logical else firsts.values()
+    node_cores = [cpu for cpu in cpus if pinning.node is None or cpu.node == pinning.node]
+    first_logical_cores: dict[tuple[int, int, int], Cpu] = {}
+    for cpu in sorted(node_cores):
+        first_logical_cores.setdefault((cpu.node, cpu.package, cpu.core), cpu)
+    selected: Collection[Cpu] = (
+        node_cores if pinning.use_logical_cores else first_logical_cores.values()
+    )
     return sorted(selected, key=lambda cpu: (cpu.node, cpu.package, cpu.core, cpu.number))
 
 
-def _cut(cpus: list[Cpu], size: int, *, whole_nodes: bool) -> list[list[Cpu]]:
-    """Cut cores into slices of `size`; there is at least one slice, even with fewer cores.
+def _slice_cores(cpus: list[Cpu], size: int, *, whole_nodes: bool) -> list[list[Cpu]]:
+    """Cut the cores into slices of `size`, or into one slice if there are fewer cores.
 
     With `whole_nodes`, no slice spans two nodes.
     """
-    runs = _by_node(cpus) if whole_nodes else [cpus]
+    groups = _group_by_node(cpus) if whole_nodes else [cpus]
     slices = [
-        run[start : start + size] for run in runs for start in range(0, len(run) - size + 1, size)
+        group[start : start + size]
+        for group in groups
+        for start in range(0, len(group) - size + 1, size)
     ]
     return slices or [cpus]
 
 
-def _by_node(cpus: Iterable[Cpu]) -> list[list[Cpu]]:
+def _group_by_node(cpus: Iterable[Cpu]) -> list[list[Cpu]]:
     nodes: dict[int, list[Cpu]] = {}
     for cpu in cpus:
         nodes.setdefault(cpu.node, []).append(cpu)
     return list(nodes.values())
 
 
-def _spans(numbers: Iterable[int]) -> str:
+def _number_list(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _spellings(name: str) -> list[str]:
+def _option_names(name: str) -> list[str]:
     return [f"--{name}", f"--{name.replace('-', '_')}"]
 
 

@@ -16,8 +16,8 @@ from tsx_runtime.shared.cores import cpu_count
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-LOW_FILE_LIMIT = 4096  # A connection takes one file, and a worker four.
-UNBOUNDED_FILE_LIMIT = 1 << 20  # used if the system sets no limit
+LOW_FILE_LIMIT = 4096  # A connection needs one file, and a worker four.
+UNBOUNDED_FILE_LIMIT = 1 << 20  # used if the hard limit is infinite
 
 logger = logging.getLogger("tsx.descriptors")
 
@@ -31,7 +31,7 @@ class Hardware(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """A digest that is equal on machines that compute alike."""
+        """A digest that is equal on machines with equal hardware."""
         return hashlib.sha256(
             "\0".join([self.cpu, str(self.cores), *self.gpus]).encode()
         ).hexdigest()[:16]
@@ -41,12 +41,12 @@ class Hardware(NamedTuple):
 
 
 def describe(cpu: str, cores: int, gpus: tuple[str, ...] = ()) -> str:
-    counted = [
+    gpu_texts = [
         f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name
         for name in dict.fromkeys(gpus)
     ]
     return ", ".join(
-        [f"{cores} core{'s' if cores != 1 else ''} of {cpu or 'an unknown processor'}", *counted]
+        [f"{cores} core{'s' if cores != 1 else ''} of {cpu or 'an unknown processor'}", *gpu_texts]
     )
 
 
@@ -59,7 +59,7 @@ def hardware() -> Hardware:
 def gpu_count() -> int:
     """Return the number of visible GPUs.
 
-    `CUDA_VISIBLE_DEVICES` decides, or the list of NVIDIA's or AMD's driver if it is not set.
+    `CUDA_VISIBLE_DEVICES` decides. If it is not set, the driver of NVIDIA or AMD lists the GPUs.
     """
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         visible = os.environ.get(variable)
@@ -73,15 +73,15 @@ def gpu_count() -> int:
 
 
 def has_mps() -> bool:
-    """Tell whether torch calls the GPU of this machine mps.
+    """Tell whether torch can use this machine's GPU as the device type mps.
 
-    A model has to ask for it, because some CPU operations do not run there.
+    A model has to request it explicitly, because some CPU operations do not exist there.
     """
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def visible_names(value: str) -> list[str]:
-    """Return the devices of a CUDA_VISIBLE_DEVICES, which ends at the first empty entry."""
+    """Return the devices in a CUDA_VISIBLE_DEVICES; the list ends at the first empty entry."""
     names = []
     for entry in value.split(","):
         if not entry.strip() or entry.strip().startswith("-"):
@@ -94,18 +94,18 @@ def raise_file_limit() -> int | None:
     """Raise the soft limit of open files to the hard one.
 
     Returns:
-        The former limit, for programs that cannot handle as many files. None on Windows.
+        The former soft limit, for programs that cannot handle as many files. None on Windows.
     """
     if sys.platform == "win32":
         return None
-    import resource  # Windows has no such module.
+    import resource  # Windows lacks this module.
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = UNBOUNDED_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < new_limit:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
-        except (OSError, ValueError) as error:  # macOS has a further limit.
+        except (OSError, ValueError) as error:  # macOS has another, lower limit.
             logger.warning("the limit of %d open files stays as it is: %s", soft, error)
             new_limit = soft
     if new_limit < LOW_FILE_LIMIT:
@@ -126,19 +126,19 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
     if sys.platform == "darwin":
-        finished = subprocess.run(
+        result = subprocess.run(
             ["sysctl", "-n", "machdep.cpu.brand_string"],
             capture_output=True,
             text=True,
             timeout=10,
             check=False,
         )
-        return finished.stdout.strip() or platform.machine()
+        return result.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 
 def _gpus(driver: Path, count: int) -> tuple[str, ...]:
-    """Return the names of the visible GPUs by NVIDIA's driver, or "GPU" where it names none."""
+    """Return the names of the visible GPUs from NVIDIA's driver; a GPU without a name is "GPU"."""
     names = []
     try:
         for device in sorted(driver.iterdir()):
@@ -156,7 +156,7 @@ def _gpus(driver: Path, count: int) -> tuple[str, ...]:
 
 
 def _amd_count(nodes: Path) -> int:
-    """Count the nodes of AMD's compute driver with SIMD units; other nodes are processors."""
+    """Count the nodes of AMD's compute driver that have SIMD units; other nodes are CPUs."""
     count = 0
     for properties in nodes.glob("*/properties"):
         try:

@@ -1,4 +1,4 @@
-"""The placement of workers on cores, threads, GPUs and processes, by their models' needs."""
+"""The placement of workers on cores, threads, GPUs and processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tsx_runtime.core.placement.hardware import has_mps, visible_names
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.shared.cores import cpu_count
 
-IDLE_S = 3.0  # After that time without a request, a worker needs no core.
+IDLE_S = 3.0  # A worker without a request for that long needs no core.
 
 logger = logging.getLogger("tsx.places")
 
 
 class Parallel(NamedTuple):
-    """The processes and GPUs of one worker, which is plain with one rank and no `torchrun`."""
+    """The processes and GPUs of one worker; by default it is a single process."""
 
-    ranks: int = 1  # processes of one worker on this machine
-    gpus: int = 1  # GPUs of one worker, if there are any
-    broadcast: bool = True  # whether every rank gets the requests; rank 0 feeds a pipeline
+    ranks: int = 1  # processes of a worker on this machine
+    gpus: int = 1  # GPUs of a worker, if the machine has GPUs
+    broadcast: bool = True  # whether every rank gets the requests, not only rank 0
     torchrun: TorchRun | None = None  # None: a single process, even with several GPUs
     threads: int | None = None  # threads of each process
 
@@ -39,9 +39,10 @@ class Parallel(NamedTuple):
         return self.torchrun is not None
 
     def arguments(self, group: str) -> tuple[str, ...]:
-        """Return torchrun's arguments; `group` names the group among those of this machine.
+        """Return torchrun's arguments; `group` is a name that is unique on this machine.
 
-        Processes on one machine have no `rdzv-backend`: worker/launch/rendezvous.py connects them.
+        A group on one machine has no `rdzv-backend`, since worker/launch/rendezvous.py connects its
+        processes.
         """
         torchrun = self.torchrun or TorchRun()
         has_several_nodes = (torchrun.nnodes or 1) > 1
@@ -49,9 +50,9 @@ class Parallel(NamedTuple):
             "nnodes": torchrun.nnodes or 1,
             "nproc-per-node": self.ranks,
             "node-rank": torchrun.node_rank or 0,
-            # The front end restarts a group, with pauses, and logs it.
+            # The front end restarts the group itself, with pauses, and logs it.
             "max-restarts": 0,
-            # Seconds; torch's own default is a tenth of one.
+            # Seconds; torch's own default is 0.1.
             "monitor-interval": torchrun.monitor_interval or None,
             "rdzv-id": group,
             "rdzv-backend": (torchrun.rdzv_backend or "c10d") if has_several_nodes else None,
@@ -64,19 +65,19 @@ class Parallel(NamedTuple):
 class Machine(NamedTuple):
     """The hardware that all workers of this server share."""
 
-    cores: int  # cores that it may use
-    threads: int | None = None  # threads of each worker, by the server's own OMP_NUM_THREADS
-    cpus: tuple[Cpu, ...] = ()  # its cores, if workers are pinned
+    cores: int  # cores that the server may use
+    threads: int | None = None  # threads per worker, if the server has OMP_NUM_THREADS
+    cpus: tuple[Cpu, ...] = ()  # the cores to which workers are pinned
     pinning: Pinning | None = None
-    visible: str | None = None  # the server's own CUDA_VISIBLE_DEVICES
+    cuda_visible_devices: str | None = None  # the variable of the server
 
 
 class WorkerPlacement(NamedTuple):
-    cores: tuple[int, ...]  # empty if it is not pinned
+    cores: tuple[int, ...]  # empty if the worker is not pinned
     threads: int  # threads of each process within one operation
-    gpu_id: int | None  # its first GPU, in its own numbering
+    gpu_id: int | None  # the first GPU, as the worker's process numbers it
     variables: dict[str, str]
-    shares_cores: bool  # whether `threads` is a share of the cores that may change
+    shares_cores: bool  # whether `CoreSharing` may change `threads`
 
 
 def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: int = 0) -> Machine:
@@ -89,7 +90,7 @@ def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: i
     threads = int(first) if first.strip().isdecimal() else None
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if not launcher:
-        return Machine(cores or cpu_count(), threads, visible=visible)
+        return Machine(cores or cpu_count(), threads, cuda_visible_devices=visible)
     try:
         pinning, cpus = parse_pinning(arguments), read_cpus()
         if cpus:
@@ -101,12 +102,12 @@ def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: i
             "cpu_launcher_enable is on, but this system does not let a process choose its cores, so"
             " no worker is pinned"
         )
-    if pinning.ignored:
+    if pinning.ignored_options:
         text = (
             "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the"
             " server itself"
         )
-        logger.warning(text, ", ".join(pinning.ignored))
+        logger.warning(text, ", ".join(pinning.ignored_options))
     return Machine(cores or cpu_count(), threads, tuple(cpus), pinning, visible)
 
 
@@ -117,7 +118,7 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
     `parallelLevel`. `custom` without `torchrun` is one process with `parallelLevel` GPUs.
 
     Raises:
-        BadRequest: A worker needs more GPUs than there are, or its nodes cannot meet.
+        BadRequest: A worker needs more GPUs than there are, or several nodes have no rendezvous.
     """
     torchrun = config.torchrun
     if (
@@ -140,7 +141,7 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
                 " as well, the HOST:PORT where they meet."
             )
     if parallel.ranks > 1 and parallel.broadcast:
-        _check_step(config)
+        _check_lockstep(config)
     if 0 < gpus < parallel.gpus and config.device_type != "cpu":
         raise BadRequest(
             f"A worker of this model takes {parallel.gpus} GPUs, and this server has {gpus}. "
@@ -150,7 +151,7 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
 
 
 def placement_of(
-    here: Machine,
+    host: Machine,
     parallel: Parallel,
     *,
     threads: int | None,
@@ -165,30 +166,34 @@ def placement_of(
     GPUs from 0.
 
     Args:
-        here: The machine.
+        host: The machine.
         parallel: The processes and GPUs of the worker.
         threads: The configured number of threads.
         worker: The number of the worker, from 0.
         workers: The number of the model's workers.
         gpus: The GPUs of the worker.
-        sharing: The number of workers that share the cores of the server.
+        sharing: The number of workers of all models, which share the server's cores.
     """
-    pinned = here.pinning is not None and not gpus
+    pinned = host.pinning is not None and not gpus
     cores = (
-        choose_cores(here.pinning, here.cpus, worker, workers)
-        if here.pinning is not None and pinned
+        choose_cores(host.pinning, host.cpus, worker, workers)
+        if host.pinning is not None and pinned
         else ()
     )
-    share = (len(cores) or max(1, here.cores // max(1, sharing, workers))) // parallel.ranks
-    fixed_threads = (parallel.threads if parallel.is_group else None) or threads or here.threads
+    threads_per_process = (
+        len(cores) or max(1, host.cores // max(1, sharing, workers))
+    ) // parallel.ranks
+    fixed_threads = (parallel.threads if parallel.is_group else None) or threads or host.threads
     limits_visible = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
     variables = (
-        {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if limits_visible else {}
+        {"CUDA_VISIBLE_DEVICES": visible_devices(host.cuda_visible_devices, gpus)}
+        if limits_visible
+        else {}
     )
     gpu = 0 if limits_visible else gpus[0] if gpus else None
     return WorkerPlacement(
         cores,
-        fixed_threads or max(1, share),
+        fixed_threads or max(1, threads_per_process),
         gpu,
         variables,
         not fixed_threads and not cores and not parallel.is_group,
@@ -198,7 +203,8 @@ def placement_of(
 def gpus_for(device_type: str | None, gpus: int) -> int:
     """Return how many GPUs a model may use.
 
-    A model that names another kind of device gets one, and the worker's torch decides.
+    A model that asks for another kind of device, such as xpu, may use at least one. Torch in the
+    worker then decides whether the device exists.
     """
     if device_type == "cpu":
         return 0
@@ -212,35 +218,39 @@ def visible_devices(setting: str | None, numbers: Iterable[int]) -> str:
     return ",".join(str(number) if names is None else names[number] for number in numbers)
 
 
-def candidates(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[int]:
-    """Return the GPUs for a model's workers: those that it names, or all.
+def candidate_gpus(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[int]:
+    """Return the GPUs on which a model's workers may run: its `deviceIds`, or all.
 
-    All are used if a named GPU does not exist, or if fewer are named than a worker needs.
+    All are used if a given GPU does not exist, or if a worker needs more GPUs than are given.
     """
     if not device_ids:
         return list(range(gpus))
-    chosen = list(dict.fromkeys(device_ids))
-    if gpus and (len(chosen) < need or any(number >= gpus for number in chosen)):
+    selected = list(dict.fromkeys(device_ids))
+    if gpus and (len(selected) < need or any(number >= gpus for number in selected)):
         text = (
             "deviceIds %s: the server has GPUs 0 to %d, and a worker takes %d; the model's workers"
             " are spread over all of them"
         )
-        logger.warning(text, chosen, gpus - 1, need)
+        logger.warning(text, selected, gpus - 1, need)
         return list(range(gpus))
-    return chosen if gpus else []
+    return selected if gpus else []
 
 
-def least_used(among: Sequence[int], used: Mapping[int, int], need: int = 1) -> tuple[int, ...]:
-    """Return the GPUs with the fewest workers, in their order, for one more worker.
+def least_used(
+    allowed_gpus: Sequence[int], used: Mapping[int, int], need: int = 1
+) -> tuple[int, ...]:
+    """Return the `need` GPUs with the fewest workers, in the order of `allowed_gpus`.
 
     Workers that are added one after the other are thus spread evenly.
     """
-    chosen = sorted(among, key=lambda number: (used.get(number, 0), among.index(number)))[:need]
-    return tuple(sorted(chosen, key=among.index))
+    selected = sorted(
+        allowed_gpus, key=lambda number: (used.get(number, 0), allowed_gpus.index(number))
+    )[:need]
+    return tuple(sorted(selected, key=allowed_gpus.index))
 
 
 class SharingChannel(Protocol):
-    """The channel of a worker, as far as `CoreSharing` uses it."""
+    """The part of a worker's channel that `CoreSharing` uses."""
 
     answered: int
     threads: int
@@ -253,7 +263,7 @@ class SharingChannel(Protocol):
 
 
 class CoreSharing:
-    """The division of the cores among the busy workers, which `share` renews once a second.
+    """Divides the cores among the busy workers; `share` is called once a second.
 
     Workers with a configured number of threads keep it, and the others share the remaining cores.
     """
@@ -264,7 +274,7 @@ class CoreSharing:
         channels: Callable[[], Iterable[SharingChannel]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Share `cores` among the channels of all workers that serve."""
+        """Divide `cores` among the channels of all workers that serve."""
         self._cores = cores
         self._channels = channels
         self._clock = clock
@@ -289,7 +299,7 @@ class CoreSharing:
             channel.set_threads(max(1, free_cores // len(sharing)))
 
 
-def _check_step(config: ModelConfig) -> None:
+def _check_lockstep(config: ModelConfig) -> None:
     """Check that all ranks run the same batches in the same order, as collectives require.
 
     Raises:
@@ -308,7 +318,7 @@ def _check_step(config: ModelConfig) -> None:
 
 
 def _ranks(nproc_per_node: int | str | None, level: int | None, gpus: int) -> int:
-    """Return the number of ranks for nproc-per-node: a number, cpu, gpu or auto."""
+    """Return the number of ranks for an nproc-per-node, which is a number, cpu, gpu or auto."""
     if nproc_per_node is None:
         return level or 1
     if isinstance(nproc_per_node, int):

@@ -20,12 +20,15 @@ logger = logging.getLogger("tsx.recording")
 
 
 class RecordingManager:
-    """The recordings of all models, at most one per model. It belongs to the event loop."""
+    """The recordings of all models, at most one per model; used only in the event loop."""
 
     def __init__(
         self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None
     ) -> None:
-        """Take up the saved recordings as their models come; `headers` is for `HeaderFilter`."""
+        """Resume each saved recording when its model is registered.
+
+        `headers` configures the `HeaderFilter`.
+        """
         self._traffic = traffic
         self._state = state
         self._filter = HeaderFilter(headers)
@@ -48,7 +51,7 @@ class RecordingManager:
         return None if directory is None else directory / "recordings" / name
 
     async def start(self, name: str, config: RecordingConfig) -> None:
-        """Start a recording in place of the active one, whose files stay.
+        """Start a recording, after ending the active one, whose files stay.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -59,7 +62,7 @@ class RecordingManager:
             raise Conflict(
                 "Requests cannot be recorded: there is no directory for it. Set state_dir to one."
             )
-        # Another recording may begin while this one ends.
+        # While one recording ends, another request may begin a new one.
         while name in self._running:
             await self._end(name)
         self._traffic.find(name)
@@ -80,14 +83,14 @@ class RecordingManager:
             await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
 
     async def stored_size(self, name: str) -> StoredSize:
-        """Return number, size and age of a model's recorded files."""
+        """Return the number, size and age of a model's recorded files."""
         directory = self.directory(name)
         if directory is None:
             return StoredSize(0, 0, None)
         return await asyncio.to_thread(Segments(directory, name, 0, 0).stored_size)
 
     async def close(self) -> None:
-        """End all recordings, and write all requests that they hold."""
+        """End all recordings, and write all captured requests."""
         for name in list(self._running):
             await self._end(name)
         await self._ending.wait_all()

@@ -1,7 +1,7 @@
-"""The recorder of a model: it writes a share of the requests to files that can be replayed.
+"""The recorder of a model: it writes a fraction of the requests to files that can be replayed.
 
-`tsx_runtime.recordings` defines the format. A thread writes, so that no request waits. Requests
-that come faster than the disk takes them are counted and not recorded. `HeaderFilter` leaves out
+`tsx_runtime.recordings` defines the format. A thread writes, so that no request waits. If requests
+come faster than the disk can write them, they are counted as dropped. `HeaderFilter` leaves out
 headers that may carry credentials or identify the client.
 """
 
@@ -30,10 +30,10 @@ from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header
 from tsx_runtime.wire import Body, Parts
 
 MIN_TOTAL_BYTES = 64 << 10
-MAX_WAITING_BYTES = 32 << 20  # bytes that wait for the disk
+MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that wait for the disk
 MAX_ANSWER_BYTES = 1 << 20  # larger answers are not recorded
 DISK_RETRY_S = 10.0  # pause after the disk has failed
-MIN_SWEEP_S, MAX_SWEEP_S = 1.0, 3600.0  # interval between two removals of old files
+MIN_SWEEP_S, MAX_SWEEP_S = 1.0, 3600.0  # limits of the interval between two removals of old files
 
 _CONNECTION_HEADERS = frozenset(
     {
@@ -49,7 +49,7 @@ _CONNECTION_HEADERS = frozenset(
     }
     | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode()}
 )
-# Headers without which a request cannot be sent again.
+# Headers that are needed to send a request again.
 _REPLAY_HEADERS = frozenset(
     {
         "content-type",
@@ -66,10 +66,10 @@ logger = logging.getLogger("tsx.recording")
 
 
 class HeaderFilter:
-    """The choice of headers to record: none that identifies the client or carries credentials."""
+    """Chooses the headers to record: none that identifies the client or carries credentials."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
-        """Record the headers named `only` and those that a replay needs; None records all."""
+        """Record the headers in `only` and those that a replay needs; None records all."""
         self._only = None if only is None else _REPLAY_HEADERS | {name.lower() for name in only}
 
     def headers(self, block: str) -> Headers:
@@ -97,9 +97,9 @@ def _is_private(name: str) -> bool:
 
 
 class CapturedRequest(NamedTuple):
-    """A request and its answer, on their way to the disk."""
+    """A request and its answer that are not written yet."""
 
-    at: float
+    arrived_at: float
     version: str
     meta: bytes
     body: Body
@@ -115,15 +115,15 @@ class CapturedRequest(NamedTuple):
 
 
 class Recorder:
-    """The observer of one model, on the event loop; a thread of its own writes."""
+    """Records requests of one model. It runs in the event loop, and its thread writes the files."""
 
     def __init__(
         self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter
     ) -> None:
         self.config = config
         self.recorded = 0
-        self.dropped: Counter[str] = Counter()  # keys: slow, size, disk
-        self.problem: str | None = None  # the disk's last error
+        self.dropped: Counter[str] = Counter()  # number of requests by reason: slow, size or disk
+        self.problem: str | None = None  # the last error of the disk
         self._name = name
         self._filter = headers
         self._segments = Segments(directory, name, config.max_size, config.max_age)
@@ -131,16 +131,16 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._captured: deque[CapturedRequest] = deque()
         self._waiting = 0  # bytes that are captured and not written yet
-        self._writing = False
+        self._is_writing = False
         self._closed = False
         self._retry_at = 0.0
-        self._has_logged_failure = False  # belongs to the thread
-        self._sweeping: asyncio.Handle = self._loop.call_soon(self._sweep)
+        self._has_logged_failure = False  # used only in the thread
+        self._sweep_timer: asyncio.Handle = self._loop.call_soon(self._sweep)
 
-    def wants(self, draw: float) -> bool:
+    def should_observe(self, draw: float) -> bool:
         return draw * 100 < self.config.share
 
-    def watch(self, job: Job, version: ModelVersion) -> Job:
+    def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         max_answer_bytes = MAX_ANSWER_BYTES if self.config.answers else -1
         return ObservedJob(job, partial(self._capture_answer, job, version), max_answer_bytes)
 
@@ -161,7 +161,7 @@ class Recorder:
         )
 
     def capture(self, request: CapturedRequest) -> None:
-        """Queue a request for the disk, or count it as dropped."""
+        """Queue a request for writing, or count it as dropped."""
         if self._closed:
             return
         if self._waiting and self._waiting + request.size > MAX_WAITING_BYTES:
@@ -169,9 +169,9 @@ class Recorder:
             return
         self._waiting += request.size
         self._captured.append(request)
-        if not self._writing:
-            self._writing = True
-            # All requests that are answered in one turn of the loop are written together.
+        if not self._is_writing:
+            self._is_writing = True
+            # Requests that are answered in the same event-loop iteration are written together.
             self._loop.call_soon(self._write)
 
     async def stored_size(self) -> StoredSize:
@@ -182,7 +182,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        self._sweeping.cancel()
+        self._sweep_timer.cancel()
         self._write()
         await self._loop.run_in_executor(self._thread, self._segments.close)
         self._thread.shutdown(wait=False)
@@ -192,7 +192,7 @@ class Recorder:
         if batch:
             self._thread.submit(self._write_all, batch)
         else:
-            self._writing = False
+            self._is_writing = False
 
     def _write_all(self, batch: deque[CapturedRequest]) -> None:
         """Write requests; this runs in the thread."""
@@ -205,7 +205,7 @@ class Recorder:
                 self._retry_at = time.monotonic() + DISK_RETRY_S
                 problem = f"{error.filename or self._segments.directory}: {error.strerror or error}"
                 counts["disk"] += 1
-            # The thread's boundary: one request that cannot be written must not end it.
+            # The thread must go on, even if one request cannot be written.
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 counts["disk"] += 1
@@ -216,7 +216,7 @@ class Recorder:
                         self._name,
                     )
         self._loop.call_soon_threadsafe(
-            self._written, counts, sum(request.size for request in batch), problem
+            self._finish_batch, counts, sum(request.size for request in batch), problem
         )
 
     def _write_one(self, request: CapturedRequest) -> str:
@@ -231,7 +231,7 @@ class Recorder:
         header_filter = self._filter
         answer_headers = header_filter.headers(request.answer_headers.decode("latin-1"))
         recorded = Recorded(
-            request.at,
+            request.arrived_at,
             request.version,
             header_filter.query(query),
             header_filter.headers(block),
@@ -246,7 +246,7 @@ class Recorder:
         )
         return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
 
-    def _written(self, counts: Counter[str], size: int, problem: str | None) -> None:
+    def _finish_batch(self, counts: Counter[str], size: int, problem: str | None) -> None:
         self._waiting -= size
         self.recorded += counts.pop("recorded", 0)
         self.dropped += counts
@@ -259,9 +259,9 @@ class Recorder:
         self._write()
 
     def _sweep(self) -> None:
-        """Remove old files, now and again later."""
+        """Remove old files now, and schedule the next removal."""
         self._thread.submit(self._sweep_files)
-        self._sweeping = self._loop.call_later(
+        self._sweep_timer = self._loop.call_later(
             min(max(self.config.max_age / 8, MIN_SWEEP_S), MAX_SWEEP_S), self._sweep
         )
 

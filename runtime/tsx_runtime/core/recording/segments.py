@@ -12,19 +12,19 @@ from typing import BinaryIO, NamedTuple
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
-FILES_PER_RECORDING = 8  # An eighth of the recording is removed at a time.
+FILES_PER_RECORDING = 8  # One file, an eighth of the recording, is removed at a time.
 
 
 class StoredSize(NamedTuple):
     files: int
     size: int  # bytes
-    oldest: float | None  # time.time() when the oldest file was begun
+    oldest: float | None  # time.time() of the start of the oldest file
 
 
 class Segments:
-    """The files of a recording, for one thread; only this user may read them.
+    """The files of a recording, which only this user may read.
 
-    The methods block, and raise OSError if the disk fails.
+    One thread uses an instance. The methods block, and raise OSError if the disk fails.
     """
 
     def __init__(self, directory: Path, model: str, max_size: int, max_age: float) -> None:
@@ -39,14 +39,15 @@ class Segments:
     def write(self, data: bytes, now: float) -> bool:
         """Write data, and tell whether it fits.
 
-        Data of more than half the size is refused, because it would remove most other requests.
+        Data of more than half the maximum size is refused, because it would displace most other
+        requests.
         """
         if len(data) > self._max_size // 2:
             return False
-        full = self._size + len(data) > self._max_size // FILES_PER_RECORDING
+        is_full = self._size + len(data) > self._max_size // FILES_PER_RECORDING
         if (
             self._out is None
-            or full
+            or is_full
             or now - self._begin_time > self._max_age / FILES_PER_RECORDING
         ):
             self._begin(now, len(data))
@@ -60,15 +61,15 @@ class Segments:
         return True
 
     def sweep(self, now: float, room: int = 0) -> None:
-        """Remove old files, and the oldest ones until `room` more bytes fit."""
+        """Remove files that are too old, and the oldest ones until `room` more bytes fit."""
         if self._out is not None and now - self._begin_time > self._max_age:
             self.close()
         files = [(file, file.stat()) for file in self._files()]
-        total = sum(about.st_size for _, about in files)
-        for file, about in files:
-            if about.st_mtime < now - self._max_age or total + room > self._max_size:
+        total = sum(status.st_size for _, status in files)
+        for file, status in files:
+            if status.st_mtime < now - self._max_age or total + room > self._max_size:
                 file.unlink(missing_ok=True)
-                total -= about.st_size
+                total -= status.st_size
 
     def stored_size(self) -> StoredSize:
         files = self._files()
@@ -99,8 +100,10 @@ class Segments:
         private_directory(self.directory)
         head = file_head(self._model)
         self.sweep(now, max(self._max_size // FILES_PER_RECORDING, len(head) + size))
-        began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
-        files = (self.directory / f"{began}-{number:06}{SUFFIX}" for number in itertools.count())
+        start_text = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+        files = (
+            self.directory / f"{start_text}-{number:06}{SUFFIX}" for number in itertools.count()
+        )
         file = next(file for file in files if not file.exists())
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         out = open(fd, "wb", buffering=0)  # noqa: SIM115  # `close` closes it.
@@ -112,7 +115,7 @@ class Segments:
         self._out, self._size, self._begin_time = out, len(head), now
 
     def _cut(self) -> None:
-        """Remove an incomplete entry after a failure, so that the file stays readable."""
+        """Remove an incomplete entry after a failed write, so that the file stays readable."""
         assert self._out is not None
         try:
             self._out.truncate(self._size)
@@ -124,7 +127,7 @@ class Segments:
 
 def _write_all(out: BinaryIO, data: bytes) -> None:
     remaining = memoryview(data)
-    # A disk that is nearly full takes a part.
+    # A write may be partial, for example on a disk that is nearly full.
     while remaining:
         remaining = remaining[out.write(remaining) :]
 

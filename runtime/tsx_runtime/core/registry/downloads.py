@@ -1,4 +1,4 @@
-"""Downloaded archives, and models of the Hugging Face Hub.
+"""Downloads of archives, and of models of the Hugging Face Hub.
 
 Archives are removed with their versions. Models of the Hub stay in its cache.
 """
@@ -53,7 +53,7 @@ class Downloads:
         self._files: dict[ModelVersion, Path] = {}
 
     def serve(self, path: Path) -> None:
-        """Let clients register again a file that the operator named at the start."""
+        """Let clients register a file again that the operator gave at the start."""
         self._fetcher.served.add(path)
 
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:
@@ -67,19 +67,20 @@ class Downloads:
     async def fetch(self, order: RegisterOrder, trust: Trust) -> Path:
         """Download an archive.
 
-        A thread cannot be cancelled, so that a download whose client leaves is removed when it
-        ends. The archive of a replacement gets another name than the present one.
+        A thread cannot be cancelled. If the client leaves, the download therefore continues, and
+        its file is removed at the end. The archive of a replacement gets a name that no other one
+        has.
         """
-        beside = frozenset(self._files.values()) if order.replaces else frozenset()
-        work = partial(
-            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, occupied=beside
+        occupied_files = frozenset(self._files.values()) if order.replaces else frozenset()
+        download_archive = partial(
+            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, occupied=occupied_files
         )
-        return await self._call(work, lambda file: file.unlink(missing_ok=True))
+        return await self._call(download_archive, lambda file: file.unlink(missing_ok=True))
 
     async def from_hub(
         self, order: RegisterOrder, trust: Trust, progress: Progress
     ) -> tuple[OpenArchive, RegisterOrder]:
-        """Return a model of the Hub, and the order with its commit as URL.
+        """Download a model of the Hub; return it, and the order with the commit in its URL.
 
         Raises:
             BadRequest: The model cannot be served.
@@ -89,7 +90,7 @@ class Downloads:
         model = parse_hub(order.url)
         if trust is Trust.CLIENT:
             check_allowed(model, self._settings.allowed_urls)
-        # The handler could name code in the model's directory.
+        # Any other handler could be code in the model's directory, which is not trusted.
         if order.handler is not None and order.handler not in BUILTIN_HANDLERS:
             raise BadRequest(
                 f"The handler of {model} must be one that comes with tsx. With another: tsx archive"
@@ -100,8 +101,8 @@ class Downloads:
         return archive, replace(order, url=str(model._replace(revision=commit)))
 
     def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
-        """Download and open a model, in a thread."""
-        begun = time.monotonic()
+        """Download and open a model; this blocks."""
+        start_time = time.monotonic()
         log = log_progress(model, logger.info)
 
         def report(done: int, total: int) -> None:
@@ -115,7 +116,10 @@ class Downloads:
             stopped=self._closed.is_set,
         )
         logger.info(
-            "%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun
+            "%s is commit %s, downloaded in %.1f s",
+            model,
+            directory.name,
+            time.monotonic() - start_time,
         )
         try:
             spec, notes = pretrained_spec(
@@ -131,10 +135,10 @@ class Downloads:
             raise BadRequest(f"{model} cannot be served: {error}") from error
 
     async def _call(
-        self, work: Callable[[], ResultT], remove: Callable[[ResultT], None]
+        self, function: Callable[[], ResultT], remove: Callable[[ResultT], None]
     ) -> ResultT:
-        """Run a call in a thread; after the client left, pass the result to `remove`."""
-        fetching = asyncio.create_task(self._threads.call(work))
+        """Run a function in a thread; if the client leaves, pass the later result to `remove`."""
+        fetching = asyncio.create_task(self._threads.call(function))
 
         def clean(task: asyncio.Task[ResultT]) -> None:
             if not task.cancelled() and task.exception() is None:

@@ -1,4 +1,4 @@
-"""The versions of this server: registered ones, loading replacements, and versions that end."""
+"""All versions of this server: registered, loading as a replacement, or ending."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tsx_runtime.settings.schema import Settings
 class ModelTable:
     """All versions by name.
 
-    Each change is one turn of the event loop. It ends with the ready versions reported to the
-    traffic manager.
+    Each change is made without an `await`. At its end, the traffic manager learns which versions
+    are ready.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ModelTable:
         self.on_change: list[Callable[[], None]] = []
         # Called when a client has changed the models or their configuration.
         self.on_managed: list[Callable[[], None]] = []
-        # Called when a version may have become ready or ceased to be.
+        # Called when a version may have become ready, or not ready.
         self.on_readiness: list[Callable[[], None]] = []
         configured = {
             name: model_settings.traffic
@@ -39,51 +39,53 @@ class ModelTable:
         self.traffic = TrafficManager(
             self.models, configured, state, self._notify_change, self.notify_managed
         )
-        self.timeout = settings.unregister_model_timeout  # seconds for answering accepted requests
+        # Seconds in which accepted requests are answered.
+        self.timeout = settings.unregister_model_timeout
         self._downloads = downloads
         self._background = background
-        self._taken: set[tuple[str, str]] = set()
-        # Replacements that are loading, and not in `models` yet.
-        self._coming: set[ModelVersion] = set()
-        self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
+        self._taken_names: set[tuple[str, str]] = set()
+        # Replacements that are loading; they are not in `models` yet.
+        self._loading_replacements: set[ModelVersion] = set()
+        # Versions that were removed from `models`, but still answer requests.
+        self._ending_versions: set[ModelVersion] = set()
 
     def all(self) -> list[ModelVersion]:
-        """Return all versions, including those that no request reaches."""
+        """Return all versions, including those that get no requests."""
         return [
-            *self._coming,
-            *self._leaving,
+            *self._loading_replacements,
+            *self._ending_versions,
             *(version for model in self.models.values() for version in model.versions.values()),
         ]
 
-    def has(self, version: ModelVersion) -> bool:
-        """Tell whether requests reach a version."""
+    def is_registered(self, version: ModelVersion) -> bool:
+        """Tell whether a version is registered, so that it gets requests."""
         model = self.models.get(version.name)
         return model is not None and model.versions.get(version.version) is version
 
     def is_taken(self, name: str, version: str) -> bool:
-        """Tell whether a version has this name, including versions that are loading or ending."""
-        return (name, version) in self._taken
+        """Tell whether a version has this name and number, including ones that load or end."""
+        return (name, version) in self._taken_names
 
-    def add(self, version: ModelVersion, *, beside: bool = False) -> None:
-        """Add a version; with `beside`, no request reaches it until `swap`."""
-        self._taken.add((version.name, version.version))
-        if beside:
-            self._coming.add(version)
+    def add(self, version: ModelVersion, *, is_replacement: bool = False) -> None:
+        """Add a version; a replacement gets no requests until `swap`."""
+        self._taken_names.add((version.name, version.version))
+        if is_replacement:
+            self._loading_replacements.add(version)
         else:
             self._insert(version)
 
     def swap(self, old: ModelVersion, new: ModelVersion) -> None:
-        """Put a version in the place of another, which exists until it is discarded."""
-        new.replaced = old.version
+        """Register a version in place of another one, which exists until it is discarded."""
+        new.replaced_version = old.version
         model = self.models[old.name]
         model.versions = {
             version.version: version
             for version in [
-                new if present is old else present for present in model.versions.values()
+                new if version is old else version for version in model.versions.values()
             ]
         }
-        self._coming.discard(new)
-        self._leaving.add(old)
+        self._loading_replacements.discard(new)
+        self._ending_versions.add(old)
         self.traffic.on_version_replaced(model, old.version, new.version)
         new.watch(self.notify_readiness)
         self._notify_change()
@@ -91,20 +93,21 @@ class ModelTable:
         self.notify_managed()
 
     async def withdraw(self, version: ModelVersion) -> None:
-        """Remove a version after its accepted requests are answered; no new one reaches it.
+        """Stop requests to a version, and remove it once its accepted requests are answered.
 
         Raises:
-            CleanupTimeout: The requests took too long; the version is in place again.
+            CleanupTimeout: The requests took too long; the version is registered again.
         """
-        # TorchServe does the same. The next call removes the version, which then has no worker.
+        # TorchServe does the same: a timeout of 0 ends the workers and fails. The next call removes
+        # the version, since it has no workers then.
         if not self.timeout and version.workers:
             self._background.load(version.scale(0, 0))
             raise CleanupTimeout(f"Timed out while cleaning resources: {version.name}")
-        self._take_out(version)
+        self._remove_from_models(version)
         try:
             await asyncio.wait_for(version.wait_answered(), self.timeout or None)
         except BaseException as error:
-            self._leaving.discard(version)
+            self._ending_versions.discard(version)
             self._insert(version)
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
                 raise CleanupTimeout(
@@ -116,26 +119,26 @@ class ModelTable:
     async def discard(self, version: ModelVersion) -> None:
         """End a version at once: its waiting requests are refused, its download is removed.
 
-        This goes on if the caller is cancelled. A half removed version would keep its name and its
-        processes for ever.
+        This continues if the caller is cancelled, since a half-removed version would keep its name
+        and its processes forever.
         """
         await self._background.run_shielded(self._discard(version))
 
     async def close(self, drain: float) -> None:
-        """End all versions; with `drain`, give accepted requests so many seconds first."""
+        """End all versions, after accepted requests had up to `drain` seconds."""
         versions = self.all()
         if drain:
-            finished = [asyncio.ensure_future(version.wait_answered()) for version in versions]
-            if finished:
-                _, late = await asyncio.wait(finished, timeout=drain)
-                for task in late:
+            drain_tasks = [asyncio.ensure_future(version.wait_answered()) for version in versions]
+            if drain_tasks:
+                _, pending_tasks = await asyncio.wait(drain_tasks, timeout=drain)
+                for task in pending_tasks:
                     task.cancel()
         for version in versions:
             version.refuse_waiting(Unavailable("The server is stopping."))
         await asyncio.gather(*(self._remove(version) for version in versions))
 
     def notify_readiness(self) -> None:
-        if self.traffic.refresh():  # A version that is not ready gets no requests.
+        if self.traffic.refresh():  # Only versions that are ready get requests.
             for listener in self.on_change:
                 listener()
         for listener in self.on_readiness:
@@ -160,9 +163,9 @@ class ModelTable:
         self._notify_change()
         self.traffic.on_version_added(version)
 
-    def _take_out(self, version: ModelVersion) -> None:
-        """Remove a version from `models`; its name stays taken until it is closed."""
-        self._leaving.add(version)
+    def _remove_from_models(self, version: ModelVersion) -> None:
+        """Remove a version from `models`; its name stays taken until the version is closed."""
+        self._ending_versions.add(version)
         model = self.models[version.name]
         del model.versions[version.version]
         if not model.versions:
@@ -177,12 +180,13 @@ class ModelTable:
         self._downloads.remove(version)
 
     async def _remove(self, version: ModelVersion) -> None:
-        if self.has(version):
-            self._take_out(version)
+        if self.is_registered(version):
+            self._remove_from_models(version)
         await version.close()
-        self._leaving.discard(version)
-        self._coming.discard(version)
+        self._ending_versions.discard(version)
+        self._loading_replacements.discard(version)
         if not any(
-            (known.name, known.version) == (version.name, version.version) for known in self.all()
+            (remaining.name, remaining.version) == (version.name, version.version)
+            for remaining in self.all()
         ):
-            self._taken.discard((version.name, version.version))
+            self._taken_names.discard((version.name, version.version))

@@ -1,6 +1,6 @@
 """Registration of a URL, a path or an open archive as a version with workers.
 
-A failure leaves nothing behind.
+After a failure, everything is as before.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_hub, is_url, store_hint
 
-# The words in paths below /models/NAME/, which cannot be versions.
+# Versions with these names would clash with paths below /models/NAME/.
 RESERVED_VERSIONS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})
 
-# The end of an error about a missing module.
+# This advice is added to an error about a missing module.
 INSTALL_HINT = (
     "Or let the server install the packages of the requirements file: --set"
     " install_py_dep_per_model=true."
@@ -68,47 +68,47 @@ class Registrar:
         self._environments = environments
         self._background = background
         self._replacer = Replacer(table, background)
-        # Archives that are being opened: the step, bytes so far, bytes in all.
+        # Archives that are being opened: the step, the bytes so far, and all bytes.
         self.opening: dict[Path, tuple[str, int, int]] = {}
 
     async def from_url(
         self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT
     ) -> ModelVersion:
-        """Register an archive of the model store, or of a URL, which is downloaded there."""
+        """Register an archive of the model store, or download it there from a URL first."""
         if not is_url(order.url):
             return await self.from_path(self._in_store(order.url), order, wait=wait)
         if is_hub(order.url):
             return await self._from_hub(order, wait, trust)
-        local = await self._downloads.local_file(order, trust)
-        if local is not None:
+        local_file = await self._downloads.local_file(order, trust)
+        if local_file is not None:
             return await self.from_path(
-                local, replace(order, url=order.url.partition("#")[0]), wait=wait
+                local_file, replace(order, url=order.url.partition("#")[0]), wait=wait
             )
-        downloaded = await self._downloads.fetch(order, trust)
+        downloaded_file = await self._downloads.fetch(order, trust)
         try:
-            version = await self.from_path(downloaded, order, wait=wait)
+            version = await self.from_path(downloaded_file, order, wait=wait)
         except BaseException:
-            downloaded.unlink(missing_ok=True)
+            downloaded_file.unlink(missing_ok=True)
             raise
-        self._downloads.assign(version, downloaded)
+        self._downloads.assign(version, downloaded_file)
         return version
 
     async def _from_hub(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
-        shown = Path(order.url)
+        url_path = Path(order.url)
 
-        def note(done: int, total: int) -> None:
-            self.opening[shown] = "downloading", done, total
+        def set_progress(done_bytes: int, total_bytes: int) -> None:
+            self.opening[url_path] = "downloading", done_bytes, total_bytes
 
         try:
-            archive, pinned = await self._downloads.from_hub(order, trust, note)
+            archive, order_of_commit = await self._downloads.from_hub(order, trust, set_progress)
         finally:
-            self.opening.pop(shown, None)
-        return await self.from_archive(archive, pinned, wait=wait)
+            self.opening.pop(url_path, None)
+        return await self.from_archive(archive, order_of_commit, wait=wait)
 
     async def from_path(
         self, path: Path, order: RegisterOrder, *, wait: bool = True
     ) -> ModelVersion:
-        """Register an archive or directory at any path, such as one of the command line."""
+        """Register an archive or directory at any path, for example from the command line."""
         if order.loaded_at_startup:
             self._downloads.serve(path)
         try:
@@ -123,12 +123,12 @@ class Registrar:
     async def from_archive(
         self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True
     ) -> ModelVersion:
-        """Register an open archive, which is closed after a failure, or with the version."""
+        """Register an open archive; it is closed with its version, or after a failure."""
         version, old = await self._prepare(archive, order)
         for problem in archive.problems:
             logger.warning("%s: %s", order.url, problem)
-        if version.measured is not None:
-            logger.info("%s %s: %s", version.name, version.version, version.measured)
+        if version.benchmark_record is not None:
+            logger.info("%s %s: %s", version.name, version.version, version.benchmark_record)
         starting = version.scale(version.min_workers, version.max_workers)
         if old is not None:
             starting = self._replacer.replace_version(old, version, starting)
@@ -137,15 +137,15 @@ class Registrar:
             return version
         try:
             await starting
-        except BaseException as error:  # This includes a client that has left.
+        except BaseException as error:  # The cancellation by a client that leaves is one.
             await self._table.discard(version)
             if isinstance(error, LoadFailed):
                 error.model, error.version = version.name, version.version
-                installs = (
+                needs_no_hint = (
                     self._settings.install_py_dep_per_model
                     or not archive.manifest.requirements_file
                 )
-                if not installs and "No module named" in error.message:
+                if not needs_no_hint and "No module named" in error.message:
                     error.message = f"{error.message} {INSTALL_HINT}"
             raise
         return version
@@ -153,7 +153,7 @@ class Registrar:
     async def _prepare(
         self, archive: OpenArchive, order: RegisterOrder
     ) -> tuple[ModelVersion, ModelVersion | None]:
-        """Return a version without workers, added to the table, and the one that it replaces."""
+        """Add a version without workers to the table; return it and the one to replace, if any."""
         name, number = (
             order.model_name or archive.manifest.model_name,
             order.version or archive.manifest.version,
@@ -162,11 +162,11 @@ class Registrar:
         try:
             if order.replaces:
                 old = self._replacer.begin(name, number)
-            self._check(name, number, old)  # checked before minutes are spent on packages
+            self._check(name, number, old)  # early, since packages may take minutes
             environment = await self._environment(name, archive, order.url)
-            self._check(name, number, old)  # Another may have come meanwhile.
+            self._check(name, number, old)  # Another registration may have come meanwhile.
             version = self._version(name, number, archive, order, old, environment)
-            self._table.add(version, beside=old is not None)
+            self._table.add(version, is_replacement=old is not None)
         except BaseException:
             archive.close()
             if environment is not None:
@@ -194,7 +194,7 @@ class Registrar:
     async def _environment(
         self, name: str, archive: OpenArchive, url: str
     ) -> ModelEnvironment | None:
-        """Return the packages that an archive needs besides the server's own.
+        """Return an environment with the packages that an archive needs, or None.
 
         Raises:
             BadRequest: The model is isolated, so its packages cannot be installed.
@@ -247,8 +247,9 @@ class Registrar:
             if handler == GENERATION_HANDLER
             else archive.config
         )
-        has_own_code = name in self._settings.trust_remote_code  # Such code may mix rows.
-        chosen = plan(
+        # Such code may mix the rows of a batch, so the handler's default batch size is not used.
+        has_own_code = name in self._settings.trust_remote_code
+        version_plan = plan(
             order,
             config,
             self._settings,
@@ -256,13 +257,15 @@ class Registrar:
             version_settings,
             "" if has_own_code else handler,
         )
-        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
-        return ModelVersion(name, number, archive, order, chosen, self._host, environment)
+        version_plan = _with_policy(
+            version_plan, name, archive.config.batch_policy, self._host.batch_policies
+        )
+        return ModelVersion(name, number, archive, order, version_plan, self._host, environment)
 
     def _open(self, path: Path) -> OpenArchive:
-        """Open an archive, in a thread."""
+        """Open an archive; this blocks."""
 
-        def note(step: str, done: int, total: int) -> None:
+        def set_progress(step: str, done: int, total: int) -> None:
             self.opening[path] = step, done, total
 
         try:
@@ -270,11 +273,11 @@ class Registrar:
                 path,
                 cache=self._settings.archive_cache(),
                 limits=self._settings.archive_limits(),
-                progress=note,
+                progress=set_progress,
             )
         finally:
             self.opening.pop(path, None)
-        # Parsing a large configuration takes half a second, and must not happen in the event loop.
+        # Parsing a large configuration takes half a second: do it here, not in the event loop.
         _ = archive.config.text
         return archive
 
@@ -285,20 +288,23 @@ class Registrar:
 
 
 def _with_policy(
-    chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]
+    version_plan: VersionPlan,
+    model: str,
+    policy_name: str | None,
+    policies: Mapping[str, BatchPolicy],
 ) -> VersionPlan:
     """Return the plan with the batch policy that model-config.yaml names, if a plugin has it."""
-    if wanted is None or wanted == "wait":
-        return chosen
-    policy = policies.get(wanted)
+    if policy_name is None or policy_name == "wait":
+        return version_plan
+    policy = policies.get(policy_name)
     if policy is None:
-        hint = suggestion(wanted, ["wait", *policies])
+        hint = suggestion(policy_name, ["wait", *policies])
         logger.warning(
             "%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served"
             " without a batch policy",
             model,
-            wanted,
+            policy_name,
             hint,
         )
-        return chosen
-    return replace(chosen, wait=True, policy=policy)
+        return version_plan
+    return replace(version_plan, wait=True, policy=policy)

@@ -40,13 +40,12 @@ from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
 
-EXPORTED = ".pt2"
-FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
-# TorchServe's first worker port; here only a number
+EXPORTED_SUFFIX = ".pt2"
+FIRST_WORKER_ID = 9000  # In TorchServe, it is the port of the first worker.
 
 
 class Registry:
-    """All models of this server. It is not thread safe, and used only in the event loop."""
+    """All models of this server. It is not thread-safe: only the event loop uses it."""
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class Registry:
             settings: The settings of the server.
             worker_files: The limit of a worker's open files; None: the limit of this process.
             worker_output: See `LoadOrder.output`.
-            starter: The starter of workers that are not processes.
-            replaces: Whether another server runs at the addresses, and ends soon.
-            gpu_processes: What processes use of each GPU.
+            starter: Starts workers in another way than as processes.
+            replaces: Whether this server replaces another one at its addresses, which ends soon.
+            gpu_processes: Returns the memory that processes use on the GPUs.
         """
         check_isolation(settings)
         self.settings = settings
@@ -80,7 +79,7 @@ class Registry:
         self._background = TaskGroup()
         self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
-        # Reasons why models of a snapshot were not loaded at the start, by name and version.
+        # Reasons why models of a snapshot could not be loaded at the start, by name and version.
         self.unloaded: dict[tuple[str, str], str] = {}
         self.on_change, self.on_managed, self.on_readiness = (
             table.on_change,
@@ -105,14 +104,14 @@ class Registry:
             traffic.unobserve,
             traffic.on_traffic,
         )
-        self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
+        self.rollouts = RolloutController(traffic, self.state, is_stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
-        # Set before anything is served, if requests are traced.
+        # It is set before the first request if requests are traced.
         self.tracer: Tracer | None = None
-        self.stopping = False  # A stop was requested: load balancers should send nothing more.
+        self.stopping = False  # If true, load balancers are told to send no more requests.
         self.gpus = (
             gpu_count()
             if settings.number_of_gpu is None
@@ -148,7 +147,7 @@ class Registry:
             DeviceArbiter(hardware.cores),
             worker_output,
         )
-        self.cores = CoreSharing(host.machine.cores, self._serving)
+        self.cores = CoreSharing(host.machine.cores, self._serving_channels)
         self.elastic = ElasticController(
             self._versions, self.memory, host.machine.cores, self._background.load
         )
@@ -168,7 +167,7 @@ class Registry:
         )
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
-        """Start the process that workers are forked from, with imports that `paths` need."""
+        """Start the process that forks workers; it imports what the models in `paths` need."""
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
 
     @property
@@ -176,13 +175,13 @@ class Registry:
         """The names of all models that can be requested."""
         return sorted({*self.models, *self.loaded_on_request})
 
-    def _serving(self) -> Iterator[Channel]:
+    def _serving_channels(self) -> Iterator[Channel]:
         for worker in [worker for version in self._table.all() for worker in version.workers]:
             if worker.state is WorkerState.READY and worker.channel is not None:
                 yield worker.channel
 
     def stop(self) -> None:
-        """Report that the server is not ready; requests are still answered."""
+        """Report that the server is not ready; it still answers requests."""
         self.stopping = True
         self._table.notify_readiness()
 
@@ -191,7 +190,7 @@ class Registry:
     ) -> ModelVersion:
         """Register an archive of the model store, or of a URL, which is downloaded there.
 
-        With `wait`, its workers are ready on return, or it is not registered.
+        With `wait`, return when its workers are ready. If they fail, it is not registered.
 
         Raises:
             ModelNotFound: There is no such archive.
@@ -216,7 +215,7 @@ class Registry:
         wait: bool = True,
         changes: Mapping[str, int] | None = None,
     ) -> None:
-        """Set the number of workers; with `changes`, also do what `ModelVersion.change` does.
+        """Set the number of workers, and change the limits in `changes`.
 
         Raises:
             BadRequest: The values contradict each other; nothing is changed.
@@ -230,7 +229,7 @@ class Registry:
         target = self.find(name, version)
         target.check_changes(changes or {})
         scaling = target.scale(min_workers, maximum)
-        target.scaled = True
+        target.is_scaled_by_client = True
         if changes:
             target.change(changes)
         if wait:
@@ -254,42 +253,42 @@ class Registry:
         return target
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Remove a version after its accepted requests are answered; no new one reaches it.
+        """Stop requests to a version, and remove it once its accepted requests are answered.
 
-        A model that could not be loaded at the start is forgotten.
+        A model that could not be loaded at the start is only forgotten.
 
         Raises:
             CannotRemoveDefault: The version is the default one of several.
-            CleanupTimeout: The requests took too long; the version is in place again.
+            CleanupTimeout: The requests took too long; the version is registered again.
         """
-        absent = self.unloaded_of(name, version)
-        if absent and (version is not None or name not in self.models):
-            for key in absent:
+        unloaded = self.unloaded_of(name, version)
+        if unloaded and (version is not None or name not in self.models):
+            for key in unloaded:
                 del self.unloaded[key]
         else:
-            present = self.find(name, version)
-            if present.workflow:
+            target = self.find(name, version)
+            if target.workflow:
                 raise Conflict(
-                    f"Model {name} is a node of workflow {present.workflow}. Unregister the"
-                    f" workflow: DELETE /workflows/{present.workflow}"
+                    f"Model {name} is a node of workflow {target.workflow}. Unregister the"
+                    f" workflow: DELETE /workflows/{target.workflow}"
                 )
             other_versions = [
-                version for version in self.models[name].versions if version != present.version
+                version for version in self.models[name].versions if version != target.version
             ]
-            if present.version == self.models[name].default and other_versions:
+            if target.version == self.models[name].default and other_versions:
                 raise CannotRemoveDefault(
-                    f"Cannot remove default version for model {name}. Version {present.version} is"
+                    f"Cannot remove default version for model {name}. Version {target.version} is"
                     f" the default: set another one first (`tsx models set-default {name}"
                     f" {other_versions[0]}`), or to remove all versions, first remove"
                     f" {', '.join(other_versions)}."
                 )
-            await self.withdraw(present)
+            await self.withdraw(target)
         if name not in self.models and not self.unloaded_of(name):
             self._table.traffic.forget(name)
         self._table.notify_managed()
 
     def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
-        """Select from `unloaded` one version of a model, or all of its versions."""
+        """Return the entries of `unloaded` for one version of a model, or for all of them."""
         return {
             key: reason
             for key, reason in self.unloaded.items()
@@ -297,7 +296,7 @@ class Registry:
         }
 
     async def close(self, drain: float = 0.0) -> None:
-        """End all workers; with `drain`, give accepted requests so many seconds first."""
+        """End all workers, after accepted requests had up to `drain` seconds."""
         self._downloads.close()
         self.rollouts.close()
         self.shadows.close()
@@ -310,14 +309,14 @@ class Registry:
         await asyncio.to_thread(self._starter.close)
 
     def workers(self) -> list[Worker]:
-        """Return the workers of all versions that requests reach."""
+        """Return the workers of all versions that get requests."""
         return [worker for version in self._versions() for worker in version.workers]
 
     def _versions(self) -> list[ModelVersion]:
         return [version for model in self.models.values() for version in model.versions.values()]
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
-        """Choose GPUs for one more worker: those with the fewest workers of all models."""
+        """Choose the GPUs for one more worker: those with the fewest workers of all models."""
         used = Counter(
             gpu
             for version in self._table.all()
@@ -330,15 +329,15 @@ class Registry:
 def holds_exported_program(path: Path) -> bool:
     """Tell whether an archive or directory has a `.pt2` file.
 
-    The result is False for an unreadable one: opening it reports the reason.
+    The result is False for an unreadable archive: opening it will report the reason.
     """
     try:
         if path.is_dir():
-            return any(path.glob(f"**/*{EXPORTED}"))
-        if not path.is_file():  # Opening a pipe would wait for its writer.
+            return any(path.glob(f"**/*{EXPORTED_SUFFIX}"))
+        if not path.is_file():  # Opening a named pipe would wait for its writer.
             return False
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(EXPORTED) for name in archive.namelist())
+            return any(name.endswith(EXPORTED_SUFFIX) for name in archive.namelist())
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
         return False
 
@@ -352,9 +351,9 @@ async def open_model(
     batch_size: int | None = None,
     handler: str | None = None,
 ) -> AsyncIterator[ModelVersion]:
-    """Open an archive or directory without a server, with so many ready workers.
+    """Open an archive or directory without a server, with `workers` ready workers.
 
-    The errors are those of `Registry.register_path`.
+    It raises the same errors as `Registry.register_path`.
     """
     registry = Registry(settings)
     registry.warm_up([path])
@@ -365,7 +364,7 @@ async def open_model(
         initial_workers=workers,
         loaded_at_startup=True,
         must_load=True,
-        # This sets a queue instead of a latency target: every request must be answered.
+        # A queue size excludes a latency target of the archive, which would refuse requests.
         job_queue_size=settings.job_queue_size,
     )
     try:

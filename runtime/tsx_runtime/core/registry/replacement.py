@@ -1,4 +1,4 @@
-"""Hot replacement: a loaded version replaces another between two requests, without losing any."""
+"""Hot replacement: a loaded version replaces another one, and no request is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import RegisterOrder, addable
+from tsx_runtime.core.models.plan import RegisterOrder, unset_values
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import Conflict, LoadFailed
@@ -21,16 +21,17 @@ logger = logging.getLogger("tsx.registry")
 
 
 def inherit_settings(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
-    """Complete an order by the requested values of the old version, from registration and later.
+    """Fill in values that were requested for the old version, at its registration or later.
 
-    `config` is the new archive's own. It sets the number of workers unless the order or a scaling
-    did.
+    `config` is that of the new archive. It decides the number of workers, unless the order or a
+    client has set one.
     """
-    inherited = addable(
+    inherited = unset_values(
         order,
-        {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed,
+        {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")}
+        | old.changed_limits,
     )
-    if order.initial_workers is None and (old.scaled or not config.min_workers):
+    if order.initial_workers is None and (old.is_scaled_by_client or not config.min_workers):
         inherited |= {
             "initial_workers": old.min_workers,
             "max_workers": old.max_workers if order.max_workers is None else order.max_workers,
@@ -39,58 +40,59 @@ def inherit_settings(old: ModelVersion, order: RegisterOrder, config: ModelConfi
 
 
 class Adjustments(NamedTuple):
-    """The changes to a version by the management API."""
+    """The changes that clients have made to a version through the management API."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
 
     @classmethod
-    def of(cls, version: ModelVersion) -> Adjustments:
-        return cls(dict(version.changed), (version.min_workers, version.max_workers))
+    def of_version(cls, version: ModelVersion) -> Adjustments:
+        return cls(dict(version.changed_limits), (version.min_workers, version.max_workers))
 
 
-def catch_up(
+def apply_later_changes(
     old: ModelVersion, new: ModelVersion, before: Adjustments
 ) -> Coroutine[Any, Any, None] | None:
-    """Apply the changes of the old version since `before`.
+    """Apply the changes of the old version since `before` to the new version.
 
     Returns:
-        The scaling, if its number of workers was changed.
+        The task that changes the number of workers, if a client has changed it meanwhile.
     """
-    now = Adjustments.of(old)
-    unseen = object()
-    since = {
+    current = Adjustments.of_version(old)
+    missing = object()
+    changed_limits = {
         name: value
-        for name, value in now.limits.items()
-        if name not in new.plan.unfit and before.limits.get(name, unseen) != value
+        for name, value in current.limits.items()
+        if name not in new.plan.unchangeable_parameters
+        and before.limits.get(name, missing) != value
     }
-    if since:
-        new.change(since)
+    if changed_limits:
+        new.change(changed_limits)
     if new.version == old.version:
         new.continue_counts(old)
-    if now.workers == before.workers:
+    if current.workers == before.workers:
         return None
-    new.scaled = True
-    return new.scale(*now.workers)
+    new.is_scaled_by_client = True
+    return new.scale(*current.workers)
 
 
 class Handover:
-    """The redirection of requests from an old version to a new one, from the swap on.
+    """Redirects requests from an old version to a new one, from the swap on.
 
-    Requests of a sequence go to the version with its state. A caller that found the old version
+    Requests of a sequence go to the version with its state. A caller that looked up the old version
     before the swap reaches the new one.
     """
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
         self._old, self._new = old, new
-        self._enter_old, self._leave_old = old.submit, old.leave
-        self._enter_new, self._leave_new = new.submit, new.leave
+        self._submit_to_old, self._leave_old = old.submit, old.leave
+        self._submit_to_new, self._leave_new = new.submit, new.leave
         self._stateful = old.plan.strategy.sequences is not None
         if self._stateful:
             new.predecessors.append(old)
-            new.learn_losses_of(old)
+            new.learn_lost_sequences_of(old)
             new.redirect(self._submit, self._leave)
-        # `new.submit` is looked up for each job, since `new` may be replaced itself.
+        # The lambda looks up `new.submit` for each job, since a later replacement changes it.
         old.redirect(lambda job: new.submit(job), self._leave)
 
     def end(self) -> None:
@@ -99,17 +101,17 @@ class Handover:
         new = self._new
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
-        if new.submit == self._submit:  # False: it was replaced itself meanwhile
-            new.redirect(self._enter_new, self._leave_new)
+        if new.submit == self._submit:  # It differs if `new` was replaced meanwhile.
+            new.redirect(self._submit_to_new, self._leave_new)
 
     def _submit(self, job: Job) -> None:
-        if self._stateful and self._old.carries(job):
-            self._enter_old(job)
+        if self._stateful and self._old.runs_sequence_of(job):
+            self._submit_to_old(job)
         else:
-            self._enter_new(job)
+            self._submit_to_new(job)
 
     def _leave(self, job: Job) -> None:
-        """Report a client that left to both versions; one of them ignores it."""
+        """Report a client that has left to both versions; the one without its job ignores it."""
         self._leave_old(job)
         self._leave_new(job)
 
@@ -120,12 +122,12 @@ class Replacer:
     def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table
         self._background = background
-        self._under_way: set[str] = set()  # models that are being replaced
+        self._names_in_progress: set[str] = set()  # names of models that are being replaced
 
     def begin(self, name: str, number: str) -> ModelVersion | None:
         """Start a replacement; return the version to replace, or None if there is none.
 
-        It is the version of the number, else the default one.
+        It is the version with this number, or else the default one.
 
         Raises:
             Conflict: The model cannot be replaced now.
@@ -133,7 +135,7 @@ class Replacer:
         model = self._table.models.get(name)
         if model is None:
             return None
-        if name in self._under_way:
+        if name in self._names_in_progress:
             raise Conflict(
                 f"A version of model {name} is already being replaced. Try again when that is done."
             )
@@ -143,18 +145,18 @@ class Replacer:
                 f"Model {name} is a node of workflow {old.workflow}, and is replaced only together"
                 " with it."
             )
-        self._under_way.add(name)
+        self._names_in_progress.add(name)
         return old
 
     def end(self, old: ModelVersion) -> None:
-        """Let another replacement begin."""
-        self._under_way.discard(old.name)
+        """Allow the next replacement of the model."""
+        self._names_in_progress.discard(old.name)
 
     async def replace_version(
         self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]
     ) -> None:
-        """Replace a version once the new one has loaded; a failure leaves the old one unchanged."""
-        before = Adjustments.of(old)
+        """Replace a version once the new one has loaded; after a failure, the old one stays."""
+        before = Adjustments.of_version(old)
         try:
             await starting
             self._swap(old, new, before)
@@ -178,17 +180,17 @@ class Replacer:
             self.end(old)
 
     def _swap(self, old: ModelVersion, new: ModelVersion, before: Adjustments) -> None:
-        """Swap the versions in one turn of the event loop.
+        """Swap the versions, without an `await` in between.
 
         Raises:
             Conflict: The old version was unregistered.
         """
-        if not self._table.has(old):
+        if not self._table.is_registered(old):
             raise Conflict(
                 f"Version {old.version} of model {old.name} was unregistered while its replacement"
                 " was loaded."
             )
-        if scaling := catch_up(old, new, before):
+        if scaling := apply_later_changes(old, new, before):
             self._background.load(scaling)
         handover = Handover(old, new)
         self._table.swap(old, new)

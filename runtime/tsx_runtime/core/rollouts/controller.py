@@ -1,4 +1,4 @@
-"""Rollouts: at intervals, the counters are read and the decision of `policy.decide` is applied.
+"""Runs rollouts: at intervals, it reads the counters and applies the decision of `policy.decide`.
 
 A rollout continues after a restart of the server.
 """
@@ -35,28 +35,29 @@ from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 OBSERVATIONS_PER_STEP = 20
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 5.0  # time between two observations
-SAVE_INTERVAL_S = 30.0  # A killed server loses the counts of at most that time.
+SAVE_INTERVAL_S = 30.0  # A killed server loses at most the counts of this time.
 
 logger = logging.getLogger("tsx.rollout")
 
 
 class RolloutController:
-    """The rollouts of all models, at most one per model. It belongs to the event loop."""
+    """The rollouts of all models, at most one per model; used only in the event loop."""
 
     def __init__(
-        self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]
+        self, traffic: TrafficManager, state: StateStore, is_stopping: Callable[[], bool]
     ) -> None:
-        """Resume saved rollouts as their models come.
+        """Resume each saved rollout when its model is registered.
 
         Args:
             traffic: The traffic of the models.
             state: The saved state.
-            stopping: Whether the server was asked to stop. Rollouts are then left to the next one.
+            is_stopping: Returns whether the server is stopping. The next server then continues the
+                rollouts.
         """
         self._traffic = traffic
         self._models = traffic.models
         self._state = state
-        self._stopping = stopping
+        self._is_stopping = is_stopping
         self._running: dict[str, _ActiveRollout] = {}
         self._closed = False
         self.logs = DecisionLog(state.directory)
@@ -70,24 +71,24 @@ class RolloutController:
             ModelNotFound: No model has this name.
             ModelVersionNotFound: The model has no such version.
             BadRequest: The version already gets all requests.
-            Conflict: Another rollout runs, the version cannot serve, or its traffic is in the way.
+            Conflict: Another rollout runs, the version cannot serve, or the traffic forbids it.
         """
-        new = self._traffic.find(name, plan.version)
-        # A label may mean another version later.
-        plan = plan.model_copy(update={"version": new.version})
-        active = self.find(name)
-        if active is not None and active.status == "running":
-            text = f"Model {name} has a rollout of version {active.plan.version} under way"
+        new_version = self._traffic.find(name, plan.version)
+        # A label in the plan may refer to another version later.
+        plan = plan.model_copy(update={"version": new_version.version})
+        last_rollout = self.find(name)
+        if last_rollout is not None and last_rollout.status == "running":
+            text = f"Model {name} has a rollout of version {last_rollout.plan.version} under way"
             raise Conflict(
                 f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models"
                 f" rollout {name} --stop`"
             )
-        before = self._traffic.traffic(name)
-        old = self._old_version(name, before, new)
-        shadow = before.shadow and resolve_label(
-            before.shadow.to, self._models[name].versions, before.labels
+        old_traffic = self._traffic.traffic(name)
+        old_version = self._old_version(name, old_traffic, new_version)
+        shadow = old_traffic.shadow and resolve_label(
+            old_traffic.shadow.to, self._models[name].versions, old_traffic.labels
         )
-        if shadow in (old.version, new.version):
+        if shadow in (old_version.version, new_version.version):
             text = (
                 f"Version {shadow} of model {name} is its shadow, and the copied requests would"
                 " distort what the rollout measures"
@@ -97,25 +98,29 @@ class RolloutController:
                 f" {name} --off`"
             )
             raise Conflict(f"{text}. End it first: {advice}")
-        if failed := _failure(new):
-            text = f"Version {new.version} of model {name} cannot answer requests: {failed}"
-            command = f"`tsx models scale {name} 1 --version {new.version}`"
-            advice = f"PUT /models/{name}/{new.version}?min_worker=1, or {command}"
+        if failure := _failure(new_version):
+            text = (
+                f"Version {new_version.version} of model {name} cannot answer requests: {failure}"
+            )
+            command = f"`tsx models scale {name} 1 --version {new_version.version}`"
+            advice = f"PUT /models/{name}/{new_version.version}?min_worker=1, or {command}"
             raise Conflict(f"{text}. Start a worker first: {advice}")
         now = time.time()
-        old_counts = self._counts(name, old.version)
+        old_counts = self._counts(name, old_version.version)
         default = self._models[name].default
         state = RolloutState(
             plan=plan,
-            old=old.version,
+            old=old_version.version,
             default=default,
-            before=before.as_json(),
+            before=old_traffic.as_json(),
             began=now,
             changed=now,
             old_last=old_counts,
         )
-        need = f"each step needs {plan.min_requests} of its answers"
-        self._run(name, state, "start", f"from version {state.old} to {plan.version}; {need}")
+        requirement = f"each step needs {plan.min_requests} of its answers"
+        self._run(
+            name, state, "start", f"from version {state.old} to {plan.version}; {requirement}"
+        )
         return state
 
     def find(self, name: str) -> RolloutState | None:
@@ -137,7 +142,7 @@ class RolloutController:
 
         Args:
             name: The name of the model.
-            back: Whether all requests go to the old version again. If not, the shares stay.
+            back: Whether all requests go to the old version again. If not, the weights stay.
 
         Raises:
             Conflict: No rollout is active.
@@ -162,7 +167,7 @@ class RolloutController:
         self._running.clear()
 
     def _on_traffic(self, name: str) -> None:
-        """Resume the rollout of a new model, or follow a change of traffic by someone else."""
+        """Resume the rollout of a new model, or react to traffic that a client has changed."""
         running = self._running.get(name)
         if self._closed:
             return
@@ -182,9 +187,9 @@ class RolloutController:
             self._resume(name, state)
 
     def _interrupted(self, name: str) -> _ActiveRollout | None:
-        """Return the rollout that was active when the server ended, and is not resumed yet.
+        """Return the rollout that was active when the server ended, unless it is resumed already.
 
-        All settings but the weights are those of the current traffic.
+        After it, labels, rules and shadows stay as they are in the current traffic.
         """
         state = self._load(name)
         if state is None or state.status != "running":
@@ -216,7 +221,7 @@ class RolloutController:
         """Check that a shadow does not copy requests to a version that a rollout measures.
 
         Raises:
-            Conflict: It does, and its copies would be counted.
+            Conflict: The rollout would count the copies.
         """
         if traffic.shadow is None or traffic.shadow == current.shadow:
             return
@@ -233,7 +238,7 @@ class RolloutController:
             )
 
     def _follow(self, name: str, running: _ActiveRollout) -> None:
-        """Take over changed labels, rules and shadows; changed weights end the rollout."""
+        """Adopt changed labels, rules and shadows; changed weights end the rollout."""
         current, state = self._traffic.traffic(name), running.state
         if current.weights == running.traffic.weights:
             running.traffic, state.before = (
@@ -246,22 +251,26 @@ class RolloutController:
             self._end(name, running, "stopped", self._change_reason(name, state))
 
     def _change_reason(self, name: str, state: RolloutState) -> str:
-        """Return why the weights changed, other than by this rollout."""
+        """Return why the weights are not those that this rollout has set."""
         versions = self._models[name].versions
         for version in versions.values():
-            if version.replaced in {state.old, state.plan.version} - set(versions):
+            if version.replaced_version in {state.old, state.plan.version} - set(versions):
                 return (
-                    f"version {version.replaced} was replaced by version {version.version}, which"
-                    " has its share now"
+                    f"version {version.replaced_version} was replaced by version {version.version},"
+                    " which has its share now"
                 )
         return "the weights of the model were changed by hand"
 
-    def _old_version(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
-        """Return the version whose requests go to the new one."""
+    def _old_version(self, name: str, traffic: Traffic, new_version: ModelVersion) -> ModelVersion:
+        """Return the version whose requests will go to the new one."""
         model = self._models[name]
-        old_versions = weighted_versions(before, model.versions, model.default) - {new.version}
+        old_versions = weighted_versions(traffic, model.versions, model.default) - {
+            new_version.version
+        }
         if not old_versions:
-            raise BadRequest(f"Version {new.version} of model {name} already gets all requests")
+            raise BadRequest(
+                f"Version {new_version.version} of model {name} already gets all requests"
+            )
         if len(old_versions) > 1:
             text = (
                 f"The requests of model {name} are shared by the versions"
@@ -287,7 +296,7 @@ class RolloutController:
         self._schedule_observation(name, running)
 
     def _begin_step(self, name: str, running: _ActiveRollout) -> None:
-        """Set the shares of the current step, and count from now on."""
+        """Set the weights of the current step, and count from now on."""
         state = running.state
         weights = state.weights(state.step)
         self._set_traffic(name, running, parse_traffic({**state.before, "weights": weights}))
@@ -303,8 +312,8 @@ class RolloutController:
         running.timer = asyncio.get_running_loop().call_later(seconds, self._observe, name, running)
 
     def _observe(self, name: str, running: _ActiveRollout) -> None:
-        if self._running.get(name) is not running or self._stopping():
-            return  # The next server continues.
+        if self._running.get(name) is not running or self._is_stopping():
+            return  # The next server continues the rollout.
         state = running.state
         try:
             self._read_counters(name, running)
@@ -352,7 +361,7 @@ class RolloutController:
         self._save(name, running)
 
     def _set_rollback_point(self, name: str, state: RolloutState) -> None:
-        """Let one rollback undo the whole rollout, but no later changes of labels and rules."""
+        """Let one rollback undo the whole rollout, but not later changes of labels and rules."""
         default = state.default or self._models[name].default
         self._traffic.set_rollback_point(
             name, TrafficState(parse_traffic(state.before), default), state.began
@@ -367,21 +376,21 @@ class RolloutController:
 
     def _observation(self, name: str, state: RolloutState) -> StepObservation:
         versions = self._models[name].versions if name in self._models else {}
-        new = versions.get(state.plan.version)
-        failed = "it was unregistered" if new is None else _failure(new)
+        new_version = versions.get(state.plan.version)
+        failure = "it was unregistered" if new_version is None else _failure(new_version)
         return StepObservation(
             state.step,
             state.seconds,
             state.new,
             self._baseline(state),
-            new is not None and new.ready,
-            failed,
+            new_version is not None and new_version.ready,
+            failure,
         )
 
     def _baseline(self, state: RolloutState) -> Counts:
-        """Return the counts for a comparison with the new version.
+        """Return the old version's counts, to which the new version's are compared.
 
-        They are those of the old version in this step, or in the last one if this has too few.
+        They are from this step, or from the last one if this step has too few requests.
         """
         return (
             state.old_now
@@ -390,19 +399,19 @@ class RolloutController:
         )
 
     def _read_counters(self, name: str, running: _ActiveRollout) -> None:
-        """Add the counts since the last call."""
+        """Add what was counted since the last call."""
         state, now = running.state, time.monotonic()
         state.seconds += now - running.read_at
         running.read_at = now
         model = self._models.get(name)
-        for number, before in running.counts.items():
+        for number, last_counts in running.counts.items():
             version = model.versions.get(number) if model else None
             if (
                 version is not None
                 and running.versions.setdefault(number, version) is not version
                 and number == state.plan.version
             ):
-                # The counts of a replaced version do not count against its successor.
+                # The counts start again, since the version was replaced by another one.
                 running.versions[number] = version
                 running.counts[number], state.new, state.seconds = (
                     self._counts(name, number),
@@ -413,9 +422,9 @@ class RolloutController:
             counts = self._counts(name, number)
             running.counts[number] = counts
             if number == state.old:
-                state.old_now = state.old_now.plus(counts.since(before))
+                state.old_now = state.old_now.plus(counts.since(last_counts))
             else:
-                state.new = state.new.plus(counts.since(before))
+                state.new = state.new.plus(counts.since(last_counts))
 
     def _counts(self, name: str, number: str) -> Counts:
         model = self._models.get(name)
@@ -430,9 +439,9 @@ class RolloutController:
         )
 
     def _load(self, name: str) -> RolloutState | None:
-        saved_at = self._state.load(name).get("rollout")
+        saved_state = self._state.load(name).get("rollout")
         try:
-            return None if saved_at is None else RolloutState.model_validate(saved_at)
+            return None if saved_state is None else RolloutState.model_validate(saved_state)
         except ValidationError as error:
             logger.warning("model %s: its saved rollout cannot be used: %s", name, error)
             return None
@@ -471,14 +480,14 @@ class RolloutController:
 
 
 class _ActiveRollout:
-    """An active rollout. Within a `with`, the rollout itself changes the traffic."""
+    """An active rollout. Inside its `with` block, changes of the traffic are its own."""
 
     traffic: Traffic
 
     def __init__(self, state: RolloutState) -> None:
         self.state = state
-        self.versions: dict[str, ModelVersion] = {}  # counted versions
-        self.counts: dict[str, Counts] = {}  # counters by version when they were last read
+        self.versions: dict[str, ModelVersion] = {}  # versions whose requests are counted
+        self.counts: dict[str, Counts] = {}  # counters by version at the last reading
         self.read_at = self.saved_at = time.monotonic()
         self.changes_traffic = False
         self.timer: asyncio.TimerHandle | None = None
@@ -495,7 +504,7 @@ class _ActiveRollout:
 
 
 def describe_counts(counts: Counts) -> dict[str, Any]:
-    """Return counts for people and programs."""
+    """Return the counts for the API and the log."""
     p50, p99 = (quantile(counts.latencies, q) for q in (0.5, 0.99))
     return {
         "requests": counts.requests,

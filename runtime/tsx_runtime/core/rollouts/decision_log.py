@@ -11,16 +11,16 @@ from typing import Any
 
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 
-MAX_LINES = 1000  # shown lines of a model
+MAX_LINES = 1000  # newest lines of a model that are kept in memory
 
 logger = logging.getLogger("tsx.rollout")
 
 
 class DecisionLog:
-    """The log of all models, which a thread writes; without a directory, it is in memory only."""
+    """The log of all models. A thread writes it; without a directory, it is only in memory."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Read the log at once, so that no request waits for it later."""
+        """Read the log now, so that no request waits for it later."""
         self._directory = directory and directory / "rollouts"
         self._lines: dict[str, list[dict[str, Any]]] = (
             {} if self._directory is None else _read_all(self._directory)
@@ -75,7 +75,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """Parse a line; it may be incomplete if a server was killed."""
+    """Parse a line, which may be incomplete if a server was killed."""
     try:
         entry = json.loads(line)
     except ValueError:

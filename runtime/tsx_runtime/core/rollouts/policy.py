@@ -1,17 +1,18 @@
 """The next action of a rollout, as pure functions of its plan and the counts of its step.
 
-A step sends a share of the requests to the new version for a time (`bake`). Then the next step
-begins, if both versions answered enough requests and every bound holds. All requests return to the
-old version as soon as a bound is broken beyond chance:
+A step sends a fraction of the requests to the new version for a time (`bake`). Then the next step
+begins, if both versions have answered enough requests and every bound holds. All requests return to
+the old version as soon as a bound is exceeded significantly:
 
 - The new version has more errors than `max_error_rate` (binomial test), or than the old version in
   the same time (Fisher's exact test).
 - More than a hundredth of its requests are slower than `max_p99_ms`, or than `max_p99_ratio` times
   the old version's p99 (binomial test).
 
-Repeated tests find a difference by chance at some time. The significance level is therefore
-`EARLY_ALPHA` during a step, and `FINAL_ALPHA` at its end. If a bound is exceeded, but not beyond
-chance, the step continues until the result is clear. After `patience` the rollout goes back.
+A test that is repeated often enough finds a difference by chance. The significance level is
+therefore `EARLY_ALPHA` during a step, and `FINAL_ALPHA` only at its end. If a bound is exceeded,
+but not significantly, the step continues until the result is clear. After `patience` the rollout
+is rolled back.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from tsx_runtime.core.rollouts.significance import difference_probability, exces
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
 
 Status = Literal["running", "finished", "went back", "stopped"]
-EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability of a false alarm in one test
-# Fewer requests give no upper limit for their p99 (two standard deviations of the rank).
+EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability that one test gives a false alarm
+# With fewer requests, the p99 has no upper limit: two standard deviations of its rank exceed them.
 MIN_P99_REQUESTS = 400
 MAX_STEPS = 100
-SLOW_SHARE = 0.01  # share of requests above the p99
+SLOW_FRACTION = 0.01  # fraction of requests above the p99
 
 
-def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
+def _check_steps(steps: tuple[float, ...]) -> tuple[float, ...]:
     if len(steps) > MAX_STEPS:
         raise ValueError(f"there are {len(steps)} steps; at most {MAX_STEPS} can be")
     if not steps or any(not 0 < step <= 100 for step in steps) or list(steps) != sorted(set(steps)):
@@ -51,7 +52,7 @@ class RolloutPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: str = Field(description="the new version")
-    steps: Annotated[tuple[float, ...], AfterValidator(_steps)] = Field(
+    steps: Annotated[tuple[float, ...], AfterValidator(_check_steps)] = Field(
         (1.0, 5.0, 25.0, 100.0), description="its share, in percent"
     )
     bake: float = Field(600.0, gt=0, le=30 * 86400, description="seconds of each step")
@@ -95,21 +96,23 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Counts:
-    """The counted answers of one version."""
+    """The counts of one version's answers."""
 
     requests: int = 0
     errors: int = 0
     latencies: tuple[int, ...] = ()  # buckets of `Durations.counts`
 
-    def plus(self, added: Counts) -> Counts:
-        if len(self.latencies) == len(added.latencies):
-            latencies = tuple(a + b for a, b in zip(self.latencies, added.latencies, strict=True))
-        else:  # One of them is empty, or another release of tsx counted in other buckets.
-            latencies = added.latencies or self.latencies
-        return Counts(self.requests + added.requests, self.errors + added.errors, latencies)
+    def plus(self, increase: Counts) -> Counts:
+        if len(self.latencies) == len(increase.latencies):
+            latencies = tuple(
+                a + b for a, b in zip(self.latencies, increase.latencies, strict=True)
+            )
+        else:  # One is empty, or another release of tsx has counted in other buckets.
+            latencies = increase.latencies or self.latencies
+        return Counts(self.requests + increase.requests, self.errors + increase.errors, latencies)
 
     def since(self, earlier: Counts) -> Counts:
-        """Return the difference of two readings, or this one if the counters were reset between."""
+        """Return the counts since an earlier reading, or all of them if the counters were reset."""
         if (
             self.requests < earlier.requests
             or self.errors < earlier.errors
@@ -140,8 +143,8 @@ class StepObservation:
     seconds: float  # duration of the step so far
     new: Counts
     old: Counts
-    new_serves: bool = True  # whether a worker of the new version is ready
-    new_failed: str = ""  # why no worker of the new version will ever be ready
+    new_is_ready: bool = True  # whether a worker of the new version is ready
+    new_failure: str = ""  # why no worker of the new version will be ready again
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class _BoundTest:
-    """The test of one bound, with the probability of the counts if the bound holds."""
+    """The test of one bound; `chance` is the probability of the counts if the bound holds."""
 
     chance: float
     exceeded: bool
@@ -160,17 +163,17 @@ class _BoundTest:
 
 
 def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
-    if step.new_failed:
-        return Decision(Action.BACK, f"version {plan.version} no longer serves: {step.new_failed}")
-    findings = [*_errors(plan, step), *_slowness(plan, step)]
+    if step.new_failure:
+        return Decision(Action.BACK, f"version {plan.version} no longer serves: {step.new_failure}")
+    tests = [*_test_errors(plan, step), *_test_latency(plan, step)]
     is_over = step.seconds >= plan.bake
-    limit = FINAL_ALPHA if is_over else EARLY_ALPHA
+    significance_level = FINAL_ALPHA if is_over else EARLY_ALPHA
     has_enough = step.new.requests >= plan.min_requests
-    broken = [finding for finding in findings if finding.chance < limit]
-    if broken and (has_enough or any(finding.chance < EARLY_ALPHA for finding in broken)):
-        return Decision(Action.BACK, "; ".join(finding.text for finding in broken))
+    violations = [test for test in tests if test.chance < significance_level]
+    if violations and (has_enough or any(test.chance < EARLY_ALPHA for test in violations)):
+        return Decision(Action.BACK, "; ".join(test.text for test in violations))
     is_late = step.seconds >= plan.bake * plan.patience
-    if not step.new_serves:
+    if not step.new_is_ready:
         return _wait_or_roll_back(is_late, f"no worker of version {plan.version} is ready")
     if not is_over:
         return Decision(Action.WAIT, f"{plan.bake - step.seconds:.0f} s of this step are left")
@@ -182,13 +185,13 @@ def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
         )
     if missing_comparison := _missing_comparison(plan, step):
         return _wait_or_roll_back(is_late, missing_comparison)
-    exceeded = [finding.text for finding in findings if finding.exceeded]
+    exceeded = [test.text for test in tests if test.exceeded]
     if exceeded:
         return _wait_or_roll_back(
             is_late, f"not yet statistically significant: {'; '.join(exceeded)}"
         )
-    last = step.step == len(plan.steps) - 1
-    return Decision(Action.FINISH if last else Action.ADVANCE, "all bounds were kept")
+    is_last_step = step.step == len(plan.steps) - 1
+    return Decision(Action.FINISH if is_last_step else Action.ADVANCE, "all bounds were kept")
 
 
 def _wait_or_roll_back(is_late: bool, reason: str) -> Decision:
@@ -201,27 +204,27 @@ def _wait_or_roll_back(is_late: bool, reason: str) -> Decision:
 
 def _missing_comparison(plan: RolloutPlan, step: StepObservation) -> str:
     """Return why a bound cannot be tested yet, or an empty string."""
-    needed = 0 if plan.max_error_rate is not None else plan.min_requests
+    min_requests = 0 if plan.max_error_rate is not None else plan.min_requests
     if step.old.requests >= (
-        needed if plan.max_p99_ratio is None else max(needed, MIN_P99_REQUESTS)
+        min_requests if plan.max_p99_ratio is None else max(min_requests, MIN_P99_REQUESTS)
     ):
         return ""
-    few = f"the old version answered {step.old.requests} requests, too few for a comparison"
+    problem = f"the old version answered {step.old.requests} requests, too few for a comparison"
     return (
-        f"{few}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead of a"
-        " ratio"
+        f"{problem}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead"
+        " of a ratio"
     )
 
 
-def _errors(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
-    new, old, findings = step.new, step.old, []
+def _test_errors(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
+    new, old, tests = step.new, step.old, []
     rate = (
         f"{new.errors} of {new.requests} requests of version {plan.version} failed"
         f" ({new.error_rate:.2%})"
     )
     if plan.max_error_rate is not None:
         chance = excess_probability(new.errors, new.requests, plan.max_error_rate)
-        findings.append(
+        tests.append(
             _BoundTest(
                 chance,
                 new.error_rate > plan.max_error_rate,
@@ -230,44 +233,44 @@ def _errors(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
         )
     if old.requests >= plan.min_requests:
         chance = difference_probability(new.errors, new.requests, old.errors, old.requests)
-        findings.append(
+        tests.append(
             _BoundTest(
                 chance,
                 False,
                 f"{rate}, more than of the old version ({old.error_rate:.2%}, p = {chance:.2g})",
             )
         )
-    return findings
+    return tests
 
 
-def _slowness(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
+def _test_latency(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
     if plan.max_p99_ms is not None:
         bound, bound_text = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
     elif plan.max_p99_ratio is not None and step.old.requests >= plan.min_requests:
-        old = _upper_p99(step.old.latencies)
-        if old is None:
+        old_p99 = _upper_p99(step.old.latencies)
+        if old_p99 is None:
             return []
         bound, bound_text = (
-            old * plan.max_p99_ratio,
-            f"{plan.max_p99_ratio:g} times the old version's p99 of {1000 * old:.1f} ms",
+            old_p99 * plan.max_p99_ratio,
+            f"{plan.max_p99_ratio:g} times the old version's p99 of {1000 * old_p99:.1f} ms",
         )
     else:
         return []
     count = sum(step.new.latencies)
-    slow = count_slower(step.new.latencies, bound)
-    chance = excess_probability(slow, count, SLOW_SHARE)
+    slow_count = count_slower(step.new.latencies, bound)
+    chance = excess_probability(slow_count, count, SLOW_FRACTION)
     text = (
-        f"{slow} of {count} requests of version {plan.version} took longer than {bound_text} (p ="
-        f" {chance:.2g})"
+        f"{slow_count} of {count} requests of version {plan.version} took longer than {bound_text}"
+        f" (p = {chance:.2g})"
     )
-    return [_BoundTest(chance, slow > count * SLOW_SHARE, text)]
+    return [_BoundTest(chance, slow_count > count * SLOW_FRACTION, text)]
 
 
 def _upper_p99(latencies: Sequence[int]) -> float | None:
-    """Return the highest plausible p99, because a sample shows it inexactly, or None."""
+    """Return an upper limit of the p99, which a sample only estimates; None if it is small."""
     count = sum(latencies)
     return (
-        quantile(latencies, 0.99 + 2 * math.sqrt(0.99 * SLOW_SHARE / count))
+        quantile(latencies, 0.99 + 2 * math.sqrt(0.99 * SLOW_FRACTION / count))
         if count >= MIN_P99_REQUESTS
         else None
     )
@@ -289,22 +292,23 @@ class RolloutState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     plan: RolloutPlan
-    old: str  # the version that had the requests before
-    default: str = ""  # the default version before
-    before: dict[str, Any]  # the traffic before, for the way back
-    began: float  # time.time()
+    old: str  # the version whose requests go to the new one
+    default: str = ""  # the default version before the rollout
+    before: dict[str, Any]  # the traffic before the rollout, for a rollback
+    began: float  # time.time() of the start
     changed: float  # time.time() of the last step, or of the end
     status: Status = "running"
     step: int = 0
     seconds: float = 0.0  # duration of this step while the server ran
-    new: Counts = Counts()  # counts of this step
-    old_now: Counts = Counts()  # counts of this step
-    old_last: Counts = Counts()  # counts of the last step with requests for the old version
+    new: Counts = Counts()  # the new version's counts in this step
+    old_now: Counts = Counts()  # the old version's counts in this step
+    # The old version's counts in the last step in which it had requests.
+    old_last: Counts = Counts()
     reason: str = ""  # reason of the last decision
 
     @property
     def share(self) -> float:
-        """The percentage of this step."""
+        """The new version's percentage of the requests in this step."""
         return self.plan.steps[self.step]
 
     def weights(self, step: int) -> dict[str, float]:
@@ -315,7 +319,7 @@ class RolloutState(BaseModel):
     def weights_after_a_restart(self) -> list[dict[str, float]]:
         """The weights that a restarted server may find.
 
-        A killed server may have saved the weights of a step, but not yet its beginning.
+        A killed server may have saved the weights of a step, but not yet the start of that step.
         """
         return [
             self.weights(step) for step in (self.step, self.step + 1) if step < len(self.plan.steps)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-MIN_NORMAL_HITS = 10_000  # Above that on both sides, the normal distribution is as good.
+MIN_NORMAL_HITS = 10_000  # With more hits on both sides, the normal distribution is exact enough.
 Z_95 = NormalDist().inv_cdf(0.975)  # standard deviations of a 95 % interval
-RELATIVE_PRECISION = 1e-16  # smaller terms do not change a sum
+RELATIVE_PRECISION = 1e-16  # A term that is smaller than this part of the sum does not change it.
 
 
 def excess_probability(hits: int, count: int, rate: float) -> float:
-    """Return the probability of `hits` or more of `count` if each has the probability `rate`.
+    """Return the probability of at least `hits` in `count` trials with the probability `rate`.
 
     The result is 1 if there are no more hits than expected.
     """
@@ -24,7 +24,7 @@ def excess_probability(hits: int, count: int, rate: float) -> float:
         _log_choices(count, hits) + hits * math.log(rate) + (count - hits) * math.log1p(-rate)
     )
     total, k = 0.0, hits
-    # Beyond the mean, each term is smaller than the one before.
+    # The loop ends: beyond the mean, each term is smaller than the one before.
     while term > total * RELATIVE_PRECISION:
         total += term
         term *= (count - k) / (k + 1) * odds
@@ -35,8 +35,8 @@ def excess_probability(hits: int, count: int, rate: float) -> float:
 def difference_probability(hits: int, count: int, base_hits: int, base_count: int) -> float:
     """Return the probability of such a difference, or a larger one, if both rates are equal.
 
-    It is Fisher's exact test, or the z-test with the pooled rate for large counts. The result is 1
-    if the first rate is not higher.
+    It comes from Fisher's exact test, or for large counts from the z-test with the pooled rate. It
+    is 1 if the first rate is not higher.
     """
     if not count or not base_count or hits * base_count <= base_hits * count:
         return 1.0
@@ -60,7 +60,7 @@ def difference_probability(hits: int, count: int, base_hits: int, base_count: in
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % confidence interval of a rate with `hits` of `count`."""
+    """Return Wilson's 95 % confidence interval of the rate of `hits` in `count` trials."""
     if not count:
         return 0.0, 1.0
     rate, square = hits / count, Z_95**2
@@ -73,5 +73,5 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     )
 
 
-def _log_choices(count: int, chosen: int) -> float:
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
+def _log_choices(count: int, size: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(size + 1) - math.lgamma(count - size + 1)

@@ -16,11 +16,11 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 MAX_SMALL_BYTES = 256 << 10  # frames up to this size are read without a separate allocation
-# Bytes of a report. Workers bound their own ones to less, but an archive may send others.
+# Workers limit their reports to fewer bytes, but code of an archive may send any.
 MAX_REPORT_BYTES = 8 << 20
-MAX_PIECES_PER_TURN = 32  # parts of streams before other connections have their turn
-MAX_JOINED_BYTES = 64 << 10  # up to this size one copy is cheaper than a list of buffers
-# The sizes of nearly all batches; `struct.pack` would look for its format first.
+MAX_PIECES_PER_TURN = 32  # parts of streams that are read before other connections get a turn
+MAX_JOINED_BYTES = 64 << 10  # up to this size, one copy is faster than a list of buffers
+# Formats for the sizes of nearly all batches; `struct.pack` would have to look up its format.
 _PACK = [struct.Struct(f"{count}d").pack for count in range(129)]
 
 logger = logging.getLogger("tsx.channel")
@@ -31,21 +31,21 @@ class SentBatch(NamedTuple):
 
     batch: int
     jobs: list[Job]
-    at: float
-    deaths: int  # workers that died with all of these jobs before
-    free: float  # time.monotonic() since when the worker had room for it
-    arrivals: bytes  # the result of `arrivals` for the jobs
+    sent_at: float  # time.monotonic()
+    deaths: int  # workers that have died with all of these jobs
+    free_since: float  # time.monotonic() from which on the worker had room for it
+    arrivals: bytes  # the jobs' arrival times, as `pack_arrivals` packs them
 
 
 class Owner(Protocol):
-    """The owner of a channel, which gets its replies and its end."""
+    """The owner of a channel, which handles its replies and its end."""
 
     def new_channel(self) -> Channel: ...
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None: ...
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """Return the headers of an answer that begins to stream, for its client."""
+        """Return the headers for the client of an answer that begins to stream."""
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         """Receive a report of the handler's errors, output and metrics (see `wire`)."""
@@ -53,7 +53,7 @@ class Owner(Protocol):
     def on_closed(self, channel: Channel) -> None: ...
 
     def on_proven(self) -> None:
-        """Learn that requests with which a worker died have not killed this one."""
+        """Learn that requests with which another worker died have not killed this one."""
 
     def remove(self, channel: Channel) -> None:
         """Send nothing more on a channel."""
@@ -62,8 +62,8 @@ class Owner(Protocol):
 class Channel(asyncio.BufferedProtocol):
     """The connection to a worker. It holds a few batches in order, of which the first runs.
 
-    `loaded` gets the facts of the LOADED frame, or the `LoadFailed` of a FAILED frame or of an
-    early end.
+    `loaded` gets the facts of the LOADED frame. It gets a `LoadFailed` from a FAILED frame, or an
+    EOFError if the worker ends before either.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -73,20 +73,21 @@ class Channel(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[SentBatch] = deque()
         self.worker = ""  # the worker's id
-        self.prefetch = False  # the worker prepares a second batch while it runs the first
-        self.answered = 0  # number of requests
+        self.prefetch = False  # whether the worker prepares a second batch while it runs the first
+        self.answered = 0  # number of answered requests
         self.threads = 0  # threads of torch in the worker
         self.shares_cores = False  # see `LoadOrder`
         # The worker's devices: numbers of GPUs, or None for the CPU.
         self.devices: Sequence[int | None] = (None,)
-        self.pings = 0  # missing answers to pings
+        self.pings = 0  # pings that are not answered yet
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
-        # time.monotonic() when the worker began its first batch, last sent a piece, or became idle.
+        # The time.monotonic() of the worker's last event: the start of its first batch, a sent
+        # piece, or the end of its last batch.
         self.began = 0.0
-        # The worker was told that no client waits for the first batch.
+        # Whether the worker was told that no client waits for the first batch.
         self._is_cancelled = False
-        self._held: set[Job] = set()  # jobs whose clients are slower than the worker
+        self._slow_jobs: set[Job] = set()  # jobs for whose clients reading is paused
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._next_batch = 0
@@ -95,19 +96,19 @@ class Channel(asyncio.BufferedProtocol):
         self._end = 0
         self._large: bytearray | None = None
         self._large_end = 0
-        self._pieces = 0  # parts of streams that were read in this turn of the event loop
-        self._has_turn = False  # a turn is scheduled that reads the received frames
+        self._pieces = 0  # parts of streams that were read in this event-loop iteration
+        self._has_turn = False  # whether `_begin_turn` is scheduled
 
     @property
     def batches(self) -> int:
         return len(self.sent)
 
     @property
-    def suspected(self) -> bool:
-        """Whether it works on requests with which a worker died."""
+    def has_suspects(self) -> bool:
+        """Whether it runs requests with which another worker died."""
         return bool(self.sent) and self.sent[0].deaths != 0
 
-    # The methods that the owner calls
+    # The methods below are called by the owner.
 
     def load(self, order: wire.LoadOrder) -> None:
         assert self._transport is not None
@@ -116,15 +117,15 @@ class Channel(asyncio.BufferedProtocol):
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
         assert self._transport is not None
-        free = now
+        free_since = now
         if not self.sent:
-            free, self.began = self.began, now
+            free_since, self.began = self.began, now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
         fields: list[wire.Body] = []
         for job in jobs:
             fields += (job.meta, job.body)
         buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
-        self.sent.append(SentBatch(batch, jobs, now, deaths, free, arrivals(jobs)))
+        self.sent.append(SentBatch(batch, jobs, now, deaths, free_since, pack_arrivals(jobs)))
         if sum([*map(len, buffers)]) <= MAX_JOINED_BYTES:
             self._transport.write(b"".join(buffers))
         else:
@@ -138,29 +139,29 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.writelines(wire.encode(wire.Kind.THREADS, threads))
 
     def ping(self) -> None:
-        """Request a sign of life; `pings` is 0 again when it has come."""
+        """Request a sign of life; `pings` is 0 again when it has arrived."""
         assert self._transport is not None
         self.pings += 1
         if not self._transport.is_closing():
             self._transport.writelines(wire.encode(wire.Kind.PING, 0))
 
     def close(self) -> None:
-        """Close the socket; the worker ends when it has read to the end, which `closed` reports."""
+        """Close the socket; the worker then ends, and `closed` reports its end."""
         if self._transport is not None:
             self._transport.close()
 
     def hold(self, job: Job) -> None:
-        """Stop reading from the worker, which holds up its whole batch.
+        """Stop reading from the worker until `release`; its whole batch waits.
 
         The batch's time limit does not run meanwhile.
         """
-        if not self._held and self._transport is not None:
+        if not self._slow_jobs and self._transport is not None:
             self._transport.pause_reading()
-        self._held.add(job)
+        self._slow_jobs.add(job)
 
     def release(self, job: Job) -> None:
-        self._held.discard(job)
-        if not self._held and self._transport is not None and not self._transport.is_closing():
+        self._slow_jobs.discard(job)
+        if not self._slow_jobs and self._transport is not None and not self._transport.is_closing():
             self.began = time.monotonic()
             if not self._has_turn:
                 self._transport.resume_reading()
@@ -168,13 +169,13 @@ class Channel(asyncio.BufferedProtocol):
     def cancel(self, job: Job) -> None:
         """Note that no client waits for an answer.
 
-        The worker is told once that is so for its whole batch.
+        The worker is told once, when this is so for its whole batch.
         """
         if self.sent and job in self.sent[0].jobs:
             self._cancel_batch()
 
     def holds(self, job: Job) -> bool:
-        """Tell whether it holds a job whose answer has not begun."""
+        """Tell whether the worker has a job whose answer has not begun."""
         return any(
             job in sent.jobs
             and not (sent is self.sent[0] and sent.jobs.index(job) in self.streaming)
@@ -182,17 +183,17 @@ class Channel(asyncio.BufferedProtocol):
         )
 
     @property
-    def held(self) -> bool:
-        return bool(self._held)
+    def is_paused(self) -> bool:
+        return bool(self._slow_jobs)
 
     async def drained(self) -> None:
-        """Wait until it holds nothing, or is closed."""
+        """Wait until the worker has no batch, or the channel is closed."""
         if self.sent and not self.closed.done():
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._drained, self.closed], return_when=asyncio.FIRST_COMPLETED)
 
-    # The methods that the event loop calls
+    # The methods below are called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -227,12 +228,12 @@ class Channel(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.loaded.done():
             self.loaded.set_exception(EOFError("the worker ended before it had loaded the model"))
-            self.loaded.exception()  # marks it as retrieved: the starter may be gone
+            self.loaded.exception()  # This avoids a warning if nobody waits for it.
         if not self.closed.done():
             self.closed.set_result(None)
         self.owner.on_closed(self)
 
-    # Reading
+    # Reading of frames
 
     def _read_small(self) -> None:
         start = self._pieces = 0
@@ -258,11 +259,11 @@ class Channel(asyncio.BufferedProtocol):
         self._end = unread
 
     def _take_turn(self) -> None:
-        """Read the received frames in another turn, and nothing from the socket until then."""
+        """Process the remaining frames later; until then, read nothing from the socket."""
         assert self._transport is not None
         if not self._has_turn:
             self._has_turn = True
-            if not self._held:
+            if not self._slow_jobs:
                 self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._begin_turn)
 
@@ -276,12 +277,12 @@ class Channel(asyncio.BufferedProtocol):
         except wire.FrameError as error:
             self._stop_worker(error)
         else:
-            if not self._has_turn and not self._held:
+            if not self._has_turn and not self._slow_jobs:
                 self._transport.resume_reading()
 
     def _on_frame(self, frame: wire.Frame) -> None:
         if frame.kind is wire.Kind.REPLY:
-            sent = self._expect(frame)
+            sent = self._sent_batch_of(frame)
             if len(frame.items) != len(sent.jobs):
                 raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
             check_extra(frame)
@@ -295,7 +296,7 @@ class Channel(asyncio.BufferedProtocol):
                 self._drained = None
             self.owner.on_reply(self, sent, frame)
         elif frame.kind is wire.Kind.PIECE:
-            sent = self._expect(frame)
+            sent = self._sent_batch_of(frame)
             self.began = time.monotonic()
             self._pieces += len(frame.items)
             for position, meta, body in frame.items:
@@ -321,9 +322,9 @@ class Channel(asyncio.BufferedProtocol):
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
     def _cancel_batch(self) -> None:
-        """Tell the worker that no client waits for the first batch, if that is so.
+        """If no client waits for the first batch, tell the worker.
 
-        The handler stops at its next part. A reply still closes the batch.
+        The handler then stops before its next part. A REPLY frame still ends the batch.
         """
         assert self._transport is not None
         first = self.sent[0]
@@ -335,7 +336,7 @@ class Channel(asyncio.BufferedProtocol):
             self._is_cancelled = True
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, first.batch))
 
-    def _expect(self, frame: wire.Frame) -> SentBatch:
+    def _sent_batch_of(self, frame: wire.Frame) -> SentBatch:
         if not self.sent or self.sent[0].batch != frame.batch:
             raise wire.FrameError(f"an answer for batch {frame.batch}, which is not in progress")
         return self.sent[0]
@@ -381,11 +382,11 @@ def check_extra(frame: wire.Frame) -> None:
         )
 
 
-def arrivals(jobs: Sequence[Job]) -> bytes:
-    """Pack the arrival times of jobs in the order of a queue (`queue.urgency`).
+def pack_arrivals(jobs: Sequence[Job]) -> bytes:
+    """Pack the arrival times of jobs that are in the order of a queue (`queue.urgency`).
 
-    They are packed when jobs are sent: at the reply, each job would have to be loaded into the
-    processor's cache again.
+    This is done when jobs are sent. At the reply it would be slower, since the processor would have
+    to load each job into its cache again.
     """
     count = len(jobs)
     if count == 1:
@@ -394,23 +395,23 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
     return pack(*[job.arrived for job in jobs])
 
 
-def without_late(
+def without_refused(
     sent: SentBatch, frame: wire.Frame
 ) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
-    """Return the jobs of a reply that were not refused meanwhile.
+    """Leave out the jobs of a reply that were refused while they ran.
 
     Returns:
-        The jobs, and their arrivals, statuses and answers.
+        The other jobs, and their arrivals, statuses and answers.
     """
-    _, jobs, _, _, _, arrived = sent
+    _, jobs, _, _, _, packed_arrivals = sent
     items = frame.items
-    positions = [position for position, job in enumerate(jobs) if not job.takes(items[position])]
+    positions = [position for position, job in enumerate(jobs) if not job.consumes(items[position])]
     if len(positions) == len(jobs):
-        return jobs, arrived, frame.codes, items
+        return jobs, packed_arrivals, frame.codes, items
     counted_jobs = [jobs[position] for position in positions]
     return (
         counted_jobs,
-        arrivals(counted_jobs),
+        pack_arrivals(counted_jobs),
         [frame.codes[position] for position in positions],
         [items[position] for position in positions],
     )

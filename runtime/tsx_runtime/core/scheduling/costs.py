@@ -1,4 +1,4 @@
-"""The queue of a model whose batches have a bounded cost, or preferred sizes.
+"""The queue of a model whose batches have a limited cost, or preferred sizes.
 
 See docs/guides/batching.md.
 """
@@ -13,18 +13,18 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.wire import BATCH_COST, MetricDelta
 
-# Requests of similar cost are sought among so many times `max_items` requests.
+# Requests of similar cost are chosen from the first requests of the queue: this many full batches.
 WINDOW_BATCHES = 4
-MEAN_WEIGHT = 0.9  # the weight of earlier measurements, per measured batch
-# Matches a request's meta in lower case.
+MEAN_WEIGHT = 0.9  # the weight of earlier measurements after each batch
+# The pattern for a request's meta in lower case.
 _HEADER = re.compile(rb"\r\nx-tsx-cost: *(\d{1,15}) *\r\n")
 
 
 class CostQueue(RequestQueue):
     """A queue whose batches take the first request, and others of similar cost.
 
-    Each request waits for at most as many batches as requests were before it. Its cost is that of
-    its header `x-tsx-cost`, else the bytes of its body times the cost of a byte.
+    Each request waits for at most as many batches as there were requests before it. Its cost is in
+    its header `x-tsx-cost`, or else it is the number of its body's bytes times the cost of a byte.
     """
 
     __slots__ = ("_cost", "_max_cost", "_rate", "_size")
@@ -34,14 +34,14 @@ class CostQueue(RequestQueue):
 
         Args:
             cost_per_byte: The cost of a byte until workers have measured it. If it is infinite,
-                each request is a batch, since bytes say nothing.
-            max_cost: The limit of a batch, and of the value of a header; 0: no limit, and headers
-                are not read.
+                each request is a batch, since its bytes tell nothing about its cost.
+            max_cost: The limit of a batch's cost, and of the value of a header. 0 means no limit,
+                and that headers are not read.
         """
         super().__init__()
         self._max_cost = max_cost
         self._rate = cost_per_byte
-        self._cost = self._size = 0.0  # sums of measurements
+        self._cost = self._size = 0.0  # weighted sums of measurements
 
     def cost(self, job: Job) -> float:
         match = _HEADER.search(job.meta.lower()) if self._max_cost else None
@@ -58,51 +58,68 @@ class CostQueue(RequestQueue):
             self._size = MEAN_WEIGHT * self._size + sum(max(len(job.body), 1) for job in jobs)
             self._rate = self._cost / self._size
 
-    def fills(self, limits: BatchLimits) -> bool:
-        if super().fills(limits):
+    def has_full_batch(self, limits: BatchLimits) -> bool:
+        if super().has_full_batch(limits):
             return True
-        room = limits.max_cost
-        return room < NEVER and any((room := room - self.cost(job)) < 0 for job in self.jobs)
+        remaining_cost = limits.max_cost
+        return remaining_cost < NEVER and any(
+            (remaining_cost := remaining_cost - self.cost(job)) < 0 for job in self.jobs
+        )
 
     def take(self, limits: BatchLimits) -> list[Job]:
         jobs = self.jobs
         window = list(islice(jobs, WINDOW_BATCHES * limits.max_items))
         costs = [self.cost(job) if limits.max_cost < NEVER else 0.0 for job in window]
-        chosen = choose(window, costs, len(jobs), limits)
+        chosen_indexes = choose_batch(window, costs, len(jobs), limits)
         for _ in window:
             jobs.popleft()
-        jobs.extendleft(job for at, job in reversed([*enumerate(window)]) if at not in chosen)
-        batch = [window[at] for at in sorted(chosen)]
+        jobs.extendleft(
+            job for index, job in reversed([*enumerate(window)]) if index not in chosen_indexes
+        )
+        batch = [window[index] for index in sorted(chosen_indexes)]
         self.size -= sum(len(job.body) for job in batch)
         if not jobs:
             self._reset()
         return batch
 
 
-def choose(
+def choose_batch(
     window: Sequence[Job], costs: Sequence[float], waiting: int, limits: BatchLimits
 ) -> set[int]:
-    """Choose a batch from the first of `waiting` requests, beginning with the very first.
+    """Choose a batch from `window`, the first of `waiting` requests; it has the very first.
 
-    More urgent requests go before those of similar cost.
+    After the first one, requests of higher priority precede others, and then similar cost counts.
     """
-    chosen: list[int] = []
-    cost, size = limits.max_cost, limits.max_bytes
-    for at in sorted(
+    chosen_indexes: list[int] = []
+    remaining_cost, remaining_bytes = limits.max_cost, limits.max_bytes
+    for index in sorted(
         range(len(window)),
-        key=lambda at: (at > 0, -window[at].priority, abs(costs[at] - costs[0]) if at else 0.0),
+        key=lambda index: (
+            index > 0,
+            -window[index].priority,
+            abs(costs[index] - costs[0]) if index else 0.0,
+        ),
     ):
-        cost, size = cost - costs[at], size - len(window[at].body)
-        if chosen and (len(chosen) == limits.max_items or cost < 0 or size < 0):
+        remaining_cost, remaining_bytes = (
+            remaining_cost - costs[index],
+            remaining_bytes - len(window[index].body),
+        )
+        if chosen_indexes and (
+            len(chosen_indexes) == limits.max_items or remaining_cost < 0 or remaining_bytes < 0
+        ):
             break
-        chosen.append(at)
-    return set(chosen[: preferred(len(chosen), waiting - len(chosen), limits.buckets)])
+        chosen_indexes.append(index)
+    return set(
+        chosen_indexes[
+            : preferred_size(len(chosen_indexes), waiting - len(chosen_indexes), limits.buckets)
+        ]
+    )
 
 
-def preferred(count: int, later: int, buckets: Sequence[int]) -> int:
-    """Return how many of `count` requests a batch takes, if `later` ones wait in any case.
+def preferred_size(count: int, remaining: int, buckets: Sequence[int]) -> int:
+    """Return how many of `count` requests a batch takes, if `remaining` ones wait in any case.
 
     It is a preferred size, unless a request would then wait longer than for the next batch.
     """
     size = max((size for size in buckets if size <= count), default=count)
-    return size if later or size == count or count - size in buckets else count
+    return size if remaining or size == count or count - size in buckets else count

@@ -1,6 +1,6 @@
-"""A version's queue and its workers.
+"""The dispatcher: a version's queue and its workers.
 
-The dispatcher calls `assign` on arrivals and replies, and applies the assignment.
+It calls `assign` after arrivals and replies, and applies the assignment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tsx_runtime.core.scheduling.batching import (
     halves,
     split_unstarted,
 )
-from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_refused
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
@@ -40,24 +40,24 @@ from tsx_runtime.errors import (
 
 TIMES_SIZE = wire.TIMES.size
 
-# TorchServe's words, for which its clients look, even if the queue is full.
+# TorchServe's wording, which its clients check. It is used for a full queue as well.
 NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers."
 
 
 class Bounds(NamedTuple):
-    """The limits of the queue; further requests are refused with `overload_status`."""
+    """The limits of the queue; requests beyond them are refused with `overload_status`."""
 
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
     overload_status: int = 503
-    slo: LatencyTarget | None = None  # a latency target, for the dispatcher that has one
+    slo: LatencyTarget | None = None  # a latency target, only for `SloDispatcher`
 
 
 class Dispatcher:
     """The queued and running jobs of one version; each is answered or refused exactly once.
 
-    Jobs are accepted while a worker serves the version or is starting (`accept`), and the queue has
-    room.
+    Jobs are accepted if the queue has room, while a worker serves the version or is starting (see
+    `accept`).
     """
 
     no_worker_message = NO_WORKER
@@ -70,59 +70,60 @@ class Dispatcher:
         self.bounds = bounds
         self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
-        # All channels that may hold jobs, including those that get no more.
+        # All channels that may have jobs, including channels that get no new ones.
         self._all_channels: WeakSet[Channel] = WeakSet()
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
         self.accepting = False
         self.no_worker_reason = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # set by the supervisor
-        # Loads an unloaded model; returns False if there is none.
+        # Loads the model if it is unloaded; returns whether it did.
         self.wake: Callable[[], bool] = lambda: False
         self.cold_starts = ColdStarts()
         self.response_timeout = 120.0  # seconds; enforced by the supervisor
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
-        # The only timer for actions without an arrival.
+        # The only timer. It starts actions that need no arrival or reply.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
-        # The deadlines of accepted jobs; NEVER for jobs whose answer may not be counted.
-        self._due: dict[Job, float] = {}
-        # Jobs of `_due` that wait again after their worker was lost.
-        self._begun: set[Job] = set()
-        # The message for a full queue: whether by requests or by bytes, text, seconds.
-        self._full: tuple[bool, str, int] | None = None
-        self._open = 0  # accepted jobs that are neither answered nor refused
+        # The deadlines of accepted jobs. NEVER marks jobs without a deadline whose answers are
+        # perhaps left out of the counts.
+        self._deadlines: dict[Job, float] = {}
+        # Jobs of `_deadlines` that wait again after their worker was lost.
+        self._restarted: set[Job] = set()
+        # The error for a full queue: whether it is full by requests (not bytes), text, and seconds.
+        self._full_error: tuple[bool, str, int] | None = None
+        self._open_jobs = 0  # accepted jobs that are neither answered nor refused
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # The methods that routes call
+    # The methods below are called by routes.
 
     def submit(self, job: Job) -> None:
         queue, bounds = self.queue, self.bounds
         size = len(job.body)
-        full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
-        if full:
-            # A burst may fill the queue while workers idle, and left jobs hold a place until now.
+        is_full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
+        if is_full:
+            # The queue may be full of jobs that could be sent now, or whose clients have left.
             if self._flush_due:
                 self._flush()
-            full = len(queue.jobs) >= bounds.items or (
+            is_full = len(queue.jobs) >= bounds.items or (
                 queue.size > 0 and queue.size + size > bounds.size
             )
         if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
-        elif full and not self._displace_for(job):
+        elif is_full and not self._make_room_for(job):
             self._reject(job, self._queue_full())
         else:
-            if not self._open:
+            if not self._open_jobs:
                 self._idle.clear()
-            self._open += 1
+            self._open_jobs += 1
             if job.deadline is not None:
                 self._watch_deadline(job, job.deadline)
                 start = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
                 job.deadline = min(start, job.arrived + job.patience)
             queue.put(job, size)
-            # One flush per turn of the loop: jobs that arrived together leave together.
+            # One flush per event-loop iteration lets jobs that arrive together share a batch.
             if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
@@ -134,7 +135,7 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        return self._open
+        return self._open_jobs
 
     def room(self) -> int:
         """Return how many more requests could be sent to a worker now."""
@@ -145,17 +146,17 @@ class Dispatcher:
 
     def reject_busy(self, job: Job) -> None:
         """Refuse a request that must not wait (`useJobTicket`)."""
-        busy = (
+        explanation = (
             " All workers are busy, and with useJobTicket nothing waits for one."
             if self.channels
             else ""
         )
-        self._reject(job, NoWorker(f"{self._no_worker().message}.{busy}"))
+        self._reject(job, NoWorker(f"{self._no_worker().message}.{explanation}"))
 
     def reject_without_time(self, job: Job) -> None:
-        """Refuse a request because `responseTimeout` is 0, in TorchServe's words.
+        """Refuse a request because `responseTimeout` is 0, in TorchServe's wording.
 
-        No worker is ended for it.
+        The error says that a worker died, but none is ended.
         """
         self._reject(
             job,
@@ -166,14 +167,15 @@ class Dispatcher:
         )
 
     @property
-    def unused(self) -> bool:
-        """Whether nothing would be lost without workers."""
-        return not self._open
+    def is_unused(self) -> bool:
+        """Whether nothing would be lost if all workers ended."""
+        return not self._open_jobs
 
     def leave(self, job: Job) -> None:
         """Note that a client has left.
 
-        If its job waits, it is refused in this turn of the loop; else its answer is dropped.
+        If its job waits, it is refused in this event-loop iteration. Otherwise its answer is
+        dropped.
         """
         self.queue.leave(job)
         for channel in self._all_channels:
@@ -183,28 +185,28 @@ class Dispatcher:
             self._loop.call_soon(self._flush)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
-        """Set new limits; requests that wait beyond a lower bound stay."""
-        self.limits, self.bounds, self._full = limits, bounds, None
+        """Set new limits; waiting requests stay, even beyond a lower limit."""
+        self.limits, self.bounds, self._full_error = limits, bounds, None
         self._flush()
 
     def continue_counts(self, stats: Stats) -> None:
-        """Continue the counts of another dispatcher, which counts until its requests have ended."""
+        """Continue another dispatcher's counts; both count until the other has no more requests."""
         self.stats = stats
         stats.add_serving(self)
 
-    # The methods that the supervisor calls
+    # The methods below are called by the supervisor.
 
     def new_channel(self) -> Channel:
         return Channel(self)
 
     def add(self, channel: Channel) -> None:
-        if channel.closed.done():  # The worker has died since it was ready.
+        if channel.closed.done():  # The worker has died since it became ready.
             return
         channel.began = time.monotonic()  # It is free for a batch from now on.
         self.cold_starts.end(channel.began)
         self.channels.append(channel)
         self._all_channels.add(channel)
-        self._full = None
+        self._full_error = None
         self._flush()
 
     def remove(self, channel: Channel) -> None:
@@ -213,14 +215,14 @@ class Dispatcher:
             self.channels.remove(channel)
 
     async def release(self, channel: Channel) -> None:
-        """Send nothing more to a process that has a successor; wait until it holds no job."""
+        """Send nothing more to a process that has a successor, and wait until it has no job."""
         self.remove(channel)
         await channel.drained()
 
     def accept(self, accepting: bool, no_worker_reason: str = "") -> None:
         """Set whether a worker serves or will serve.
 
-        Without one, waiting requests are refused, with the reason if it is known.
+        If not, waiting requests are refused, with the reason if it is known.
         """
         self.accepting = accepting
         self.no_worker_reason = no_worker_reason
@@ -238,7 +240,7 @@ class Dispatcher:
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         """Try the jobs of a dead worker again, in smaller groups; refuse the rest.
 
-        Jobs whose answer had begun are refused, and the job that is found to be the cause.
+        A job is refused if its answer had begun, or if it is found to be the cause.
         """
         unanswered = self._refuse_streamed(lost, streaming, error)
         groups = (
@@ -249,7 +251,7 @@ class Dispatcher:
         self._run_again(unanswered, groups, error)
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Run the jobs of a stuck worker again, unchanged; once only, as one may be the cause."""
+        """Run the jobs of a stuck worker again, unchanged, but only once: one may be the cause."""
         unanswered = self._refuse_streamed(lost, streaming, error)
         self._run_again(unanswered, [Suspects(unanswered, BLAMELESS)] if unanswered else [], error)
 
@@ -260,7 +262,7 @@ class Dispatcher:
             [job for position, job in enumerate(lost.jobs) if position in streaming], error
         )
         unanswered = [job for position, job in enumerate(lost.jobs) if position not in streaming]
-        self._begun.update(self._due.keys() & unanswered)
+        self._restarted.update(self._deadlines.keys() & unanswered)
         return unanswered
 
     def _run_again(self, unanswered: list[Job], groups: list[Suspects], error: TsxError) -> None:
@@ -279,38 +281,47 @@ class Dispatcher:
         await self.wait_idle()
 
     def close(self) -> None:
-        """Stop the timer, since no job comes any more."""
+        """Stop the timer, since no more jobs will come."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_at = None, NEVER
 
-    # The methods that channels call
+    # The methods below are called by channels.
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
-        self._flush()  # The next batch leaves before these answers are written.
+        self._flush()  # The next batch is sent before these answers are written.
         if self.cold_starts.until:
             frame = self.cold_starts.with_headers(sent.jobs, frame)
-        _, jobs, at, _, free, arrivals = sent  # Unpacking is as cheap as one field.
+        # Unpacking all fields is as fast as reading one.
+        _, jobs, sent_at, _, free_since, arrivals = sent
         _, _, codes, items, extra = frame
         size = len(jobs)
-        self.service_rate.add(size, now - max(at, channel.replied), now - at)
+        self.service_rate.add(size, now - max(sent_at, channel.replied), now - sent_at)
         channel.replied = now
-        if self._due:
+        if self._deadlines:
             for job in jobs:
-                self._due.pop(job, None)
-            self._begun.difference_update(jobs)
-            jobs, arrivals, codes, items = without_late(sent, frame)
+                self._deadlines.pop(job, None)
+            self._restarted.difference_update(jobs)
+            jobs, arrivals, codes, items = without_refused(sent, frame)
             self._close(size - len(jobs))
             size = len(jobs)
         times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)
-        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
-        self._full = None
-        # The channel has checked the number of items.
+        batch = (
+            free_since,
+            sent_at,
+            now,
+            size,
+            times,
+            arrivals,
+            None if codes.count(200) == size else codes,
+        )
+        self._full_error = None
+        # The channel has checked that there are as many items as jobs.
         for job, (status, headers, body) in zip(jobs, items, strict=False):
             job.answer(status, headers, body, batch)
         if size:
-            # The answers are on their way, so no client waits for the counting.
+            # The answers are written already, so no client waits for the counting.
             self.stats.add_batch(batch, jobs)
         else:
             self.stats.add_late_batch(batch)
@@ -330,9 +341,9 @@ class Dispatcher:
         self.stats.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
-        """Put unstarted jobs back in their old places.
+        """Put jobs that were not started back in their old places.
 
-        Started jobs stay in `channel.sent` for the supervisor.
+        Jobs that were started stay in `channel.sent` for the supervisor.
         """
         self.remove(channel)
         while len(channel.sent) > 1:
@@ -341,36 +352,38 @@ class Dispatcher:
                 self.queue.suspect(split_unstarted(jobs))
             else:
                 self.queue.put_back(jobs)
-        if not self.accepting:  # It was the last worker, on its way out.
+        if not self.accepting:  # It was the last worker, which had to end.
             self.refuse_waiting(self._no_worker())
         else:
             self._flush()
 
-    def _flush(self, at_least: float = 0.0) -> None:
+    def _flush(self, min_now: float = 0.0) -> None:
         self._flush_due = False
         queue = self.queue
         if not queue.jobs and not queue.suspects:
             return
         now = time.monotonic()
-        if now < at_least:
-            now = at_least
+        if now < min_now:
+            now = min_now
         assignment = self._decide(now)
         for channel, jobs in assignment.batches:
             channel.send(jobs, now)
         for channel, group in assignment.retries:
             channel.send(group.jobs, now, group.deaths)
         for job in assignment.skipped:
-            self._refuse(job, self._gone_or_late(job))
-        if assignment.wake < self._timer_at:
-            self._set_timer(assignment.wake, now)
+            self._refuse(job, self._skip_error(job))
+        if assignment.wake_at < self._timer_at:
+            self._set_timer(assignment.wake_at, now)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        return assign(self.queue, self.channels, now, self.limits, self.service_rate.short)
+        return assign(
+            self.queue, self.channels, now, self.limits, self.service_rate.has_short_batches
+        )
 
     def _set_timer(self, at: float, now: float) -> None:
         """Set the timer to an earlier time.
 
-        An earlier timer stays: it costs one flush, and sets the next.
+        A timer is never set to a later time: an early one costs one flush, which sets the next.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -379,42 +392,43 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
-        # Loops round to milliseconds, and a timer that is early would have to be set again.
+        # Some event loops round to milliseconds. A timer that fires early counts as punctual;
+        # otherwise it would have to be set again.
         self._flush(at)
-        if self._due:
+        if self._deadlines:
             self._refuse_late(max(at, time.monotonic()))
 
     def _watch_deadline(self, job: Job, due: float) -> None:
-        self._due[job] = due
+        self._deadlines[job] = due
         if due < self._timer_at:
             self._set_timer(due, time.monotonic())
 
     def _refuse_late(self, now: float) -> None:
-        """Refuse jobs that run past their deadline, unless their answer has begun.
+        """Refuse running jobs whose deadline has passed, unless their answer has begun.
 
         The worker is told, and its answer is dropped.
         """
-        for job in [job for job, due in self._due.items() if due <= now]:
-            if job.late:  # given up with another part of its request
+        for job in [job for job, due in self._deadlines.items() if due <= now]:
+            if job.late:  # It was refused with another part of its request.
                 continue
-            self._due.pop(job, None)
-            if not job.gone and self._runs(job):
+            self._deadlines.pop(job, None)
+            if not job.gone and self._is_running(job):
                 self._refuse_running(job)
-        if (earliest := min(self._due.values(), default=NEVER)) < self._timer_at:
+        if (earliest := min(self._deadlines.values(), default=NEVER)) < self._timer_at:
             self._set_timer(earliest, now)
 
-    def _runs(self, job: Job) -> bool:
-        """Tell whether a worker holds a job whose answer has not begun."""
+    def _is_running(self, job: Job) -> bool:
+        """Tell whether a worker has a job whose answer has not begun."""
         return any(channel.holds(job) for channel in self._all_channels)
 
     def _refuse_running(self, job: Job) -> None:
-        self._reject(job, self._late(begun=True))
+        self._reject(job, self._deadline_error(has_begun=True))
         self._give_up(job)
 
     def _give_up(self, job: Job) -> None:
-        """Drop the future answer of a job, which counts as open until its worker is done."""
-        self._begun.discard(job)
-        self._due[job] = NEVER
+        """Drop the future answer of a job, which counts as open until its worker has finished."""
+        self._restarted.discard(job)
+        self._deadlines[job] = NEVER
         job.give_up()
         for channel in self._all_channels:
             channel.cancel(job)
@@ -433,8 +447,8 @@ class Dispatcher:
             f" (version {version.rstrip(']')})" if version else ""
         )
 
-    def _displace_for(self, job: Job) -> bool:
-        """Refuse the least urgent request of a full queue for one of a greater priority."""
+    def _make_room_for(self, job: Job) -> bool:
+        """Refuse the least urgent request of a full queue, for a job of higher priority."""
         queue, bounds = self.queue, self.bounds
         if not queue.jobs or queue.jobs[-1].priority >= job.priority:
             return False
@@ -451,12 +465,13 @@ class Dispatcher:
     def _queue_full(self) -> QueueFull:
         """Return the error for a full queue.
 
-        Its text is made once per reply while workers serve, as overload leaves no time for more.
+        While workers serve, its text is made only once per reply, since an overloaded server must
+        refuse quickly.
         """
         by_items = len(self.queue.jobs) >= self.bounds.items
-        if self._full is None or self._full[0] != by_items or not self.channels:
-            self._full = self._full_message(by_items)
-        _, text, seconds = self._full
+        if self._full_error is None or self._full_error[0] != by_items or not self.channels:
+            self._full_error = self._full_message(by_items)
+        _, text, seconds = self._full_error
         return QueueFull(text, retry_after=seconds, status=self.bounds.overload_status)
 
     def _full_message(self, by_items: bool) -> tuple[bool, str, int]:
@@ -472,37 +487,37 @@ class Dispatcher:
             seconds,
         )
 
-    def _gone_or_late(self, job: Job) -> TsxError:
+    def _skip_error(self, job: Job) -> TsxError:
         if job.gone:
             return ClientLeft(
                 f"{self.label} did not start the request before its client disconnected."
             )
-        return self._late(begun=job in self._begun)
+        return self._deadline_error(has_begun=job in self._restarted)
 
-    def _late(self, *, begun: bool) -> DeadlinePassed:
+    def _deadline_error(self, *, has_begun: bool) -> DeadlinePassed:
         seconds = self._seconds_to_empty()
         text = (
-            f"{self.label} did not {'answer' if begun else 'start'} the request before its"
+            f"{self.label} did not {'answer' if has_begun else 'start'} the request before its"
             f" deadline; try again in {seconds} s."
         )
-        return (AnswerLate if begun else DeadlinePassed)(text, retry_after=seconds)
+        return (AnswerLate if has_begun else DeadlinePassed)(text, retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
-        """Estimate the seconds until serving or starting workers have done the waiting requests."""
-        later = 0.0 if self.channels else self.seconds_until_ready() or 0.0
+        """Estimate the seconds until workers that serve or start have done the waiting requests."""
+        seconds_until_start = 0.0 if self.channels else self.seconds_until_ready() or 0.0
         return retry_after(
-            len(self.queue), self.service_rate.rate * (len(self.channels) or 1), later
+            len(self.queue), self.service_rate.rate * (len(self.channels) or 1), seconds_until_start
         )
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        self._due.pop(job, None)
-        self._begun.discard(job)
-        if not job.late:  # False: it is refused already
+        self._deadlines.pop(job, None)
+        self._restarted.discard(job)
+        if not job.late:  # A late job was refused already.
             self._reject(job, error)
         self._close(1)
 
     def _close(self, jobs: int) -> None:
-        self._open -= jobs
+        self._open_jobs -= jobs
         self.stats.ended += jobs
-        if not self._open:
+        if not self._open_jobs:
             self._idle.set()

@@ -13,14 +13,14 @@ from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer, Item, Parts
 
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
-MAX_UNREAD_BYTES = 1 << 20  # unread bytes of a streamed answer before the worker waits
+MAX_UNREAD_BYTES = 1 << 20  # The worker waits while a streamed answer has more unread bytes.
 
 
 class Flow(Protocol):
     """The source of a streamed answer, which can wait for a slow client."""
 
     def hold(self, job: Job) -> None:
-        """Take no more from the worker until `release`, or until the job is gone."""
+        """Read no more from the worker until `release`, or until the client has left."""
 
     def release(self, job: Job) -> None: ...
 
@@ -28,21 +28,21 @@ class Flow(Protocol):
 class Job:
     """A request on its way to a worker and back.
 
-    Exactly one of `answer` and `refuse` is called, exactly once. Here they do nothing; a subclass
+    Exactly one of `answer` and `refuse` is called, and only once. Here they do nothing; a subclass
     passes the result on.
 
     Attributes:
-        meta: The head of the request, see `wire.request_meta`.
+        meta: The id, query and headers of the request; see `wire.request_meta`.
         arrived: `time.monotonic()` when the request was complete.
-        deadline: When its answer becomes useless, by the same clock; a job that waits for too long
-            is refused.
-        priority: A greater one goes first.
-        patience: The longest wait for a worker of a job with a deadline, in seconds.
+        deadline: When its answer becomes useless, by the same clock. If the job is still waiting
+            at that time, it is refused.
+        priority: Jobs with a greater one are served first.
+        patience: The longest wait for a worker, in seconds, of a job with a deadline.
         gone: Whether the client has left.
         late: Whether the job was refused while it ran.
-        destination: The route that the client's lane submitted it to.
-        routed: The version that a splitter sent it to.
-        watched: The job that a splitter sent on in its place.
+        destination: The route to which the protocol's code submitted it.
+        routed: The version to which a splitter sent it.
+        watched: The observed job that a splitter sent in its place.
     """
 
     deadline: float | None = None
@@ -65,19 +65,19 @@ class Job:
         self.priority = priority
 
     def route(self, version: Any, added: bytes) -> None:
-        """Set `routed`, and add header lines of the server to the answer."""
+        """Set `routed`, and add the server's own header lines to the answer."""
 
-    def takes(self, item: Item) -> bool:
-        """Tell whether a worker's answer goes no further, and is not counted."""
+    def consumes(self, item: Item) -> bool:
+        """Tell whether a worker's answer ends here, so that it is neither passed on nor counted."""
         return self.late
 
     def give_up(self) -> None:
-        """Release the body of a job that a worker still runs, after the job was refused."""
+        """Release the body of a job that was refused, although a worker still runs it."""
         self.late = self.gone = True
         self.body = Parts([], len(self.body))
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        """Pass on the handler's answer; the buffers are valid during the call.
+        """Pass on the handler's answer; the buffers are valid only during the call.
 
         Args:
             status: The HTTP status.
@@ -87,19 +87,19 @@ class Job:
         """
 
     def refuse(self, error: TsxError) -> None:
-        """Pass on an error of tsx itself."""
+        """Pass on an error of the server itself."""
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         """Pass on a part of a streamed answer; `answer` follows with the last part.
 
-        Only the headers of the first piece count.
+        Only the headers of the first part are used.
         """
 
 
 class Answer:
     """The answer to a `WaitingJob`.
 
-    A streamed answer exists from its first piece on; `parts()` yields its parts.
+    A streamed answer exists from its first part on; `parts()` yields all of them.
     """
 
     __slots__ = ("_stream", "body", "headers", "status")
@@ -113,11 +113,11 @@ class Answer:
         self._stream = stream
 
     @property
-    def streamed(self) -> bool:
+    def is_streamed(self) -> bool:
         return self._stream is not None
 
     def leave(self) -> None:
-        """Note that the client takes no further parts."""
+        """Note that the client reads no more parts."""
         if self._stream is not None:
             self._stream.leave()
 
@@ -136,11 +136,11 @@ class Answer:
                 raise part
             yield part
 
-    async def read_all(self, most: int) -> bytes:
-        """Return the body, of a streamed answer after all its parts have come.
+    async def read_all(self, max_bytes: int) -> bytes:
+        """Return the whole body, after all parts of a streamed answer have come.
 
         Raises:
-            TsxError: The worker failed in the middle, or the parts have more than `most` bytes.
+            TsxError: The worker failed in the middle, or the parts exceed `max_bytes`.
         """
         if self._stream is None:
             return self.body
@@ -148,9 +148,9 @@ class Answer:
         async for part in self.parts():
             parts.append(part)
             size += len(part)
-            if size > most:
+            if size > max_bytes:
                 text = (
-                    f"The parts of the answer have more than {most} bytes together"
+                    f"The parts of the answer have more than {max_bytes} bytes together"
                     " (max_response_size)."
                 )
                 raise PredictionFailed(
@@ -160,9 +160,9 @@ class Answer:
 
 
 class _PendingParts:
-    """The parts of a streamed answer that its client has not taken yet.
+    """The parts of a streamed answer that its client has not read yet.
 
-    Beyond `MAX_UNREAD_BYTES` the worker waits.
+    If they exceed `MAX_UNREAD_BYTES`, the worker waits.
     """
 
     def __init__(self, job: Job, flow: Flow) -> None:
@@ -170,14 +170,14 @@ class _PendingParts:
         self._flow = flow
         self._queue: asyncio.Queue[bytes | TsxError | None] = asyncio.Queue()
         self._size = 0
-        self._held = False
+        self._is_held = False
 
     def put(self, part: bytes | TsxError | None) -> None:
         self._queue.put_nowait(part)
         if isinstance(part, bytes):
             self._size += len(part)
-            if self._size > MAX_UNREAD_BYTES and not self._held and not self._job.gone:
-                self._held = True
+            if self._size > MAX_UNREAD_BYTES and not self._is_held and not self._job.gone:
+                self._is_held = True
                 self._flow.hold(self._job)
 
     async def get(self) -> bytes | TsxError | None:
@@ -189,8 +189,8 @@ class _PendingParts:
         return part
 
     def leave(self) -> None:
-        if self._held:
-            self._held = False
+        if self._is_held:
+            self._is_held = False
             self._flow.release(self._job)
 
 
@@ -207,7 +207,7 @@ class WaitingJob(Job):
     ) -> None:
         super().__init__(meta, body, arrived, deadline, priority)
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        # Makes header lines out of the times of an answer.
+        # Returns header lines with the times of an answer.
         self.on_times: Callable[[Job, int, Batch], bytes] | None = None
         self._added = b""
         self._trace: JobTrace | None = None
@@ -216,20 +216,20 @@ class WaitingJob(Job):
     def route(self, version: Any, added: bytes) -> None:
         self.routed, self._added = version, added
 
-    def trace(self, above: OpenSpan, route: Any) -> None:
-        """Make spans for the job, below this one."""
-        self.destination, self._trace = route, JobTrace(above)
+    def trace(self, parent_span: OpenSpan, route: Any) -> None:
+        """Trace the job with spans below `parent_span`."""
+        self.destination, self._trace = route, JobTrace(parent_span)
         self.meta = self._trace.with_traceparent(self.meta)
 
-    async def read_all(self, most: int) -> Answer:
-        """Wait for the answer with all its parts; after an error nothing more is read.
+    async def read_all(self, max_bytes: int) -> Answer:
+        """Wait for the answer with all its parts; after an error, nothing more is read.
 
         Raises:
             TsxError: As in `Answer.read_all`.
         """
         answer = await self.done
         try:
-            return Answer(answer.status, answer.headers, await answer.read_all(most))
+            return Answer(answer.status, answer.headers, await answer.read_all(max_bytes))
         except BaseException:
             self.gone = True
             answer.leave()
@@ -237,21 +237,21 @@ class WaitingJob(Job):
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._trace is not None:
-            self._trace.answered(self.routed or self.destination, self.arrived, status, batch)
+            self._trace.on_answer(self.routed or self.destination, self.arrived, status, batch)
         if self.on_times is not None:
             self._added += self.on_times(self, status, batch)
-        # An error in the middle of a stream is not a part of the answer.
+        # An error in the middle of a stream is raised instead of being sent as a part.
         if self._stream is not None and status >= 400:
             self._stream.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._stream is not None:
             self._stream.put(bytes(body))
             self._stream.put(None)
-        elif not self.done.done():  # Cancelling a waiter cancels the future.
+        elif not self.done.done():  # It is done if the waiter was cancelled.
             self.done.set_result(Answer(status, bytes(headers) + self._added, bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
         if self._trace is not None:
-            self._trace.refused(self.routed or self.destination, self.arrived, error)
+            self._trace.on_refusal(self.routed or self.destination, self.arrived, error)
         if self._stream is not None:
             self._stream.put(error)
         elif not self.done.done():
@@ -259,7 +259,7 @@ class WaitingJob(Job):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if self._stream is not None:
-            if not self.gone:  # False: nobody would take it
+            if not self.gone:  # Otherwise nobody would read it.
                 self._stream.put(bytes(body))
         elif not self.done.done():
             self._stream = _PendingParts(self, flow)
@@ -269,25 +269,25 @@ class WaitingJob(Job):
 
 
 class ObservedAnswer(NamedTuple):
-    """The answer for an observer."""
+    """The answer to a job, for an observer."""
 
     status: int
     headers: bytes = b""
-    body: bytes | None = None  # None for a refusal, or if it is too long
+    body: bytes | None = None  # None for a refusal or a long body
     error: TsxError | None = None
 
 
 class ObservedJob(Job):
-    """A job in place of another, whose answer an observer gets after the client."""
+    """A job that replaces another one: an observer gets its answer, after the client."""
 
     def __init__(
         self, job: Job, observe: Callable[[ObservedAnswer], None], max_bytes: float
     ) -> None:
-        """Call `observe` with the answer; the body has at most `max_bytes`."""
+        """Call `observe` with the answer, without its body if that exceeds `max_bytes`."""
         super().__init__(job.meta, job.body, job.arrived, job.deadline, job.priority)
         self.job = job
         self._observe = observe
-        self._room = max_bytes
+        self._remaining_bytes = max_bytes
         self._headers: bytes | None = None
         self._parts: list[bytes] = []
 
@@ -306,7 +306,7 @@ class ObservedJob(Job):
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         self.job.answer(status, headers, body, batch)
         self._add(headers, body)
-        complete = b"".join(self._parts) if self._room >= 0 else None
+        complete = b"".join(self._parts) if self._remaining_bytes >= 0 else None
         self._observe(ObservedAnswer(status, self._headers or b"", complete))
 
     def refuse(self, error: TsxError) -> None:
@@ -322,13 +322,13 @@ class ObservedJob(Job):
     def _add(self, headers: Buffer, body: Buffer) -> None:
         if self._headers is None:
             self._headers = bytes(headers)
-        self._room -= len(body)
-        if self._room >= 0:
+        self._remaining_bytes -= len(body)
+        if self._remaining_bytes >= 0:
             self._parts.append(bytes(body))
         else:
             self._parts.clear()
 
-    # The worker's side knows this job, the client's side the inner one.
+    # The worker's channel knows this job, and the client knows the inner one.
 
     def hold(self, job: Job) -> None:
         self._flow.hold(self)
@@ -345,10 +345,10 @@ class Route(Protocol):
 
     @property
     def client_timeout(self) -> float:
-        """The timeout in seconds; 0: none, or that of the version that a splitter picks."""
+        """The timeout in seconds; 0: none, or the timeout of the version that a splitter picks."""
 
-    def by_head(self, headers: Headers) -> Route:
-        """Return the route that the headers of a request choose; the job is submitted to it."""
+    def route_for_headers(self, headers: Headers) -> Route:
+        """Return the route for a request with these headers; the job is submitted to it."""
 
     @property
     def submit(self) -> Callable[[Job], None]: ...

@@ -1,8 +1,8 @@
 """The channel of a worker whose requests join running ones and are answered in any order.
 
-Each request is a batch of its own. A slow client must not hold up others: its stream is read until
-`MAX_HELD_BYTES` wait for it. Beyond that nothing is read from the worker until the client has taken
-them or is closed (`write_timeout`).
+Each request is a batch of its own. A slow client must not delay the others: the worker's frames are
+read until `MAX_HELD_BYTES` of its answer wait. Beyond that, nothing is read from the worker until
+the client has read them or is closed (`write_timeout`).
 """
 
 from __future__ import annotations
@@ -12,52 +12,58 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arrivals, check_extra
+from tsx_runtime.core.scheduling.channel import (
+    Channel,
+    Owner,
+    SentBatch,
+    check_extra,
+    pack_arrivals,
+)
 from tsx_runtime.core.scheduling.job import Job
 
-MAX_HELD_BYTES = 4 << 20  # unread bytes of a streamed answer before all answers wait
-# Seconds. Most requests that kill workers do so at once, but a busy machine takes longer.
+MAX_HELD_BYTES = 4 << 20  # unread bytes of one streamed answer before all answers wait
+# Seconds. Most requests that kill a worker do so at once, or later if the machine is busy.
 QUARANTINE_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A request in flight."""
+    """A request that a worker is running."""
 
     batch: int
     job: Job
-    at: float
+    sent_at: float
     deaths: int
-    last: float  # time.monotonic() of sending, or of the last piece of the answer
+    last_activity: float  # time.monotonic() of sending, or of the last piece of the answer
     streaming: bool = False
-    ahead: int = 0  # bytes of its answer since its client was found too slow
+    buffered_bytes: int = 0  # bytes of its answer since its client was found to be slow
 
 
-class OpenChannel(Channel):
-    """A `Channel` whose `sent` has at most one entry with all running requests.
+class MultiplexedChannel(Channel):
+    """A `Channel` whose `sent` has at most one entry, with all running requests.
 
     `began` is the time of the worker's last frame. Requests with which a worker died are in
-    quarantine until each has begun to be answered, or `QUARANTINE_S` has passed.
+    quarantine until each of them has begun to be answered, or `QUARANTINE_S` has passed.
     """
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self.quarantine: set[Job] = set()
-        self._quarantine_over: asyncio.TimerHandle | None = None
+        self._quarantine_timer: asyncio.TimerHandle | None = None
         self.flights: dict[int, Flight] = {}
         self._flight_of: dict[Job, Flight] = {}
         self._abandoned: set[int] = set()  # batches whose late answers are dropped
-        self._slow: set[Job] = set()  # jobs whose clients are slower than the worker
+        self._slow_clients: set[Job] = set()  # jobs whose clients are slow, paused or not
 
     @property
     def batches(self) -> int:
         return len(self.flights)
 
     @property
-    def suspected(self) -> bool:
+    def has_suspects(self) -> bool:
         return bool(self.quarantine)
 
-    # The methods that the owner calls
+    # The methods below are called by the owner.
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
         assert self._transport is not None
@@ -73,16 +79,16 @@ class OpenChannel(Channel):
         self._transport.writelines(buffers)
         if deaths:
             self.quarantine.update(jobs)
-            if self._quarantine_over is not None:
-                self._quarantine_over.cancel()
-            self._quarantine_over = asyncio.get_running_loop().call_later(
+            if self._quarantine_timer is not None:
+                self._quarantine_timer.cancel()
+            self._quarantine_timer = asyncio.get_running_loop().call_later(
                 QUARANTINE_S, self._end_quarantine
             )
 
     def cancel(self, job: Job) -> None:
         """Tell the worker that no client waits for an answer.
 
-        The worker still closes it with a reply.
+        The worker still ends it with a REPLY frame.
         """
         flight = self._flight_of.get(job)
         if flight is not None and self._transport is not None and not self._transport.is_closing():
@@ -93,41 +99,43 @@ class OpenChannel(Channel):
         flight = self._flight_of.get(job)
         return flight is not None and not flight.streaming
 
-    def overdue(self, before: float) -> list[Job]:
+    def pop_overdue(self, before: float) -> list[Job]:
         """Remove and return jobs without an answer or a piece since `before`.
 
-        Their places become free; late answers are dropped.
+        Other requests may take their places; their late answers are dropped.
         """
-        late = [flight for flight in self.flights.values() if flight.last <= before]
-        for flight in late:
+        overdue_flights = [
+            flight for flight in self.flights.values() if flight.last_activity <= before
+        ]
+        for flight in overdue_flights:
             self.cancel(flight.job)
             self._abandoned.add(flight.batch)
             self._remove_flight(flight)
-        return [flight.job for flight in late]
+        return [flight.job for flight in overdue_flights]
 
-    def earliest(self) -> float | None:
-        """Return the oldest time at which a running request was last heard of."""
-        return min([flight.last for flight in self.flights.values()], default=None)
+    def oldest_activity(self) -> float | None:
+        """Return the oldest time of a running request's last piece, or of its sending."""
+        return min([flight.last_activity for flight in self.flights.values()], default=None)
 
     def hold(self, job: Job) -> None:
-        self._slow.add(job)
+        self._slow_clients.add(job)
 
     def release(self, job: Job) -> None:
-        self._slow.discard(job)
+        self._slow_clients.discard(job)
         flight = self._flight_of.get(job)
         if flight is not None:
-            flight.ahead = 0
-        if job in self._held:
+            flight.buffered_bytes = 0
+        if job in self._slow_jobs:
             super().release(job)
-            # Nothing was read meanwhile, so that this time does not count.
-            for late_flight in self.flights.values():
-                late_flight.last = max(late_flight.last, self.began)
+            # While reading was paused, no request could make progress.
+            for running_flight in self.flights.values():
+                running_flight.last_activity = max(running_flight.last_activity, self.began)
 
-    # The methods that the event loop calls
+    # The methods below are called by the event loop.
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._quarantine_over is not None:
-            self._quarantine_over.cancel()
+        if self._quarantine_timer is not None:
+            self._quarantine_timer.cancel()
         self.streaming = {
             position
             for position, job in enumerate(self.sent[0].jobs if self.sent else [])
@@ -165,10 +173,10 @@ class OpenChannel(Channel):
             SentBatch(
                 flight.batch,
                 [flight.job],
-                flight.at,
+                flight.sent_at,
                 flight.deaths,
-                flight.at,
-                arrivals([flight.job]),
+                flight.sent_at,
+                pack_arrivals([flight.job]),
             ),
             frame,
         )
@@ -177,9 +185,9 @@ class OpenChannel(Channel):
         self.began = now = time.monotonic()
         self._pieces += len(frame.items)
         flight = self.flights.get(frame.batch)
-        if flight is None:  # A thread of the handler continues an answer that is complete.
+        if flight is None:  # A thread of the handler still sends pieces of a complete answer.
             return
-        flight.last = now
+        flight.last_activity = now
         flight.streaming = True
         if flight.job in self.quarantine:
             self.quarantine.discard(flight.job)
@@ -187,15 +195,15 @@ class OpenChannel(Channel):
                 self._end_quarantine()
         for _, meta, body in frame.items:
             flight.job.piece(self.owner.on_begun(flight.job, meta) if meta else meta, body, self)
-            if flight.job in self._slow:
-                flight.ahead += len(body)
-                if flight.ahead > MAX_HELD_BYTES and flight.job not in self._held:
+            if flight.job in self._slow_clients:
+                flight.buffered_bytes += len(body)
+                if flight.buffered_bytes > MAX_HELD_BYTES and flight.job not in self._slow_jobs:
                     super().hold(flight.job)
 
     def _end_quarantine(self) -> None:
-        if self._quarantine_over is not None:
-            self._quarantine_over.cancel()
-            self._quarantine_over = None
+        if self._quarantine_timer is not None:
+            self._quarantine_timer.cancel()
+            self._quarantine_timer = None
         self.quarantine.clear()
         self.owner.on_proven()
 

@@ -18,9 +18,9 @@ NEVER = math.inf
 class BatchLimits(NamedTuple):
     max_items: int = 1
     max_bytes: int = 64 << 20
-    wait: float | None = None  # seconds a request may wait to fill a batch; None: never
+    wait: float | None = None  # seconds that a request may wait for a batch to fill; None: no wait
     policy: BatchPolicy | None = None  # a plugin, which may end the wait earlier
-    max_cost: float = NEVER  # limit of a batch; one request alone may exceed it
+    max_cost: float = NEVER  # limit of a batch's cost; one request alone may exceed it
     buckets: tuple[int, ...] = ()  # preferred numbers of requests
 
 
@@ -31,28 +31,29 @@ class Suspects(NamedTuple):
     """
 
     jobs: list[Job]
-    deaths: int  # workers that died with all of them so far
+    deaths: int  # number of workers that have died with all of them
 
 
 class RequestQueue:
-    """Requests by priority, then deadline, then arrival; suspects go before all.
+    """Requests by priority, then deadline, then arrival; suspects precede all others.
 
-    Without priorities and deadlines this is a plain deque, and a request costs one append. With
-    them, a request that is not more urgent than the last is appended too. Only a request that
+    Without priorities and deadlines it is a plain deque, and a request costs one append. Otherwise,
+    a request is also appended if it is not more urgent than the last one. Only a request that
     overtakes others needs a search.
     """
 
-    __slots__ = ("earliest", "jobs", "ordered", "size", "some_left", "suspects")
+    __slots__ = ("earliest_deadline", "is_ordered", "jobs", "size", "some_clients_left", "suspects")
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.jobs: deque[Job] = deque()
         self.suspects: deque[Suspects] = deque()
         self.size = 0  # bytes of the bodies of `jobs`
-        # No waiting request has an earlier deadline; this may be that of a request that has left.
-        self.earliest = NEVER
-        # A request with a priority or a deadline has come since the queue was last empty.
-        self.ordered = False
-        self.some_left = False  # a client may have left since `drop_over` was last called
+        # A lower limit of the waiting requests' deadlines. The request that had it may be gone.
+        self.earliest_deadline = NEVER
+        # Whether a request with a priority or a deadline has come since the queue was last empty.
+        self.is_ordered = False
+        # Whether a client may have left since the last `drop_expired`.
+        self.some_clients_left = False
         for job in jobs:
             self.put(job, len(job.body))
 
@@ -60,9 +61,9 @@ class RequestQueue:
         return len(self.jobs) + sum(len(group.jobs) for group in self.suspects)
 
     def put(self, job: Job, size: int) -> None:
-        """Add a request; `size` is that of its body."""
+        """Add a request; `size` is the number of its body's bytes."""
         self.size += size
-        if self.ordered or job.deadline is not None or job.priority:
+        if self.is_ordered or job.deadline is not None or job.priority:
             self._insert(job, before_equals=False)
         else:
             self.jobs.append(job)
@@ -72,35 +73,37 @@ class RequestQueue:
         for job in reversed(jobs):
             self.size += len(job.body)
             self._insert(job, before_equals=True)
-        self.some_left = True  # while they were with the worker
+        # Clients may have left while their jobs were with the worker.
+        self.some_clients_left = True
 
     def suspect(self, groups: Iterable[Suspects]) -> None:
         self.suspects.extend(groups)
-        self.some_left = True  # while they were with the worker
-        self._recompute()
+        # Clients may have left while their jobs were with the worker.
+        self.some_clients_left = True
+        self._recompute_deadline()
 
     def leave(self, job: Job) -> None:
-        """Note that a client has left; `drop_over` removes its job, if it is here."""
+        """Note that a client has left; `drop_expired` removes its job, if it is here."""
         job.gone = True
-        self.some_left = True
+        self.some_clients_left = True
 
-    def drop_over(self, now: float) -> list[Job]:
+    def drop_expired(self, now: float) -> list[Job]:
         """Remove jobs whose client has left or whose deadline has passed.
 
-        There are some only if `some_left` or `earliest` say so.
+        Such jobs can exist only if `some_clients_left` is set or `earliest_deadline` has passed.
         """
-        everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
-        dropped = [job for job in everyone if _is_over(job, now)]
+        all_jobs = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
+        dropped = [job for job in all_jobs if _is_expired(job, now)]
         if dropped:
-            self.jobs = deque(job for job in self.jobs if not _is_over(job, now))
+            self.jobs = deque(job for job in self.jobs if not _is_expired(job, now))
             self.size = sum(len(job.body) for job in self.jobs)
             groups = (
-                Suspects([job for job in group.jobs if not _is_over(job, now)], group.deaths)
+                Suspects([job for job in group.jobs if not _is_expired(job, now)], group.deaths)
                 for group in self.suspects
             )
             self.suspects = deque(group for group in groups if group.jobs)
-        self.some_left = False
-        self._recompute()
+        self.some_clients_left = False
+        self._recompute_deadline()
         return dropped
 
     def drop_last(self) -> Job:
@@ -116,21 +119,21 @@ class RequestQueue:
         return dropped
 
     def take(self, limits: BatchLimits) -> list[Job]:
-        """Remove the next batch, up to the caps; one request alone may exceed the cap on bytes."""
+        """Remove the next batch within the limits; one request alone may exceed `max_bytes`."""
         jobs = self.jobs
         if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
             batch = list(jobs)
             jobs.clear()
-            if self.ordered:
+            if self.is_ordered:
                 self._reset()
             else:
                 self.size = 0
             return batch
         batch = []
-        room = limits.max_bytes
+        remaining_bytes = limits.max_bytes
         while jobs and len(batch) < limits.max_items:
-            room -= len(jobs[0].body)
-            if batch and room < 0:
+            remaining_bytes -= len(jobs[0].body)
+            if batch and remaining_bytes < 0:
                 break
             batch.append(jobs.popleft())
         self.size -= sum([len(job.body) for job in batch])
@@ -139,7 +142,7 @@ class RequestQueue:
         return batch
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
-        """Learn from measurements of a worker; this queue, without costs, ignores them."""
+        """Learn the cost of requests from a worker's metrics; only a queue with costs does so."""
 
     def take_suspects(self) -> Suspects:
         group = self.suspects.popleft()
@@ -147,32 +150,34 @@ class RequestQueue:
             self._reset()
         return group
 
-    def fills(self, limits: BatchLimits) -> bool:
+    def has_full_batch(self, limits: BatchLimits) -> bool:
         """Tell whether the next batch is full, so that no later request could join it."""
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
-    def due(self, limits: BatchLimits, now: float) -> float:
-        """Return when the next batch must leave: at once if full, else after the wait."""
+    def departure_time(self, limits: BatchLimits, now: float) -> float:
+        """Return when the next batch must leave: at once if it is full, else after the wait."""
         assert limits.wait is not None
-        if self.fills(limits):
+        if self.has_full_batch(limits):
             return -NEVER
-        latest = min([_latest_departure(job, limits.wait) for job in self.jobs], default=NEVER)
+        latest_departure = min(
+            [_latest_departure(job, limits.wait) for job in self.jobs], default=NEVER
+        )
         if limits.policy is None or not self.jobs:
-            return latest
-        oldest = now - min([job.arrived for job in self.jobs])
+            return latest_departure
+        longest_wait = now - min([job.arrived for job in self.jobs])
         return min(
-            latest,
+            latest_departure,
             now
             + limits.policy(
-                Waiting(len(self.jobs), self.size, oldest, limits.max_items, limits.wait)
+                Waiting(len(self.jobs), self.size, longest_wait, limits.max_items, limits.wait)
             ),
         )
 
     def _insert(self, job: Job, *, before_equals: bool) -> None:
         jobs = self.jobs
-        if job.deadline is not None and job.deadline < self.earliest:
-            self.earliest = job.deadline
-        self.ordered = self.ordered or job.deadline is not None or job.priority != 0
+        if job.deadline is not None and job.deadline < self.earliest_deadline:
+            self.earliest_deadline = job.deadline
+        self.is_ordered = self.is_ordered or job.deadline is not None or job.priority != 0
         key = urgency(job)
         if before_equals:
             jobs.insert(bisect_left(jobs, key, key=urgency), job)
@@ -181,31 +186,31 @@ class RequestQueue:
         else:
             jobs.insert(bisect_right(jobs, key, key=urgency), job)
 
-    def _recompute(self) -> None:
+    def _recompute_deadline(self) -> None:
         waiting = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
-        self.earliest = min(
+        self.earliest_deadline = min(
             (job.deadline for job in waiting if job.deadline is not None), default=NEVER
         )
-        self.ordered = self.ordered and bool(self.jobs)
+        self.is_ordered = self.is_ordered and bool(self.jobs)
 
     def _reset(self) -> None:
         self.size = 0
-        self.ordered = False
+        self.is_ordered = False
         if not self.suspects:
-            self.earliest = NEVER
+            self.earliest_deadline = NEVER
 
 
 def urgency(job: Job) -> tuple[int, float]:
-    """Return the sort key of requests, the most urgent first."""
+    """Return the key by which requests are sorted, the most urgent first."""
     return -job.priority, NEVER if job.deadline is None else job.deadline
 
 
-def _is_over(job: Job, now: float) -> bool:
+def _is_expired(job: Job, now: float) -> bool:
     return job.gone or (job.deadline is not None and job.deadline <= now)
 
 
 def _latest_departure(job: Job, wait: float) -> float:
-    """Return when a request must leave: the wait takes at most half of its time."""
+    """Return when a request must leave: after the wait, or half of the time to its deadline."""
     if job.deadline is not None:
         wait = min(wait, (job.deadline - job.arrived) / 2)
     return job.arrived + wait

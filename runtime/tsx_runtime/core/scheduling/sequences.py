@@ -16,28 +16,28 @@ from tsx_runtime.core.scheduling.batching import SlotT
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, urgency
 
-MAX_LOST = 4096  # lost sequences whose reason is remembered for their clients
-MAX_ID_CHARS = 512  # Clients choose ids, which must not fill the memory together.
+MAX_LOST = 4096  # lost sequences that are remembered with the reason, for their clients
+MAX_ID_CHARS = 512  # Clients choose ids, which must not fill the memory.
 MAX_STALE_ENTRIES = 64  # entries of ended sequences in the heap before it is rebuilt
-MAX_EXPIRED = 1000  # sequences that end in one call
+MAX_EXPIRED = 1000  # sequences that `expire` ends in one call
 CLOSED = "is closed"
 
 
 class SequenceConfig(NamedTuple):
     """The sequence settings of a model."""
 
-    max_idle: float  # seconds without a request before a sequence is over
-    timeout: float | None = None  # seconds after the start of a sequence; None: no limit
-    most: int = 1  # sequences at a time
-    queue: int = 1  # waiting requests of a sequence
-    # Send a request while earlier ones stream: it may tell the handler to end them.
+    max_idle: float  # seconds without a request after which a sequence ends
+    timeout: float | None = None  # longest duration of a sequence in seconds; None: no limit
+    max_sequences: int = 1  # active sequences of a version
+    max_waiting: int = 1  # waiting requests of a sequence
+    # Whether a request is sent while earlier ones stream; it may tell the handler to end them.
     overlap: bool = False
 
 
-Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and the reason of its refusal
+Refusal: TypeAlias = tuple[Job, str]  # a waiting request, and the reason for refusing it
 
 
-class SequenceMark(NamedTuple):
+class SequenceHeaders(NamedTuple):
     """The sequence headers of a request."""
 
     id: str
@@ -45,10 +45,10 @@ class SequenceMark(NamedTuple):
     end: bool
 
 
-class Chain(Generic[SlotT]):
+class ActiveSequence(Generic[SlotT]):
     """One sequence. Its requests are answered by the same worker, one after the other.
 
-    If they overlap, one runs beside those that stream.
+    With `overlap`, a request may run while earlier ones still stream.
     """
 
     __slots__ = (
@@ -65,15 +65,15 @@ class Chain(Generic[SlotT]):
 
     def __init__(self, id: str, now: float) -> None:
         self.id = id
-        self.worker: SlotT | None = None  # set when the first request leaves the queue
+        self.worker: SlotT | None = None  # set when the first request is sent
         self.waiting: deque[Job] = deque()
         self.running: Job | None = None
-        # Jobs whose answers have begun, if others may be sent meanwhile.
+        # Jobs that stream their answers while others may be sent (only with `overlap`).
         self.streams: set[Job] = set()
         self.began = now
-        self.last_activity = now  # arrival of the last request, or of its answer
-        self.ending = False  # a request has said that it is the last
-        self.next_check = NEVER  # the time of the next check whether it is over
+        self.last_activity = now  # time of the last request, or of its answer
+        self.ending = False  # whether a request with the end header has come
+        self.next_check = NEVER  # time of the next check whether it must end
 
     @property
     def ready(self) -> bool:
@@ -87,101 +87,104 @@ class Chain(Generic[SlotT]):
 class Sequences(Generic[SlotT]):
     """The active sequences of one version.
 
-    A sequence is over once its last request is answered, after `max_idle` without a request,
-    `timeout` after its start, or with the worker that has its state. Its waiting requests are then
-    returned as refusals.
+    A sequence ends when its last request is answered, after `max_idle` without a request, `timeout`
+    after its start, or with the worker that has its state. Its waiting requests are then returned
+    as refusals.
 
-    The cost of a request here depends on the number of waiting requests, but not of sequences.
+    A call takes longer the more requests wait, whatever the number of sequences.
     """
 
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self.size = 0  # bytes of waiting bodies
-        self.some_left = False  # a client may have left since `drop_over` was last called
-        self.earliest = NEVER  # lower bound of the waiting requests' deadlines
-        self._chains: dict[str, Chain[SlotT]] = {}
-        self._chain_of: dict[Job, Chain[SlotT]] = {}  # the sequences of all jobs
-        self._queued: dict[Chain[SlotT], None] = {}  # sequences with waiting requests
-        # Sequences with requests that stream while others may be sent.
-        self._streaming: dict[Chain[SlotT], None] = {}
-        self._held: Counter[SlotT] = Counter()  # sequences whose state is in a worker
-        # A heap of the times to check whether a sequence is over.
-        self._ends: list[tuple[float, int, Chain[SlotT]]] = []
-        self._entries = itertools.count()  # numbers of the entries of the heap
-        # The reasons by id of lost sequences.
-        self._lost: OrderedDict[str, str] = OrderedDict()
+        # Whether a client may have left since the last `drop_expired`.
+        self.some_clients_left = False
+        self.earliest_deadline = NEVER  # lower limit of the waiting requests' deadlines
+        self._sequences: dict[str, ActiveSequence[SlotT]] = {}
+        self._sequence_by_job: dict[Job, ActiveSequence[SlotT]] = {}  # sequences of all jobs
+        self._queued: dict[ActiveSequence[SlotT], None] = {}  # sequences with waiting requests
+        # Sequences with jobs in `streams`.
+        self._streaming: dict[ActiveSequence[SlotT], None] = {}
+        # The number of sequences by the worker that has their state.
+        self._count_by_worker: Counter[SlotT] = Counter()
+        # A heap of the times of checks whether a sequence must end.
+        self._checks: list[tuple[float, int, ActiveSequence[SlotT]]] = []
+        self._entries = itertools.count()  # These numbers make all entries of the heap comparable.
+        # The reasons why sequences were lost, by id.
+        self._loss_reasons: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return sum(len(chain.waiting) for chain in self._queued)
+        return sum(len(sequence.waiting) for sequence in self._queued)
 
     @property
     def active(self) -> int:
-        return len(self._chains)
+        return len(self._sequences)
 
     @property
     def next_end(self) -> float:
-        """The earliest time at which a sequence may be over."""
-        return self._ends[0][0] if self._ends else NEVER
+        """The earliest time at which a sequence may have to end."""
+        return self._checks[0][0] if self._checks else NEVER
 
     def held_by(self, worker: SlotT) -> int:
         """Return the number of sequences whose state is in this worker."""
-        return self._held[worker]
+        return self._count_by_worker[worker]
 
     def knows(self, id: str) -> bool:
-        """Tell whether a sequence is running, or was lost without its client knowing."""
-        return id in self._chains or id in self._lost
+        """Tell whether a sequence is active, or was lost and its client does not know it yet."""
+        return id in self._sequences or id in self._loss_reasons
 
     def is_active(self, id: str) -> bool:
-        return id in self._chains
+        return id in self._sequences
 
     def share_losses(self, old: Sequences[SlotT]) -> None:
-        """Share the record of lost sequences with those of a replaced version.
+        """Share the record of lost sequences with a replaced version.
 
-        A client that continues a sequence that was lost there then gets the error here.
+        If a client continues a sequence that the replaced version has lost, it gets the error here.
         """
-        self._lost.update(old._lost)
-        old._lost = self._lost
-        while len(self._lost) > MAX_LOST:
-            self._lost.popitem(last=False)
+        self._loss_reasons.update(old._loss_reasons)
+        old._loss_reasons = self._loss_reasons
+        while len(self._loss_reasons) > MAX_LOST:
+            self._loss_reasons.popitem(last=False)
 
-    def admit(self, job: Job, mark: SequenceMark, now: float) -> str | None:
+    def admit(self, job: Job, headers: SequenceHeaders, now: float) -> str | None:
         """Accept a request, or return the reason against it.
 
-        The first request of an id starts a sequence, even if it does not say so. But after a
-        sequence of the id was lost, one request that continues it gets an error.
+        The first request with an id starts a sequence, even without the start header. But if a
+        sequence with this id was lost, one request that continues it gets an error.
         """
-        chain = self._chains.get(mark.id)
-        if chain is None:
-            lost = self._lost.pop(mark.id, None)
-            if lost is not None and not mark.start:
-                return f"Sequence {mark.id} {lost}"
-            if len(self._chains) >= self.config.most:
+        sequence = self._sequences.get(headers.id)
+        if sequence is None:
+            loss_reason = self._loss_reasons.pop(headers.id, None)
+            if loss_reason is not None and not headers.start:
+                return f"Sequence {headers.id} {loss_reason}"
+            if len(self._sequences) >= self.config.max_sequences:
                 return (
-                    f"{len(self._chains)} sequences are active, which is the limit (maxNumSequence)"
+                    f"{len(self._sequences)} sequences are active, which is the limit"
+                    " (maxNumSequence)"
                 )
-            chain = self._chains[mark.id] = Chain(mark.id, now)
-        elif chain.ending:
-            return f"Sequence {mark.id} is closed: an earlier request ended it"
-        elif self.config.timeout is not None and now >= chain.began + self.config.timeout:
+            sequence = self._sequences[headers.id] = ActiveSequence(headers.id, now)
+        elif sequence.ending:
+            return f"Sequence {headers.id} is closed: an earlier request ended it"
+        elif self.config.timeout is not None and now >= sequence.began + self.config.timeout:
             return (
-                f"Sequence {mark.id} is over: it was started more than {self.config.timeout:g} s"
+                f"Sequence {headers.id} is over: it was started more than {self.config.timeout:g} s"
                 " ago (sequenceTimeoutMSec)"
             )
-        elif len(chain.waiting) >= self.config.queue:
+        elif len(sequence.waiting) >= self.config.max_waiting:
             return (
-                f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the limit"
-                " (maxSequenceJobQueueSize)"
+                f"{len(sequence.waiting)} requests of sequence {headers.id} wait, which is the"
+                " limit (maxSequenceJobQueueSize)"
             )
-        chain.last_activity = now
-        chain.ending = mark.end
-        chain.waiting.append(job)
-        self._queued[chain] = None
-        self._watch(chain)
-        self._chain_of[job] = chain
+        sequence.last_activity = now
+        sequence.ending = headers.end
+        sequence.waiting.append(job)
+        self._queued[sequence] = None
+        self._watch(sequence)
+        self._sequence_by_job[job] = sequence
         self.size += len(job.body)
         if job.deadline is not None:
-            self.earliest = min(self.earliest, job.deadline)
+            self.earliest_deadline = min(self.earliest_deadline, job.deadline)
         return None
 
     def assign(
@@ -195,141 +198,150 @@ class Sequences(Generic[SlotT]):
     ) -> list[tuple[SlotT, list[Job]]]:
         """Take out the requests to send now: one request of each sequence at a time.
 
-        An idle worker has room for `limits.max_items` requests. If requests may be `joining`, a
-        worker has room while it runs fewer sequences than that; a sequence that streams already has
-        its place.
+        An idle worker has room for `limits.max_items` requests. If requests are `joining` running
+        ones, a worker has room while it runs fewer sequences than that; a sequence that already
+        streams needs no further room.
 
         The most urgent request goes first. A sequence goes to the worker that has its state. A new
-        one goes to the worker with the fewest sequences that has room and is not `leaving`.
+        sequence goes to the worker with room and the fewest sequences, but not to a `leaving` one.
         """
         if joining:
-            room = {worker: limits.max_items - worker.batches for worker in workers}
-            for chain in self._streaming:
-                if chain.worker in room:
-                    room[chain.worker] += len(chain.streams) - (chain.running is None)
+            free_places = {worker: limits.max_items - worker.batches for worker in workers}
+            for sequence in self._streaming:
+                if sequence.worker in free_places:
+                    free_places[sequence.worker] += len(sequence.streams) - (
+                        sequence.running is None
+                    )
         else:
-            room = {worker: 0 if worker.batches else limits.max_items for worker in workers}
-        if all(places <= 0 for places in room.values()) and not self._streaming:
+            free_places = {worker: 0 if worker.batches else limits.max_items for worker in workers}
+        if all(count <= 0 for count in free_places.values()) and not self._streaming:
             return []
-        space = dict.fromkeys(workers, limits.max_bytes)
-        held = {worker: self.held_by(worker) for worker in workers if worker not in leaving}
+        free_bytes = dict.fromkeys(workers, limits.max_bytes)
+        sequence_counts = {
+            worker: self.held_by(worker) for worker in workers if worker not in leaving
+        }
         batches: dict[SlotT, list[Job]] = {}
         ready = [
-            chain
-            for chain in self._queued
-            if chain.ready and len(chain.streams) <= self.config.queue
+            sequence
+            for sequence in self._queued
+            if sequence.ready and len(sequence.streams) <= self.config.max_waiting
         ]
-        for chain in sorted(ready, key=_head):
-            job, worker = chain.waiting[0], chain.worker
+        for sequence in sorted(ready, key=_head):
+            job, worker = sequence.waiting[0], sequence.worker
             if worker is None:
-                free = [worker for worker in held if room[worker] > 0]
-                if not free:
+                candidates = [worker for worker in sequence_counts if free_places[worker] > 0]
+                if not candidates:
                     continue
-                worker = min(free, key=lambda worker: held[worker])
-            if worker not in room or (room[worker] <= 0 and not chain.streams):
+                worker = min(candidates, key=lambda worker: sequence_counts[worker])
+            if worker not in free_places or (free_places[worker] <= 0 and not sequence.streams):
                 continue
-            if worker in batches and not joining and len(job.body) > space[worker]:
+            if worker in batches and not joining and len(job.body) > free_bytes[worker]:
                 continue
-            if chain.worker is None:
-                chain.worker = worker
-                held[worker] += 1
-                self._held[worker] += 1
-            chain.waiting.popleft()
-            if not chain.waiting:
-                del self._queued[chain]
-            chain.running = job
+            if sequence.worker is None:
+                sequence.worker = worker
+                sequence_counts[worker] += 1
+                self._count_by_worker[worker] += 1
+            sequence.waiting.popleft()
+            if not sequence.waiting:
+                del self._queued[sequence]
+            sequence.running = job
             self.size -= len(job.body)
-            room[worker] -= not chain.streams
-            space[worker] -= len(job.body)
+            free_places[worker] -= not sequence.streams
+            free_bytes[worker] -= len(job.body)
             batches.setdefault(worker, []).append(job)
         return list(batches.items())
 
-    def begun(self, job: Job) -> bool:
-        """Note that an answer begins to stream; tell whether its sequence's next request may go."""
-        chain = self._chain_of.get(job)
-        if not self.config.overlap or chain is None or chain.running is not job:
+    def on_begun(self, job: Job) -> bool:
+        """Note that an answer begins to stream; tell whether another request may be sent."""
+        sequence = self._sequence_by_job.get(job)
+        if not self.config.overlap or sequence is None or sequence.running is not job:
             return False
-        chain.running = None
-        chain.streams.add(job)
-        self._streaming[chain] = None
-        return bool(chain.waiting)
+        sequence.running = None
+        sequence.streams.add(job)
+        self._streaming[sequence] = None
+        return bool(sequence.waiting)
 
-    def answered(self, job: Job, now: float, *, last: bool = False) -> list[Refusal]:
+    def on_answered(self, job: Job, now: float, *, last: bool = False) -> list[Refusal]:
         """Note that a request is answered or refused; the `last` one ends its sequence."""
-        chain = self._chain_of.pop(job, None)
-        if chain is None:  # Its sequence was over before.
+        sequence = self._sequence_by_job.pop(job, None)
+        if sequence is None:  # Its sequence has ended before.
             return []
-        if chain.running is job:
-            chain.running = None
-        chain.streams.discard(job)
-        if not chain.streams:
-            self._streaming.pop(chain, None)
-        chain.last_activity = now
-        if last or (chain.ending and not chain.waiting and not chain.busy):
-            return self._end(chain, CLOSED)
-        self._watch(chain)
+        if sequence.running is job:
+            sequence.running = None
+        sequence.streams.discard(job)
+        if not sequence.streams:
+            self._streaming.pop(sequence, None)
+        sequence.last_activity = now
+        if last or (sequence.ending and not sequence.waiting and not sequence.busy):
+            return self._end(sequence, CLOSED)
+        self._watch(sequence)
         return []
 
-    def lost(self, worker: SlotT, reason: str) -> list[Refusal]:
+    def on_worker_lost(self, worker: SlotT, reason: str) -> list[Refusal]:
         """End the sequences whose state was in this worker.
 
         Returns:
             The waiting requests to refuse, without running ones.
         """
-        gone = [chain for chain in self._chains.values() if chain.worker is worker]
-        return [refusal for chain in gone for refusal in self._end(chain, reason)]
+        lost_sequences = [
+            sequence for sequence in self._sequences.values() if sequence.worker is worker
+        ]
+        return [refusal for sequence in lost_sequences for refusal in self._end(sequence, reason)]
 
     def expire(self, now: float) -> list[Refusal]:
-        """End sequences whose time is over, but none with a running request.
+        """End sequences whose time is over, unless they have a running request.
 
-        Of many sequences, some are left for the next call, so that other work can be done;
+        If there are many, some are left for the next call, so that other work can be done;
         `next_end` is then in the past.
         """
-        refused: list[Refusal] = []
+        refusals: list[Refusal] = []
         for _ in range(MAX_EXPIRED):
             if self.next_end > now:
                 break
-            at, _, chain = heappop(self._ends)
-            if at != chain.next_check or self._chains.get(chain.id) is not chain:
+            check_time, _, sequence = heappop(self._checks)
+            if (
+                check_time != sequence.next_check
+                or self._sequences.get(sequence.id) is not sequence
+            ):
                 continue
-            chain.next_check = NEVER
-            if chain.busy:  # The end of its answer checks it.
+            sequence.next_check = NEVER
+            if sequence.busy:  # The next check follows the answer.
                 continue
-            if now >= self._end_of(chain):
-                refused += self._end(chain, self._expiry_reason(chain, now))
+            if now >= self._end_of(sequence):
+                refusals += self._end(sequence, self._expiry_reason(sequence, now))
             else:
-                self._watch(chain)
-        return refused
+                self._watch(sequence)
+        return refusals
 
-    def drop_over(self, now: float) -> list[Job]:
+    def drop_expired(self, now: float) -> list[Job]:
         """Remove jobs whose client has left or whose deadline has passed.
 
-        There are some only if `some_left` or `earliest` say so. If the first request of a sequence
-        is removed, those that follow it are removed too.
+        Such jobs can exist only if `some_clients_left` is set or `earliest_deadline` has passed. If
+        the first request of a sequence is removed, those that follow it are removed too.
         """
         dropped: list[Job] = []
-        for chain in list(self._queued):
-            over = [
+        for sequence in list(self._queued):
+            expired = [
                 job
-                for job in chain.waiting
+                for job in sequence.waiting
                 if job.gone or (job.deadline is not None and job.deadline <= now)
             ]
-            if over and chain.worker is None and over[0] is chain.waiting[0]:
-                dropped += [job for job, _ in self._end(chain, CLOSED)]
+            if expired and sequence.worker is None and expired[0] is sequence.waiting[0]:
+                dropped += [job for job, _ in self._end(sequence, CLOSED)]
                 continue
-            for job in over:
-                del self._chain_of[job]
-                chain.waiting.remove(job)
+            for job in expired:
+                del self._sequence_by_job[job]
+                sequence.waiting.remove(job)
                 self.size -= len(job.body)
-            dropped += over
-            if not chain.waiting:
-                del self._queued[chain]
-            if chain.ending and not chain.waiting and not chain.busy:
-                self._end(chain, CLOSED)
-            elif over:
-                self._watch(chain)
-        self.some_left = False
-        self.earliest = min(
+            dropped += expired
+            if not sequence.waiting:
+                del self._queued[sequence]
+            if sequence.ending and not sequence.waiting and not sequence.busy:
+                self._end(sequence, CLOSED)
+            elif expired:
+                self._watch(sequence)
+        self.some_clients_left = False
+        self.earliest_deadline = min(
             (job.deadline for job in self._waiting() if job.deadline is not None), default=NEVER
         )
         return dropped
@@ -337,63 +349,76 @@ class Sequences(Generic[SlotT]):
     def drop_all(self, reason: str) -> list[Refusal]:
         """End all sequences; running requests are still answered."""
         return [
-            refusal for chain in list(self._chains.values()) for refusal in self._end(chain, reason)
+            refusal
+            for sequence in list(self._sequences.values())
+            for refusal in self._end(sequence, reason)
         ]
 
-    def _watch(self, chain: Chain[SlotT]) -> None:
-        """Schedule a check for the time at which a sequence may be over.
+    def _watch(self, sequence: ActiveSequence[SlotT]) -> None:
+        """Schedule a check for the time at which a sequence may have to end.
 
-        The check finds an end that has moved, and is then scheduled again.
+        If that time has moved when the check comes, the check is scheduled again.
         """
-        end = self._end_of(chain)
-        if end < chain.next_check:
-            chain.next_check = end
-            heappush(self._ends, (end, next(self._entries), chain))
-            # Most entries belong to sequences that have ended.
-            if len(self._ends) > 2 * len(self._chains) + MAX_STALE_ENTRIES:
-                live = [chain for chain in self._chains.values() if chain.next_check < NEVER]
-                self._ends = [(chain.next_check, next(self._entries), chain) for chain in live]
-                heapify(self._ends)
+        end = self._end_of(sequence)
+        if end < sequence.next_check:
+            sequence.next_check = end
+            heappush(self._checks, (end, next(self._entries), sequence))
+            # If most entries belong to sequences that have ended, rebuild the heap.
+            if len(self._checks) > 2 * len(self._sequences) + MAX_STALE_ENTRIES:
+                scheduled = [
+                    sequence for sequence in self._sequences.values() if sequence.next_check < NEVER
+                ]
+                self._checks = [
+                    (sequence.next_check, next(self._entries), sequence) for sequence in scheduled
+                ]
+                heapify(self._checks)
 
-    def _end_of(self, chain: Chain[SlotT]) -> float:
-        """Return the end of a sequence without further events; waiting for a worker is not idle."""
-        idle = NEVER if chain.waiting else chain.last_activity + self.config.max_idle
-        return idle if self.config.timeout is None else min(idle, chain.began + self.config.timeout)
+    def _end_of(self, sequence: ActiveSequence[SlotT]) -> float:
+        """Return when a sequence ends if nothing else happens.
 
-    def _expiry_reason(self, chain: Chain[SlotT], now: float) -> str:
+        While its requests wait for a worker, it is not idle.
+        """
+        idle_end = NEVER if sequence.waiting else sequence.last_activity + self.config.max_idle
+        return (
+            idle_end
+            if self.config.timeout is None
+            else min(idle_end, sequence.began + self.config.timeout)
+        )
+
+    def _expiry_reason(self, sequence: ActiveSequence[SlotT], now: float) -> str:
         config = self.config
-        if config.timeout is not None and now >= chain.began + config.timeout:
+        if config.timeout is not None and now >= sequence.began + config.timeout:
             return (
                 f"is over: it was started more than {config.timeout:g} s ago (sequenceTimeoutMSec)"
             )
         return f"has expired: no request of it came for {config.max_idle:g} s (sequenceMaxIdleMSec)"
 
-    def _end(self, chain: Chain[SlotT], reason: str) -> list[Refusal]:
-        del self._chains[chain.id]
-        self._queued.pop(chain, None)
-        if chain.worker is not None:
-            self._held[chain.worker] -= 1
-            if not self._held[chain.worker]:
-                del self._held[chain.worker]
-        jobs = list(chain.waiting)
-        self._streaming.pop(chain, None)
+    def _end(self, sequence: ActiveSequence[SlotT], reason: str) -> list[Refusal]:
+        del self._sequences[sequence.id]
+        self._queued.pop(sequence, None)
+        if sequence.worker is not None:
+            self._count_by_worker[sequence.worker] -= 1
+            if not self._count_by_worker[sequence.worker]:
+                del self._count_by_worker[sequence.worker]
+        jobs = list(sequence.waiting)
+        self._streaming.pop(sequence, None)
         for job in [
             *jobs,
-            *chain.streams,
-            *([chain.running] if chain.running is not None else []),
+            *sequence.streams,
+            *([sequence.running] if sequence.running is not None else []),
         ]:
-            del self._chain_of[job]
+            del self._sequence_by_job[job]
         self.size -= sum(len(job.body) for job in jobs)
-        if reason != CLOSED and len(chain.id) <= MAX_ID_CHARS:
-            self._lost[chain.id] = reason
-            if len(self._lost) > MAX_LOST:
-                self._lost.popitem(last=False)
-        return [(job, f"Sequence {chain.id} {reason}") for job in jobs]
+        if reason != CLOSED and len(sequence.id) <= MAX_ID_CHARS:
+            self._loss_reasons[sequence.id] = reason
+            if len(self._loss_reasons) > MAX_LOST:
+                self._loss_reasons.popitem(last=False)
+        return [(job, f"Sequence {sequence.id} {reason}") for job in jobs]
 
     def _waiting(self) -> Iterator[Job]:
-        return (job for chain in self._queued for job in chain.waiting)
+        return (job for sequence in self._queued for job in sequence.waiting)
 
 
-def _head(chain: Chain[SlotT]) -> tuple[int, float, float]:
-    job = chain.waiting[0]
+def _head(sequence: ActiveSequence[SlotT]) -> tuple[int, float, float]:
+    job = sequence.waiting[0]
     return (*urgency(job), job.arrived)

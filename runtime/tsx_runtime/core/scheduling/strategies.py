@@ -1,4 +1,4 @@
-"""The choice of a version's dispatcher by its model-config.yaml: one of five.
+"""The choice of one of five dispatchers by a version's model-config.yaml.
 
 | model-config.yaml                      | dispatcher                | the worker's loop           |
 |----------------------------------------|---------------------------|-----------------------------|
@@ -9,7 +9,7 @@
 | sequenceBatching, one of the two above | JoiningSequenceDispatcher | continuous or async         |
 | splitRows                              | RowsDispatcher            | batch                       |
 
-With useJobTicket, no request waits in front of any of them.
+With useJobTicket, a request is refused if it would have to wait for a worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tsx_runtime.core.scheduling.sequence_dispatcher import (
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
-# The requests of an asynchronous handler; its engine knows best how many it runs at a time.
+# The limit of requests in an asynchronous handler; its engine decides how many run at a time.
 MAX_CONCURRENT = 1024
 
 
@@ -41,13 +41,13 @@ class Strategy(NamedTuple):
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # only for a stateful model
     uses_job_tickets: bool = False
-    # Given if batches have a cost or preferred sizes: see `CostQueue`.
+    # It is set if batches have a limited cost or preferred sizes; see `CostQueue`.
     cost_per_byte: float | None = None
-    max_cost: int = 0  # limit of a batch; 0: none
-    split_rows: int = 0  # rows of a part of a request; 0: requests stay whole
+    max_cost: int = 0  # limit of a batch's cost; 0: no limit
+    split_rows: int = 0  # rows in each part of a request; 0: requests are not split
 
 
-def strategy(config: ModelConfig) -> Strategy:
+def strategy_of(config: ModelConfig) -> Strategy:
     """Return the strategy of a configuration; `parallel_of` checks groups of processes.
 
     Raises:
@@ -86,44 +86,46 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     return SequenceConfig(
         max_idle=config.sequence_max_idle_msec / 1000,
         timeout=timeout / 1000 if timeout else None,
-        most=config.max_num_sequence or 1,
-        queue=config.max_sequence_job_queue_size or 1,
+        max_sequences=config.max_num_sequence or 1,
+        max_waiting=config.max_sequence_job_queue_size or 1,
         overlap=bool(config.continuous_batching),
     )
 
 
 def make_dispatcher(
-    label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, max_response_size: int
+    label: str, limits: BatchLimits, bounds: Bounds, strategy: Strategy, max_response_size: int
 ) -> Dispatcher:
-    joins = chosen.mode != "batch"
-    if chosen.sequences is not None:
-        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(
-            label, limits, bounds, chosen.sequences
+    joins_running = strategy.mode != "batch"
+    if strategy.sequences is not None:
+        return (JoiningSequenceDispatcher if joins_running else SequenceDispatcher)(
+            label, limits, bounds, strategy.sequences
         )
-    if joins:
+    if joins_running:
         return JoiningDispatcher(label, limits, bounds)
-    if chosen.split_rows:
+    if strategy.split_rows:
         return RowsDispatcher(
-            label, limits, bounds, chosen.split_rows, max_response_size, queue_of(chosen)
+            label, limits, bounds, strategy.split_rows, max_response_size, queue_of(strategy)
         )
-    return Dispatcher(label, limits, bounds, queue_of(chosen))
+    return Dispatcher(label, limits, bounds, queue_of(strategy))
 
 
-def queue_of(chosen: Strategy) -> RequestQueue | None:
-    """Return the queue, or None for the plain one."""
+def queue_of(strategy: Strategy) -> RequestQueue | None:
+    """Return the queue of a strategy; None means a plain `RequestQueue`."""
     return (
-        None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
+        None
+        if strategy.cost_per_byte is None
+        else CostQueue(strategy.cost_per_byte, strategy.max_cost)
     )
 
 
-def entrance(
-    dispatcher: Dispatcher, chosen: Strategy, response_timeout: float
+def entry_point(
+    dispatcher: Dispatcher, strategy: Strategy, response_timeout: float
 ) -> Callable[[Job], None]:
-    """Return the function that accepts requests; with `useJobTicket` none waits for a worker."""
+    """Return the function that accepts requests; with `useJobTicket`, no request may wait."""
     if not response_timeout:
         return dispatcher.reject_without_time
 
     def submit_to_idle(job: Job) -> None:
         (dispatcher.submit if dispatcher.room() > 0 else dispatcher.reject_busy)(job)
 
-    return submit_to_idle if chosen.uses_job_tickets else dispatcher.submit
+    return submit_to_idle if strategy.uses_job_tickets else dispatcher.submit

@@ -17,10 +17,10 @@ from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
 _HALF_TOLERANCE = (1e-2, 1e-3)
-# A change of 0.1 in a logit of 10 changes a probability of one half by 0.025.
+# If a logit of 10 changes by 0.1, a probability of one half changes by 0.025.
 _COARSE_TOLERANCE = (1e-1, 1e-2)
-# rtol and atol by the precision of a model: a little more than the difference of its numbers
-# between two machines or batch sizes.
+# rtol and atol by the precision of a model: a little more than its numbers differ between machines
+# or batch sizes.
 TOLERANCES = {
     "fp32": (1e-4, 1e-6),
     "fp16": _HALF_TOLERANCE,
@@ -29,12 +29,12 @@ TOLERANCES = {
     "int4": _COARSE_TOLERANCE,
     "pruned": _COARSE_TOLERANCE,
 }
-DEFAULT_K = 1  # labels that the kind top-k compares
+DEFAULT_K = 1  # number of labels that the kind top-k compares
 
 Path = tuple[str, ...]
 IsSame = Callable[[Any, Any], bool]
 
-# Paths of identifiers and times in responses of OpenAI's API, by their field `object`.
+# Paths of identifiers and times in responses of OpenAI's API. The field `object` tells the kind.
 _RESPONSE_PATHS: list[Path] = [("id",), ("created_at",), ("output", "*", "id")]
 _COMPLETION_PATHS: list[Path] = [
     ("id",),
@@ -54,9 +54,9 @@ class ComparisonResult(NamedTuple):
 
 
 def tolerance_of(config: Compare, *precisions: str | None) -> tuple[float, float]:
-    """Return rtol and atol: the configured ones, or those of the coarsest precision.
+    """Return rtol and atol: the configured values, or those for the coarsest precision.
 
-    A model of unknown precision computes in fp32.
+    A model of unknown precision counts as fp32.
     """
     rtol, atol = max(
         TOLERANCES.get((precision or "fp32").lower(), TOLERANCES["fp32"])
@@ -89,7 +89,7 @@ def compare(
     if expected.status != actual.status:
         return ComparisonResult(Difference("status", (), str(expected.status), str(actual.status)))
     if is_failure(expected.status):
-        return ComparisonResult(None)  # The text of an error may name a request or a time.
+        return ComparisonResult(None)  # The texts of two errors may differ in request ids or times.
     if plugin is not None:
         return ComparisonResult(_plugin_difference(plugin(request, expected, actual)))
     closeness = Closeness(*tolerance_of(config, *precisions))
@@ -106,7 +106,7 @@ def compare_bodies(
     actual: ComparedAnswer,
     compare_values: Callable[[Any, Any], Difference | None],
 ) -> Difference | None:
-    """Compare bodies with `compare_values` if both are JSON, or else by their bytes."""
+    """Compare bodies with `compare_values` if both are JSON, and by their bytes if neither is."""
     if expected.body == actual.body:
         return None
     a, b = read_answer(expected), read_answer(actual)
@@ -135,11 +135,11 @@ def _compare_values(
         )
     if config.rtol is None and config.atol is None and (_is_half(a) or _is_half(b)):
         closeness.rtol, closeness.atol = max(_HALF_TOLERANCE, (closeness.rtol, closeness.atol))
-    close = json_difference(a, b, closeness, ignored)
+    numeric_difference = json_difference(a, b, closeness, ignored)
     if config.kind == "numeric":
-        return close
-    exact = json_difference(a, b, same_exactly, ignored)
-    return exact or (None if ignored else _bytes_differ(expected.body, actual.body))
+        return numeric_difference
+    exact_difference = json_difference(a, b, same_exactly, ignored)
+    return exact_difference or (None if ignored else _bytes_differ(expected.body, actual.body))
 
 
 def json_difference(
@@ -160,9 +160,9 @@ def json_difference(
         ordered: Whether the order of keys counts.
     """
     first: Difference | None = None
-    todo: list[tuple[Path, Any, Any]] = [((), expected, actual)]
-    while todo:
-        path, a, b = todo.pop()
+    pending: list[tuple[Path, Any, Any]] = [((), expected, actual)]
+    while pending:
+        path, a, b = pending.pop()
         if isinstance(a, dict) and isinstance(b, dict):
             for key in [*a, *(key for key in b if key not in a)]:
                 if _is_ignored((*path, key), ignored):
@@ -171,7 +171,7 @@ def json_difference(
                     sides = ("present" if key in value else "absent" for value in (a, b))
                     first = first or Difference("presence", (*path, key), *sides)
                 else:
-                    todo.append(((*path, key), a[key], b[key]))
+                    pending.append(((*path, key), a[key], b[key]))
             if ordered and list(a) != list(b):
                 first = first or Difference(
                     "key order",
@@ -190,8 +190,8 @@ def json_difference(
                 if ignored and _is_ignored((*path, str(index)), ignored):
                     continue
                 if isinstance(item, dict | list):
-                    todo.append(((*path, str(index)), item, b_item))
-                # Lists of numbers are long, so only a difference costs a path and a text.
+                    pending.append(((*path, str(index)), item, b_item))
+                # Lists of numbers are long, so path and excerpts are made only for a difference.
                 elif not is_same(item, b_item):
                     first = first or Difference(
                         "value", (*path, str(index)), excerpt(item), excerpt(b_item)
@@ -203,14 +203,14 @@ def json_difference(
 
 def same_exactly(a: Any, b: Any) -> bool:
     """Tell whether two values have the same type and value: 1 differs from true and from 1.0."""
-    # NaN equals NaN here.
+    # Here, NaN equals NaN.
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 class Closeness:
-    """The test whether two numbers differ by at most `atol + rtol * |expected|`.
+    """Compares values: two numbers may differ by at most `atol + rtol * |expected|`.
 
-    Other values must be the same. `largest` is the largest difference so far.
+    Other values must be the same. `largest` is the largest difference of numbers so far.
     """
 
     def __init__(self, rtol: float, atol: float) -> None:
@@ -224,7 +224,7 @@ class Closeness:
             return True
         try:
             distance, limit = abs(a - b), self.atol + self.rtol * abs(a)
-        except OverflowError:  # an integer beyond all floats
+        except OverflowError:  # An integer is too large for a float.
             return False
         if math.isfinite(distance):
             self.largest = max(self.largest, float(distance))
@@ -232,7 +232,7 @@ class Closeness:
 
 
 def without_paths(value: Any, ignored: Sequence[Path]) -> Any:
-    """Return a JSON value without some paths; only changed parts are copied."""
+    """Return a JSON value without the ignored paths; only changed parts are copied."""
     for path in ignored:
         value = _without_path(value, path)
     return value
@@ -241,18 +241,18 @@ def without_paths(value: Any, ignored: Sequence[Path]) -> Any:
 def _without_path(value: Any, path: Path) -> Any:
     part, remaining = path[0], path[1:]
     if isinstance(value, dict):
-        removed_keys = {key for key in value if part in ("*", key)}
+        matching_keys = {key for key in value if part in ("*", key)}
         return {
-            key: _without_path(item, remaining) if key in removed_keys else item
+            key: _without_path(item, remaining) if key in matching_keys else item
             for key, item in value.items()
-            if remaining or key not in removed_keys
+            if remaining or key not in matching_keys
         }
     if isinstance(value, list):
-        picked = [part in ("*", str(index)) for index in range(len(value))]
+        matches = [part in ("*", str(index)) for index in range(len(value))]
         return [
-            _without_path(item, remaining) if is_removed else item
-            for item, is_removed in zip(value, picked, strict=True)
-            if remaining or not is_removed
+            _without_path(item, remaining) if is_match else item
+            for item, is_match in zip(value, matches, strict=True)
+            if remaining or not is_match
         ]
     return value
 
@@ -269,7 +269,7 @@ def _plugin_difference(verdict: object) -> Difference | None:
 
 
 def _bytes_differ(first: bytes, second: bytes) -> Difference:
-    """Describe the first difference of two bodies, found in steps that cost no time."""
+    """Describe the first difference of two bodies, which is found quickly, block by block."""
     offset, step = 0, 4096
     while step:
         while first[offset : offset + step] == second[offset : offset + step] and offset < len(
@@ -287,10 +287,10 @@ def _bytes_differ(first: bytes, second: bytes) -> Difference:
 
 
 def _variable_paths(value: Any) -> list[Path]:
-    """Return the paths of values that always differ.
+    """Return the paths of values that differ between any two responses.
 
     They are the version in a response of the Open Inference Protocol, and identifiers and times in
-    one of OpenAI's API or of a reranker.
+    a response of OpenAI's API or of a reranker.
     """
     if isinstance(value, list):  # the events of a stream
         return (

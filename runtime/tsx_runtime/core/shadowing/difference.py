@@ -1,4 +1,4 @@
-"""The difference between two responses, and its sentence for people."""
+"""The difference between two responses, and its description as a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, NamedTuple
 
 MAX_EXCERPT_CHARS = 60
-# Names of differences without a path.
+# Names for kinds of differences that have no path.
 _NAME_BY_KIND = {
     "status": "status",
     "content-type": "content type",
@@ -16,7 +16,7 @@ _NAME_BY_KIND = {
 
 
 class Difference(NamedTuple):
-    """The first difference: the path of its field in names and indices, and both values."""
+    """The first difference: the path of its field in keys and indices, and both values."""
 
     kind: Literal[
         "status",
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     detail: str = ""
 
     def between(self, expected: str, actual: str) -> str:
-        """Return the difference as one sentence with names for the two responses."""
+        """Return the difference as a sentence, with these names for the two responses."""
         if self.kind == "plugin":
             return self.detail
         field = ".".join(self.path) or _NAME_BY_KIND.get(self.kind, "the answer")

@@ -1,4 +1,4 @@
-"""The shadows of all models, started and stopped by the traffic policies.
+"""The shadows of all models, which the traffic policies start and stop.
 
 Responses are compared without blocking the event loop.
 """
@@ -23,10 +23,10 @@ from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.wire import Parts, parse_header_block, parse_request_meta
 
-MAX_COMPARISONS = 4  # comparisons in threads at a time, of all models
-MAX_INLINE_BYTES = 4096  # Two responses of that size are compared faster than a thread starts.
-PLUGIN_TIMEOUT_S = 1.0  # default for a plugin
-BUILTIN_TIMEOUT_S = 30.0  # built-in comparisons, whose responses have a limited size
+MAX_COMPARISONS = 4  # limit of comparisons in threads at a time, for all models
+MAX_INLINE_BYTES = 4096  # Comparing smaller responses takes less time than starting a thread.
+PLUGIN_TIMEOUT_S = 1.0  # default limit for a plugin
+BUILTIN_TIMEOUT_S = 30.0  # limit for a built-in comparison, whose responses have a limited size
 
 logger = logging.getLogger("tsx.shadow")
 
@@ -34,7 +34,8 @@ logger = logging.getLogger("tsx.shadow")
 class ShadowManager:
     """The shadows by model.
 
-    Results stay readable after a shadow stops, until another one starts or the model is removed.
+    Results stay readable after a shadow has stopped, until another one starts or the model is
+    removed.
     """
 
     def __init__(self, traffic: TrafficManager, plugins: Mapping[str, Comparison]) -> None:
@@ -43,7 +44,7 @@ class ShadowManager:
         self._plugins = plugins
         self._by_model: dict[str, Mirror] = {}
         self._threads = DaemonThreads(MAX_COMPARISONS, "comparisons")
-        self._turns = asyncio.Semaphore(MAX_COMPARISONS)
+        self._thread_slots = asyncio.Semaphore(MAX_COMPARISONS)
         traffic.checks.append(self._check)
         traffic.on_traffic.append(self._update)
 
@@ -67,7 +68,7 @@ class ShadowManager:
         if traffic.shadow is None or traffic.shadow == current.shadow:
             return
         problem = self._problem(model, traffic.shadow)
-        if problem is None and (only_server := only_server_text(model, traffic)):
+        if problem is None and (reason := only_server_text(model, traffic)):
             other_versions = [
                 number
                 for number in model.versions
@@ -78,7 +79,7 @@ class ShadowManager:
                 if other_versions
                 else "Register the version to test first."
             )
-            problem = BadRequest(f"{only_server} {advice}")
+            problem = BadRequest(f"{reason} {advice}")
         if problem is not None:
             raise problem
 
@@ -112,30 +113,30 @@ class ShadowManager:
         return None
 
     def _update(self, name: str) -> None:
-        """Start, change or stop the shadow of a model by its current traffic."""
-        model, old = self._models.get(name), self._by_model.get(name)
+        """Start, change or stop the shadow of a model as its current traffic says."""
+        model, mirror = self._models.get(name), self._by_model.get(name)
         config = None if model is None else self._traffic.traffic(name).shadow
-        if old is not None and (model is None or config is None):
-            self._stop(old)
+        if mirror is not None and (model is None or config is None):
+            self._stop(mirror)
             if model is None:
                 del self._by_model[name]
         if model is None or config is None:
             return
         number = resolve_label(config.to, model.versions, self._traffic.traffic(name).labels)
-        if old is None or (old.number, old.config.compare) != (number, config.compare):
-            if old is not None:
-                self._stop(old)
-                if old.number != number:
+        if mirror is None or (mirror.number, mirror.config.compare) != (number, config.compare):
+            if mirror is not None:
+                self._stop(mirror)
+                if mirror.number != number:
                     logger.info(
                         "the shadow of %s is now version %s instead of %s; its counters are reset",
                         name,
                         number,
-                        old.number,
+                        mirror.number,
                     )
-            old = self._by_model[name] = Mirror(name, number, config, self._compare_pair)
-        old.change(config)
-        old.set_target(model.versions.get(number))
-        self._set_problem(old, self._problem(model, config))
+            mirror = self._by_model[name] = Mirror(name, number, config, self._compare_pair)
+        mirror.change(config)
+        mirror.set_target(model.versions.get(number))
+        self._set_problem(mirror, self._problem(model, config))
 
     def _set_problem(self, mirror: Mirror, problem: TsxError | None) -> None:
         text = None if problem is None else problem.message
@@ -144,14 +145,14 @@ class ShadowManager:
         mirror.problem = text
         if text is not None:
             self._stop(mirror)
-        elif not mirror.observed:
-            mirror.observed = True
+        elif not mirror.is_observed:
+            mirror.is_observed = True
             self._traffic.observe(mirror.name, mirror)
 
     def _stop(self, mirror: Mirror) -> None:
         mirror.withdraw()
-        if mirror.observed:
-            mirror.observed = False
+        if mirror.is_observed:
+            mirror.is_observed = False
             self._traffic.unobserve(mirror.name, mirror)
 
     async def _compare_pair(self, pair: ResponsePair) -> None:
@@ -169,7 +170,7 @@ class ShadowManager:
                 f"{MAX_COMPARISONS} comparisons that exceeded their time limit are still running,"
                 " so no more are started"
             )
-        except Exception as error:  # the boundary to a plugin's code
+        except Exception as error:  # A plugin may raise anything.
             problem = f"{_comparison_name(config)} failed: {type(error).__name__}: {error}"[:1000]
             if not report.last_problem:
                 logger.exception(
@@ -222,11 +223,11 @@ class ShadowManager:
             )
             return compare(config, request, primary_answer, shadow_answer, plugin, precisions)
 
-        async with self._turns:
+        async with self._thread_slots:
             return await asyncio.wait_for(self._threads.call(compare_in_thread), _timeout_s(config))
 
     def tolerance(self, mirror: Mirror) -> tuple[float, float]:
-        """Return rtol and atol of a numeric comparison with the default version."""
+        """Return rtol and atol for a numeric comparison with the default version."""
         model = self._models.get(mirror.name)
         return tolerance_of(
             mirror.config.compare,
@@ -239,7 +240,7 @@ class ShadowManager:
 
 
 def only_server_text(model: Model, traffic: Traffic) -> str:
-    """Return why a shadow gets no copies if it serves all requests itself, or an empty string."""
+    """Return why a shadow that serves all requests itself gets no copies, or an empty string."""
     if traffic.shadow is None:
         return ""
     number = resolve_label(traffic.shadow.to, model.versions, traffic.labels)

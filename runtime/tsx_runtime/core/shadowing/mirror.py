@@ -1,7 +1,7 @@
-"""The shadow of a model, which copies a share of its requests to another version.
+"""The shadow of a model, which copies a fraction of its requests to another version.
 
-A copy is made after the client has its response, so it does not delay the client. Copies are given
-up first under load: requests are then not copied, and `ShadowReport.shed` counts the reasons.
+A copy is made after the client has its response, so it does not delay the client. Under load,
+requests are not copied, and `ShadowReport.shed` counts the reasons.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tsx_runtime.settings.traffic_policy import Shadow
 from tsx_runtime.wire import Buffer
 
 MAX_COPIES = 32  # copies that are not compared yet
-MAX_BODY_BYTES = 64 << 20  # bodies of these copies together
+MAX_BODY_BYTES = 64 << 20  # total size of the bodies of these copies
 MAX_ANSWER_BYTES = 1 << 20  # larger responses are not compared
 MAX_WAIT_S = 10.0  # longest wait of a copy for a worker
-LOWEST_PRIORITY = -1_000_000  # below all that clients can name
-SHADOW_HEADER = b"x-tsx-shadow: 1\r\n"  # lets a handler leave out its side effects
+LOWEST_PRIORITY = -1_000_000  # lower than clients can request
+SHADOW_HEADER = b"x-tsx-shadow: 1\r\n"  # A handler can leave out side effects.
 
 Reason = Literal[
     "not-ready",
@@ -44,7 +44,7 @@ Reason = Literal[
 
 
 class Mirror:
-    """The observer of one model, with its report.
+    """The observer of one model: it copies requests, and keeps the report.
 
     `compare` compares two responses and counts the result in `Copy.report`.
     """
@@ -57,28 +57,28 @@ class Mirror:
         compare: Callable[[ResponsePair], Coroutine[Any, Any, None]],
     ) -> None:
         self.name = name
-        self.number = number  # the version that gets copies
-        self.target: ModelVersion | None = None  # the version while it is registered
+        self.number = number  # number of the version that gets copies
+        self.target: ModelVersion | None = None  # this version, while it is registered
         self.config = config
         self.problem: str | None = None  # why this shadow never copies
-        self.observed = False
+        self.is_observed = False
         self.report = ShadowReport(_max_examples(config))
-        self.under_way: set[Copy] = set()
-        self._size = 0  # bytes of the bodies in `under_way`
+        self.copies_in_flight: set[Copy] = set()
+        self._size = 0  # bytes of the bodies in `copies_in_flight`
         self._last_target: ModelVersion | None = None  # the last target that was not None
         self._compare = compare
-        # Comparisons of an ended shadow still finish, and count in its report.
+        # When a shadow ends, its running comparisons still finish, and count in its report.
         self._comparisons = TaskGroup()
 
     def change(self, config: Shadow) -> None:
-        """Change the share or the examples of the same comparison."""
+        """Change the percentage of requests or the number of examples; the comparison stays."""
         self.config = config
         self.report.limit_examples(_max_examples(config))
 
     def set_target(self, target: ModelVersion | None) -> None:
         """Send copies to a version, or to none for now.
 
-        Another version of the same number resets the counters.
+        The counters are reset if another version with the same number replaces the target.
         """
         if target is not None and self._last_target not in (None, target):
             self.reset()
@@ -90,17 +90,17 @@ class Mirror:
         self.report = ShadowReport(_max_examples(self.config))
 
     def withdraw(self, kept_target: ModelVersion | None = None) -> None:
-        """Withdraw copies from all versions except one, so that these can end."""
-        for copy in list(self.under_way):
+        """Withdraw copies from all versions except one, so that the others can end."""
+        for copy in list(self.copies_in_flight):
             if copy.target is not kept_target and not copy.gone:
                 copy.target.leave(copy)
 
     # The methods below are called by the splitter.
 
-    def wants(self, draw: float) -> bool:
+    def should_observe(self, draw: float) -> bool:
         return draw * 100 < self.config.share
 
-    def watch(self, job: Job, version: ModelVersion) -> Job:
+    def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         target = self.target
         reason = self._reason(target, version, len(job.body))
         if reason is not None:
@@ -116,8 +116,8 @@ class Mirror:
             return "same-version"
         if target is None or not target.ready:
             return "not-ready"
-        if len(self.under_way) >= MAX_COPIES or (
-            self.under_way and self._size + size > MAX_BODY_BYTES
+        if len(self.copies_in_flight) >= MAX_COPIES or (
+            self.copies_in_flight and self._size + size > MAX_BODY_BYTES
         ):
             return "under-way"
         return None
@@ -125,7 +125,7 @@ class Mirror:
     def _on_answer(self, job: Job, version: ModelVersion, observed: ObservedAnswer) -> None:
         """Copy a request whose client has its response.
 
-        The copy waits for the next turn of the loop, when the whole batch is answered.
+        The copy is made in the next event-loop iteration, after the whole batch is answered.
         """
         answer = _compared_answer(observed)
         if observed.error is not None or job.gone:
@@ -140,7 +140,7 @@ class Mirror:
     def _copy(
         self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float
     ) -> None:
-        if not self.observed:  # The shadow may have ended since the last turn.
+        if not self.is_observed:  # The shadow may have ended meanwhile.
             return
         target = self.target
         reason = self._reason(target, version, len(job.body)) or self._busy(target, version)
@@ -148,20 +148,20 @@ class Mirror:
             self.report.shed[reason or "not-ready"] += 1
             return
         copy = Copy(self, target, job, version.version, answer, seconds)
-        self.under_way.add(copy)
+        self.copies_in_flight.add(copy)
         self._size += len(copy.body)
         self.report.copied += 1
         target.submit(copy)
 
     def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
         ready = sum(worker.state is WorkerState.READY for worker in version.workers)
-        # Work beside the workers would delay the requests that wait for them.
+        # While requests wait for workers, copying others would delay them.
         if version.pending > version.batch_size * ready:
             return "primary-busy"
         return "shadow-busy" if target is not None and target.pending >= target.batch_size else None
 
     def on_returned(self, copy: Copy, answer: ComparedAnswer | None) -> None:
-        """Compare the response to a copy, in a later turn of the loop; None is no response."""
+        """Start to compare the response to a copy; None means that there is no response."""
         if answer is None or copy.gone:
             self._finish(copy)
             return
@@ -171,13 +171,13 @@ class Mirror:
         )
 
     def _finish(self, copy: Copy) -> None:
-        if copy in self.under_way:
-            self.under_way.discard(copy)
+        if copy in self.copies_in_flight:
+            self.copies_in_flight.discard(copy)
             self._size -= len(copy.body)
 
 
 class Copy(ObservedJob):
-    """A copy of a job with an id of its own, for the shadow."""
+    """A copy of a job for the shadow, with an id of its own."""
 
     patience = MAX_WAIT_S
 
@@ -193,11 +193,11 @@ class Copy(ObservedJob):
         """Copy a job whose client got `answer` from `version` after `seconds`."""
         meta = str(uuid.uuid4()).encode() + job.meta[job.meta.index(b"\r\n") :] + SHADOW_HEADER
         now = time.monotonic()
-        due = now + MAX_WAIT_S + target.plan.response_timeout
+        deadline = now + MAX_WAIT_S + target.plan.response_timeout
         super().__init__(
-            Job(meta, job.body, now, due, LOWEST_PRIORITY), self._return, MAX_ANSWER_BYTES
+            Job(meta, job.body, now, deadline, LOWEST_PRIORITY), self._return, MAX_ANSWER_BYTES
         )
-        self.report = mirror.report  # later copies may have another report
+        self.report = mirror.report  # The report may be reset for later copies.
         self.target = target
         self.original = job
         self.version = version
@@ -207,8 +207,8 @@ class Copy(ObservedJob):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         super().piece(headers, body, flow)
-        if self._room < 0:
-            self.gone = True  # Further parts are not read.
+        if self._remaining_bytes < 0:
+            self.gone = True  # No more parts are read.
 
     def _return(self, observed: ObservedAnswer) -> None:
         answer = _compared_answer(observed)
@@ -227,7 +227,7 @@ class Copy(ObservedJob):
 
 
 class ResponsePair(NamedTuple):
-    """The responses to one request by `copy.version` and by the shadow, after `seconds`."""
+    """The responses to one request: of `copy.version`, and of the shadow after `seconds`."""
 
     mirror: Mirror
     copy: Copy

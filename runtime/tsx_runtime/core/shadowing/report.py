@@ -14,8 +14,8 @@ from tsx_runtime.shared.quantiles import nearest_rank
 from tsx_runtime.shared.redaction import is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
 
-MAX_PAIRS = 2000  # newest comparisons with their latencies
-MAX_EXCERPT_BYTES = 2048  # excerpt of each body in an example
+MAX_PAIRS = 2000  # newest comparisons whose latencies are kept
+MAX_EXCERPT_BYTES = 2048  # length of a body's excerpt in an example
 DEFAULT_EXAMPLES = 20
 
 
@@ -28,7 +28,7 @@ class Excerpt(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two responses."""
+    """One of the two responses to a request."""
 
     version: str
     status: int
@@ -50,9 +50,10 @@ class Example:
 
 @dataclass
 class ShadowReport:
-    """The counts of a shadow, for the event loop.
+    """The counts of a shadow, used only in the event loop.
 
-    Each copy counts as `agreed`, `disagreed` or `uncompared`, or it was shed by the shadow.
+    Each compared copy counts as `agreed` or `disagreed`. Others count as `uncompared`, or by reason
+    in `shed`, as do requests that were not copied.
     """
 
     max_examples: int = DEFAULT_EXAMPLES
@@ -64,7 +65,7 @@ class ShadowReport:
     uncompared: int = 0
     primary_errors: int = 0  # failures of the primary version among compared requests
     shadow_errors: int = 0
-    largest_difference: float = 0.0  # largest difference of two compared numbers
+    largest_difference: float = 0.0  # largest difference between two compared numbers
     last_problem: str = ""  # why an answer was not compared
     pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAIRS))
     examples: deque[Example] = field(default_factory=deque)
@@ -85,7 +86,7 @@ class ShadowReport:
             self.examples.popleft()
 
     def latencies(self) -> list[tuple[float, float]]:
-        """Return p50 and p99 in seconds, of the primary version and of the shadow."""
+        """Return p50 and p99 in seconds, first of the primary version, then of the shadow."""
         ordered = [sorted(seconds) for seconds in zip(*self.pairs, strict=True)]
         return [(nearest_rank(seconds, 0.5), nearest_rank(seconds, 0.99)) for seconds in ordered]
 

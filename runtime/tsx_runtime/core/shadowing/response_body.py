@@ -1,4 +1,4 @@
-"""The body of a response as a JSON value for a comparison, with binary tensors decoded."""
+"""The body of a response as a JSON value for a comparison, with decoded binary tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGER_FORMATS = {
 # Formats of `struct` by datatype of the Open Inference Protocol.
 STRUCT_FORMATS = _INTEGER_FORMATS | {"FP16": "e", "FP32": "f", "FP64": "d"}
 
-# Line ends of server-sent events; `splitlines` would also split at U+2028, which JSON may hold.
+# Line ends of server-sent events; `splitlines` would also split at U+2028, which may be in JSON.
 _LINE_END = re.compile("\r\n|\n|\r")
 
 
@@ -32,7 +32,7 @@ NO_JSON: Final = object()
 
 
 def read_answer(answer: ComparedAnswer) -> Any:
-    """Return the JSON value of a response, a list of them for server-sent events, or NO_JSON."""
+    """Return the JSON value of a response (a list for server-sent events), or NO_JSON."""
     head = answer.headers.get(TENSORS_HEAD.decode())
     length = (
         int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
@@ -52,15 +52,16 @@ def read_answer(answer: ComparedAnswer) -> Any:
 
 
 def load_interruptibly(text: str) -> Any:
-    """Parse JSON in a thread, so that the event loop runs between its numbers.
+    """Parse JSON in a thread so that the event loop can run meanwhile.
 
-    The parser alone would not release the interpreter.
+    The C parser alone would hold the GIL. It calls these Python functions for each number, which
+    let other threads run.
     """
     return json.loads(text, parse_float=_float, parse_int=_int)
 
 
 def _with_tensors(value: Any, raw: bytes) -> Any:
-    """Return a response whose binary tensors are lists of numbers in their outputs."""
+    """Return a response in which binary tensors are decoded into lists of numbers."""
     start = 0
     for output in value["outputs"]:
         size = output.get("parameters", {}).pop("binary_data_size", None)

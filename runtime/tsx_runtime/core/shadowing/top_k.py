@@ -1,10 +1,10 @@
 """The comparison of classifications by their top k labels, anywhere in two responses.
 
-These values rank labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers by
-index, a list of texts with the best first, and an object with one text and one number, or a list of
-such (`[{"label": "cat", "score": 0.9}]`). An integer under one of `LABEL_KEYS` is a label too
-(`{"class": 2, "score": 0.9}`). A tensor of the Open Inference Protocol ranks by its last axis.
-Other values must be the same in both responses.
+These values are rankings of labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of
+numbers by index, a list of texts with the best first, and an object with one text and one number,
+or a list of such objects (`[{"label": "cat", "score": 0.9}]`). An integer under one of `LABEL_KEYS`
+is a label too (`{"class": 2, "score": 0.9}`). A tensor of the Open Inference Protocol is ranked
+along its last axis. Other values must be the same in both responses.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ Ranking = Mapping[Any, float]  # score by label
 
 def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
     """Return the first difference of two JSON values, or None."""
-    todo: list[tuple[tuple[str, ...], Any, Any]] = [((), expected, actual)]
-    while todo:
-        path, a, b = todo.pop()
+    pending: list[tuple[tuple[str, ...], Any, Any]] = [((), expected, actual)]
+    while pending:
+        path, a, b = pending.pop()
         ranking, b_ranking = ranking_of(a), ranking_of(b)
         if ranking is not None and b_ranking is not None:
             if not agree(ranking, b_ranking, k):
-                return Difference("labels", path, _best(ranking, k), _best(b_ranking, k))
+                return Difference(
+                    "labels", path, _best_labels_text(ranking, k), _best_labels_text(b_ranking, k)
+                )
             continue
         a, b = _rows(a), _rows(b)
         if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-            todo.extend(((*path, key), a[key], b[key]) for key in reversed(a))
+            pending.extend(((*path, key), a[key], b[key]) for key in reversed(a))
         elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-            todo.extend(
+            pending.extend(
                 ((*path, str(index)), a[index], b[index]) for index in reversed(range(len(a)))
             )
         elif isinstance(a, dict | list) or isinstance(b, dict | list) or not _is_same(a, b):
@@ -45,8 +47,8 @@ def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
 
 
 def ranking_of(value: Any) -> Ranking | None:
-    """Return the ranking of a JSON value, or None if it ranks nothing."""
-    if isinstance(value, dict) and (pair := _pair(value)) is not None:
+    """Return the ranking in a JSON value, or None if it is no ranking."""
+    if isinstance(value, dict) and (pair := _label_and_score(value)) is not None:
         return dict([pair])
     if isinstance(value, dict) and value and all(map(is_number, value.values())):
         return value
@@ -55,19 +57,19 @@ def ranking_of(value: Any) -> Ranking | None:
     if len(value) > 1 and all(map(is_number, value)):
         return dict(enumerate(value))
     if all(isinstance(item, str) for item in value):
-        # A repeated label gets its better rank.
+        # A repeated label gets its best rank.
         return {label: -rank for rank, label in reversed([*enumerate(value)])}
     if all(isinstance(item, dict) for item in value):
-        pairs = [_pair(item) for item in value]
+        pairs = [_label_and_score(item) for item in value]
         if all(pair is not None for pair in pairs):
             return dict(pair for pair in pairs if pair is not None)
     return None
 
 
 def agree(first: Ranking, second: Ranking, k: int) -> bool:
-    """Tell whether k labels exist that are the best of both rankings.
+    """Tell whether both rankings can have the same k best labels.
 
-    Any of several equally good labels may be among the k.
+    If several labels are equally good, any of them may be among the best k.
     """
     if min(k, len(first)) != min(k, len(second)):
         return False
@@ -80,21 +82,21 @@ def agree(first: Ranking, second: Ranking, k: int) -> bool:
 
 def _label_sets(ranking: Ranking, k: int) -> tuple[set[Any], set[Any]]:
     """Return the labels that are certainly among the best k, and those that may be."""
-    last_value = sorted((_order(value) for value in ranking.values()), reverse=True)[k - 1]
+    last_value = sorted((_sort_key(value) for value in ranking.values()), reverse=True)[k - 1]
     return (
-        {label for label, value in ranking.items() if _order(value) > last_value},
-        {label for label, value in ranking.items() if _order(value) >= last_value},
+        {label for label, value in ranking.items() if _sort_key(value) > last_value},
+        {label for label, value in ranking.items() if _sort_key(value) >= last_value},
     )
 
 
-def _best(ranking: Ranking, k: int) -> str:
-    labels = sorted(ranking, key=lambda label: _order(ranking[label]), reverse=True)[:k]
+def _best_labels_text(ranking: Ranking, k: int) -> str:
+    labels = sorted(ranking, key=lambda label: _sort_key(ranking[label]), reverse=True)[:k]
     text = ", ".join(str(label)[:40] for label in labels[:10])
     return f"{text}, ..." if len(labels) > 10 else text
 
 
-def _order(value: float) -> float:
-    """Return the value for sorting; NaN is the worst."""
+def _sort_key(value: float) -> float:
+    """Return the sort key of a score; NaN is the worst."""
     if value != value:
         return -math.inf
     return value
@@ -110,10 +112,10 @@ def is_label(key: str, value: object) -> bool:
 
 
 def _is_same(a: object, b: object) -> bool:
-    return a == b or (a != a and b != b)  # NaN equals NaN here.
+    return a == b or (a != a and b != b)  # Here, NaN equals NaN.
 
 
-def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
+def _label_and_score(item: Mapping[str, Any]) -> tuple[str, float] | None:
     texts = [str(value) for key, value in item.items() if is_label(key, value)]
     numbers = [
         value for key, value in item.items() if is_number(value) and not is_label(key, value)
@@ -122,7 +124,7 @@ def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def _rows(value: Any) -> Any:
-    """Return a tensor as a list of its last axes, and any other value unchanged."""
+    """Return a tensor with its data as a list of rows, and any other value unchanged."""
     if (
         not isinstance(value, dict)
         or not isinstance(shape := value.get("shape"), list)

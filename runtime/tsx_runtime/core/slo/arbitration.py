@@ -10,18 +10,19 @@ from typing import NamedTuple, Protocol
 
 from tsx_runtime.core.scheduling.channel import Channel
 
-# Expected share of a batch of a model without waiting requests, if it would be served first.
+# The fraction of a batch that is expected of a model without waiting requests, if its batch would
+# start first.
 IDLE_SHARE = 0.5
-# After that many times its longest expected time, other models no longer wait for a batch.
+# Other models wait for a batch for at most this multiple of its longest expected duration.
 OVERDUE_FACTOR = 3.0
-RENEW_S = 1.0  # time after which active models and the cores of workers are determined again
-RECENT_S = 3.0  # time without a batch after which a worker is not active
+RENEW_S = 1.0  # time after which active models and their needs are determined again
+RECENT_S = 3.0  # A model is active for this time after its last batch.
 
 Device = int | None  # a GPU's number, or the CPU
 
 
 class Claim(NamedTuple):
-    """A model that has a batch to start."""
+    """A model's wish to start a batch."""
 
     arrived: float  # arrival of its oldest request
     target: float  # seconds
@@ -35,9 +36,9 @@ class Claim(NamedTuple):
 def turn_order(claims: Sequence[Claim], now: float) -> list[float]:
     """Return a sort key for each claim: the smallest one starts first.
 
-    The key is the deadline. The latest possible start would let long batches overtake short ones.
-    A claim that is late in any case gets the longest target of all. It delays no other model, and
-    still starts at some time.
+    The key is the deadline. (With the latest possible start as the key, long batches would overtake
+    short ones.) A claim that will be late in any case is sorted as if it had the longest target.
+    Thus it delays no model that can be in time, but still starts at some time.
     """
     longest = max((claim.target for claim in claims), default=0.0)
     return [
@@ -53,13 +54,13 @@ def turn_order(claims: Sequence[Claim], now: float) -> list[float]:
 def expected_wait(
     claim: Claim, competing: Iterable[Claim], idle: Iterable[Claim], caution: float
 ) -> float:
-    """Return the seconds of batches that start before a batch that is claimed now.
+    """Return the seconds of all batches that start before a batch that is claimed now.
 
     Args:
         claim: The claim of this model.
-        competing: The claims of models with waiting requests. Earlier deadlines count.
-        idle: The claims of models without them. Shorter targets count in part.
-        caution: The share, from 0 to 1, to which all other claims count as well.
+        competing: The claims of models with waiting requests. Those with earlier deadlines count.
+        idle: The claims of models without them. Those with shorter targets count in part.
+        caution: The fraction, from 0 to 1, by which all other claims count as well.
     """
     waiting = sum(
         rival.duration * (1.0 if rival.deadline < claim.deadline else caution)
@@ -73,7 +74,7 @@ def expected_wait(
 
 
 class Rival(Protocol):
-    """A dispatcher, as far as other models on its device use it."""
+    """The part of a dispatcher that other models on its device use."""
 
     channels: list[Channel]
 
@@ -85,28 +86,28 @@ class Rival(Protocol):
 
     @property
     def caution(self) -> float:
-        """A value from 0 to 1 that grows with the share of missed targets."""
+        """A value from 0 to 1 that grows with the fraction of missed targets."""
 
     def expected_end(self, channel: Channel, now: float) -> float:
         """Return when the channel's worker is expected to be free."""
 
     def overdue(self, channel: Channel) -> float:
-        """Return the time after which other dispatchers do not wait for the channel's worker."""
+        """Return the time after which other dispatchers no longer wait for the channel's worker."""
 
     def start(self) -> None:
-        """Send a batch if there is one and `DeviceArbiter.granted` permits it."""
+        """Send a batch, if there is one and `DeviceArbiter.granted` permits it."""
 
 
 class DeviceArbiter:
-    """The sharing of devices among dispatchers with a target.
+    """Divides devices among dispatchers with latency targets.
 
     A GPU runs one batch at a time. The CPU runs as many as there are cores for their threads. A
     dispatcher without a rival, or with a core for each worker, never waits. Running batches are
-    read from the channels each time, so that lost workers and removed models leave no trace.
+    read from the channels each time, so that lost workers and removed models need no clean-up.
     """
 
     def __init__(self, cores: int) -> None:
-        self.is_blocking = False  # whether a model may wait for its turn
+        self.is_blocking = False  # whether a model waits for its turn
         self._cores = cores
         self._members: dict[Rival, None] = {}
         self._active: set[Rival] = set()
@@ -125,7 +126,7 @@ class DeviceArbiter:
         self.notify_change()
 
     def notify_change(self) -> None:
-        """Consider a changed set of workers, which may permit another batch."""
+        """React to a changed set of workers, which may permit another batch."""
         self._renewed_at = -math.inf
         if len(self._members) > 1:
             asyncio.get_running_loop().call_soon(self.start_next)
@@ -174,16 +175,18 @@ class DeviceArbiter:
         return self._grants(now).get(rival)
 
     def start_next(self) -> None:
-        """Start batches, the nearest to missing its target first, after another one has ended."""
-        tried: set[Rival] = set()
-        while waiting := [rival for rival in self._grants(time.monotonic()) if rival not in tried]:
-            tried.add(waiting[0])
+        """Start batches after another one has ended, the most urgent first."""
+        started: set[Rival] = set()
+        while waiting := [
+            rival for rival in self._grants(time.monotonic()) if rival not in started
+        ]:
+            started.add(waiting[0])
             waiting[0].start()
 
     def outlook(self, rival: Rival, now: float) -> tuple[float, float]:
         """Return when a batch of a new request may start, and the pause after each batch.
 
-        In the pause, other models use the device.
+        In that pause, other models use the device.
         """
         first = rival.channels[0]
         devices, needed = set(first.devices), self._units_needed(first)
@@ -198,7 +201,7 @@ class DeviceArbiter:
             for neighbour in neighbours
             for channel in self._busy(neighbour, devices, now)
         ]
-        capacity = self._capacity(first.devices[0])  # equal for all devices of the model
+        capacity = self._capacity(first.devices[0])  # It is equal for all devices of a model.
         used = sum(self._units_needed(channel) for _, channel in running)
         parallel = max(1, capacity // needed)
         start = (
@@ -220,7 +223,8 @@ class DeviceArbiter:
         )
         if not running and not waiting:
             return now, pause / parallel
-        # The caution of all models counts; a single cautious model would never be served.
+        # The greatest caution of all is used. Otherwise a single cautious model would never be
+        # served, since the others would take all the time.
         caution = max(member.caution for member in (rival, *neighbours))
         return (
             start + expected_wait(rival.next_batch(now), waiting, idle, caution) / parallel,
@@ -230,12 +234,13 @@ class DeviceArbiter:
     def _grants(self, now: float) -> dict[Rival, Channel]:
         """Return one channel for each dispatcher that may send a batch now.
 
-        The order is that of `turn_order`. A later one takes no capacity that an earlier one needs.
+        They are considered in `turn_order`. A later one takes no capacity that an earlier one
+        needs.
         """
         members = [
             (member, claim) for member in self._members if (claim := member.claim(now)) is not None
         ]
-        urgent = turn_order([claim for _, claim in members], now)
+        order = turn_order([claim for _, claim in members], now)
         busy = [
             channel
             for member in self._members
@@ -247,31 +252,31 @@ class DeviceArbiter:
             )
             for device in self._crowded_devices
         }
-        granted: dict[Rival, Channel] = {}
+        grants: dict[Rival, Channel] = {}
         for _, rival in sorted(
-            zip(urgent, [member for member, _ in members], strict=True), key=lambda pair: pair[0]
+            zip(order, [member for member, _ in members], strict=True), key=lambda pair: pair[0]
         ):
             idle = [channel for channel in rival.channels if not channel.batches]
             for channel in idle:
                 needed = self._units_needed(channel)
-                # A device that is not crowded is always free.
+                # A device that is not crowded counts as free.
                 used_before = {device: used.get(device, -math.inf) for device in channel.devices}
                 if all(
-                    not taken or taken + needed <= self._capacity(device)
-                    for device, taken in used_before.items()
+                    not units or units + needed <= self._capacity(device)
+                    for device, units in used_before.items()
                 ):
-                    granted[rival] = channel
-                    used |= {device: taken + needed for device, taken in used_before.items()}
+                    grants[rival] = channel
+                    used |= {device: units + needed for device, units in used_before.items()}
                     break
             else:
                 used |= {device: math.inf for channel in idle for device in channel.devices}
-        self.is_blocking = len(granted) < len(members)
-        return granted
+        self.is_blocking = len(grants) < len(members)
+        return grants
 
     def _busy(self, rival: Rival, devices: set[Device], now: float) -> list[Channel]:
-        """Return the channels that run a batch, without overdue ones.
+        """Return the channels that run a batch, except for overdue ones.
 
-        A timer runs until the next batch is overdue.
+        A timer runs until the next of these batches is overdue.
         """
         busy = []
         for channel in rival.channels:

@@ -1,4 +1,4 @@
-"""How well a latency target is met: counts since the start and of the last minutes."""
+"""The attainment of a latency target: counts since the start, and of the last minutes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ BUDGET_MINUTES = 60  # period of the error budget
 
 
 class SloReport(NamedTuple):
-    """The attainment of a target with the current decisions for it."""
+    """The attainment of a target, and the current decisions for it."""
 
     target: LatencyTarget
-    batch_size: int  # size of the batches that are planned
+    batch_size: int  # size of the planned batches
     waiting: int  # requests that may wait
     attained: int  # accepted requests that were answered within the target
     missed: int
     refused: int  # requests refused on arrival
-    attainment: float | None  # share of the last RECENT_MINUTES, or None without a request
-    # Remaining share of the misses that the target allows in BUDGET_MINUTES; negative if overspent.
+    attainment: float | None  # fraction in the last RECENT_MINUTES, or None without a request
+    # The remaining fraction of the misses that the target allows in BUDGET_MINUTES; negative if
+    # more requests were missed.
     budget_left: float
     curve: LatencyCurve | None = None  # the curve learned so far
-    seconds: float = 0.0  # limit by which requests are accepted
+    seconds: float = 0.0  # expected latency up to which requests are accepted
 
 
 class Attainment:
@@ -36,7 +37,7 @@ class Attainment:
         self.missed = 0
         self.refused = 0
         self._clock = clock
-        # The number of each minute with requests, and both counts at its beginning.
+        # Each minute with requests: its number, and both counts at its beginning.
         self._minutes: deque[tuple[int, int, int]] = deque(maxlen=BUDGET_MINUTES + 1)
 
     def add(self, attained: int, missed: int) -> None:
@@ -47,16 +48,17 @@ class Attainment:
         self.missed += missed
 
     def counts_of_last(self, minutes: int) -> tuple[int, int]:
-        """Return attained and missed requests of the last minutes, the current one included."""
-        first = int(self._clock() // 60) - minutes + 1
+        """Return attained and missed requests of the last minutes, including the current one."""
+        first_minute = int(self._clock() // 60) - minutes + 1
         _, attained, missed = next(
-            (entry for entry in self._minutes if entry[0] >= first), (0, self.attained, self.missed)
+            (entry for entry in self._minutes if entry[0] >= first_minute),
+            (0, self.attained, self.missed),
         )
         return self.attained - attained, self.missed - missed
 
     def report(self, target: LatencyTarget, batch_size: int, waiting: int) -> SloReport:
         attained, missed = self.counts_of_last(RECENT_MINUTES)
-        share = attained / (attained + missed) if attained + missed else None
+        recent_attainment = attained / (attained + missed) if attained + missed else None
         attained, missed = self.counts_of_last(BUDGET_MINUTES)
         allowed = (1 - target.quantile) * (attained + missed)
         budget_left = 1 - missed / allowed if allowed else 1.0
@@ -67,6 +69,6 @@ class Attainment:
             self.attained,
             self.missed,
             self.refused,
-            share,
+            recent_attainment,
             budget_left,
         )

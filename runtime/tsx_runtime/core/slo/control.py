@@ -1,4 +1,4 @@
-"""The decisions for a latency target, with the curve and the arrival rate that they rest on."""
+"""The decisions for a latency target, which use the latency curve and the arrival rate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end, factor, fill
 from tsx_runtime.core.slo.weights import RequestWeights
 
-MARGIN_STEP = 0.05  # change of the margin for a batch that misses as a whole
+MARGIN_STEP = 0.05  # reduction of the margin after a batch whose requests all miss the target
 MIN_MARGIN, MAX_MARGIN = 0.5, 1.45
-NORMAL_MARGIN = 0.95  # largest share of the target by which requests are accepted
-# Growth of the accepted probability of lateness for each 1 of margin above NORMAL_MARGIN.
+NORMAL_MARGIN = 0.95  # fraction of the target within which requests are normally accepted
+# How much the accepted probability of lateness grows per 1 of margin above NORMAL_MARGIN.
 RISK_FACTOR = 20
-ARRIVAL_MEMORY_S = 1.0  # time after which an arrival has about a third of its weight
+ARRIVAL_MEMORY_S = 1.0  # time after which an arrival counts about a third
 
 
-class HeldBatches(NamedTuple):
-    """The batches of a worker: the start of the first one and the sizes of all."""
+class WorkerBatches(NamedTuple):
+    """The batches of a worker: when the first one began, and the sizes of all."""
 
     began: float
     sizes: Sequence[float]
@@ -30,13 +30,14 @@ class HeldBatches(NamedTuple):
 class SloControl:
     """The decisions for one version; its caller has the queue, the workers and the clock.
 
-    With `weighs`, the caller passes the weights of requests too.
+    If `weighs` is true, the caller also passes the weights of requests.
     """
 
     def __init__(self, target: LatencyTarget, curve: LatencyCurve) -> None:
         self.target = target
         self.weights = RequestWeights(curve)
-        # Requests are accepted by this share of the target; the curve does not show all delays.
+        # The fraction of the target within which requests are accepted. It leaves time for other
+        # delays, which are missing in the curve.
         self.margin = NORMAL_MARGIN
         self.aim = aim(curve, target.seconds * NORMAL_MARGIN, 0.0, 1)
         self.waiting = 0.0  # number of requests that may wait, as far as it is known
@@ -52,11 +53,12 @@ class SloControl:
 
     @property
     def weighs(self) -> bool:
+        """Whether requests have weights other than 1."""
         return self.weights.share > 0
 
     @property
     def caution(self) -> float:
-        """A value from 0 to 1 that grows with the share of missed targets."""
+        """A value from 0 to 1 that grows with the fraction of missed targets."""
         return max(0.0, (NORMAL_MARGIN - self.margin) / (NORMAL_MARGIN - MIN_MARGIN))
 
     def retarget(self, target: LatencyTarget) -> None:
@@ -80,10 +82,10 @@ class SloControl:
         """Learn from an answered batch.
 
         A miss reduces the margin by much, and an answer in time raises it by little. In overload,
-        the share of misses thus approaches the share that the target allows. A batch does not count
-        if a request alone would have missed the target. A margin above NORMAL_MARGIN accepts
-        requests that are late more often than allowed. Only the longest waits are affected, so all
-        requests together still keep the target.
+        the fraction of misses thus approaches the one that the target allows. A batch does not
+        count if a request alone would have missed the target. A margin above NORMAL_MARGIN accepts
+        requests that are late more often than the target allows. This affects only the longest
+        waits, so all requests together still keep the target.
 
         Args:
             requests: The number of requests.
@@ -102,11 +104,11 @@ class SloControl:
                 / max(requests, self.aim.size)
             )
             self.margin = min(MAX_MARGIN, max(MIN_MARGIN, self.margin + change))
-            late = (1 - self.target.quantile) * (
+            late_probability = (1 - self.target.quantile) * (
                 1 + RISK_FACTOR * max(0.0, self.margin - NORMAL_MARGIN)
             )
-            # The median is the lowest quantile of the curve.
-            self.weights.expect(1 - min(late, 0.5))
+            # The lowest quantile of the curve is the median.
+            self.weights.set_quantile(1 - min(late_probability, 0.5))
         self._renew(now, workers)
 
     def sent(self, size: float, *, cut: bool) -> None:
@@ -121,19 +123,19 @@ class SloControl:
     def admits(
         self,
         arrivals: Sequence[float],
-        held: Iterable[HeldBatches],
+        worker_batches: Iterable[WorkerBatches],
         now: float,
         weights: Callable[[], Sequence[float]] = tuple,
         weight: float = 1.0,
         outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
-        """Tell whether a new request would be answered in time behind the waiting ones.
+        """Tell whether a new request would be answered in time after the waiting ones.
 
         If not, `opens_at` is the time at which one could be.
 
         Args:
             arrivals: The arrival times of the waiting requests.
-            held: The batches of each worker.
+            worker_batches: The batches of each worker.
             now: The current time.
             weights: Returns the weights of the waiting requests. It is called only if necessary.
             weight: The weight of the new request.
@@ -143,19 +145,19 @@ class SloControl:
         is_large = weight > self.aim.size
         if is_large or (waiting + weight > self.waiting and now >= self.opens_at):
             start, pause = outlook(now)
-            free = [max(start, self.end(batches, now)) for batches in held]
-            aimed = self.aim
-            # A larger request than the planned batches has to start earlier.
+            free = [max(start, self.end(batches, now)) for batches in worker_batches]
+            plan = self.aim
+            # A request that is larger than the planned batches has to start earlier.
             if is_large:
                 seconds = self.target.seconds
                 duration = self.curve.typical(weight) * factor(self.curve, seconds)
-                aimed = aimed._replace(
+                plan = plan._replace(
                     wait=max(0.0, seconds * min(self.margin, NORMAL_MARGIN) - duration)
                 )
             self.waiting, self.opens_at = admission(
                 self.curve,
                 self.target.seconds,
-                aimed,
+                plan,
                 arrivals,
                 free,
                 now,
@@ -168,7 +170,7 @@ class SloControl:
         return admitted
 
     def next_duration(self, waiting: float) -> float:
-        """Return the expected seconds of the next batch for a number of waiting requests."""
+        """Return the expected seconds of the next batch, for a number of waiting requests."""
         curve = self.curve
         return (
             curve.typical(min(waiting, self.aim.size)) * curve.mean
@@ -177,11 +179,11 @@ class SloControl:
         )
 
     def longest(self, size: float) -> float:
-        """Return the seconds of a batch at the target's quantile, or 0 if none was measured."""
+        """Return a batch's seconds at the target's quantile, or 0 if none was measured."""
         return self.curve.typical(size) * self.curve.tail if self.curve.known else 0.0
 
-    def end(self, held: HeldBatches, now: float) -> float:
-        return expected_end(held.began, held.sizes, self.curve, now)
+    def end(self, batches: WorkerBatches, now: float) -> float:
+        return expected_end(batches.began, batches.sizes, self.curve, now)
 
     def batch_size(
         self, arrivals: Sequence[float], start: float, max_size: int, weights: Sequence[float] = ()
@@ -192,7 +194,7 @@ class SloControl:
         size = batch_size(
             self.curve, self.target.seconds, arrivals, start, self.aim.size, weights or repeat(1)
         )
-        # A little more shows whether the other limits have become wider.
+        # Other limits have reduced the batches. A slightly larger one shows whether they still do.
         if size == self.curve.max_size and self.curve.is_capped:
             size += size // 8 + 1
         if weights:

@@ -33,16 +33,17 @@ SIZES: tuple[int, ...] = (
     768,
     1024,
 )
-# Newest batches of each size that count; the ratio between sizes hardly changes.
+# The number of newest batches of each size that count; it is large, since the ratio between sizes
+# hardly changes.
 SHAPE_BATCHES = 240
-# Newest batches of any size that show the speed of the machine. A small number follows a change
-# quickly, a large number averages scattered times.
+# The number of newest batches of any size that show the speed of the machine. Few of them follow a
+# change quickly, many of them average scattered times.
 LEVEL_BATCHES = (15, 120)
 LEVEL_PRECISION = 0.04  # accepted relative error of the speed
 TAIL_BATCHES = 384  # newest batches of any size that show the tail
-# Shorter batches are taken for that long, because clocks are coarse and benchmarks may be wrong.
+# Shorter times are replaced by this one, because clocks are coarse and benchmarks may be wrong.
 MIN_SECONDS = 1e-6
-STALE_S = 10.0  # After that time, a size has to agree with the sizes that are served now.
+STALE_S = 10.0  # A size without a batch for this time is stale: it must agree with the others.
 MIN_BATCHES = 2  # batches of the largest size before a larger one is tried
 # A size with fewer batches may have been slow by chance, and is tried again after STALE_S.
 FEW_BATCHES = 8
@@ -50,41 +51,41 @@ GROWTH_PER_REQUEST = 0.25  # assumed extra time of a second request, until it is
 
 
 class Window:
-    """The newest values, also in sorted order."""
+    """The newest values, in the order of their arrival and sorted."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._values = deque(values)
-        self.ordered = sorted(self._values)
+        self.sorted_values = sorted(self._values)
 
     def __len__(self) -> int:
-        return len(self.ordered)
+        return len(self.sorted_values)
 
     def add(self, value: float, limit: int) -> None:
         self._values.append(value)
-        insort(self.ordered, value)
+        insort(self.sorted_values, value)
         while len(self._values) > limit:
-            del self.ordered[bisect_left(self.ordered, self._values.popleft())]
+            del self.sorted_values[bisect_left(self.sorted_values, self._values.popleft())]
 
     @property
     def median(self) -> float:
-        half = len(self.ordered) // 2
-        return (self.ordered[half] + self.ordered[~half]) / 2
+        half = len(self.sorted_values) // 2
+        return (self.sorted_values[half] + self.sorted_values[~half]) / 2
 
 
 class LatencyCurve:
-    """Typical times by batch size, and the tail of batches of any size.
+    """Typical times by batch size, and the tail of the times of batches of any size.
 
     Three parts are learned from different numbers of batches: the ratio between sizes (the shape),
     the current speed of the machine (the level), and the tail.
     """
 
     def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = ()) -> None:
-        """Begin with `measured` batch sizes and their median seconds, from a benchmark."""
+        """Begin with batch sizes and their median seconds that a benchmark has measured."""
         self.quantile = quantile
-        self._max_tried = 1  # largest batch that may be tried
+        self._max_tried = 1  # largest batch that may be tried next
         self._max_sent = SIZES[-1]  # largest batch that other limits permit
         self.tail = 1.0  # ratio of the quantile to the typical time
-        self.mean = 1.0  # ratio of the mean; times above the quantile count as the quantile
+        self.mean = 1.0  # ratio of the mean to it; times above the quantile count as the quantile
         self._times: dict[int, Window] = {}  # seconds at level 1
         self._answered_at: dict[int, float] = {}  # time of the last answer by size
         self._sizes: list[int] = []
@@ -92,7 +93,7 @@ class LatencyCurve:
         self._levels = Window()
         self._level = 1.0
         self._last_log = 0.0  # logarithm of the last ratio
-        # Mean difference of these logarithms from batch to batch; slow drift does not count.
+        # The mean difference of these logarithms from batch to batch, which ignores a slow drift.
         self.scatter = 0.0
         self._ratios = Window()
         points = sorted(dict(measured).items())
@@ -138,7 +139,7 @@ class LatencyCurve:
 
     @property
     def max_size(self) -> int:
-        """The largest batch that can be expected."""
+        """The largest batch that may be planned."""
         return min(self._max_tried, self._max_sent)
 
     @property
@@ -146,7 +147,7 @@ class LatencyCurve:
         return self._max_sent < self._max_tried
 
     def sent(self, size: float, *, cut: bool) -> None:
-        """Note the size of a sent batch; `cut` means that another limit has reduced it."""
+        """Note the size of a sent batch; `cut` means that another limit has made it smaller."""
         self._max_sent = max(math.ceil(size), self.max_size * 3 // 4 if cut else self._max_sent)
 
     def typical(self, size: float) -> float:
@@ -158,7 +159,7 @@ class LatencyCurve:
         right = bisect_left(sizes, size)
         if right == 0:
             return fitted[0]
-        if right == len(sizes):  # The curve is extended beyond the largest known size.
+        if right == len(sizes):  # Extend the curve beyond the largest measured size.
             if right == 1:
                 return fitted[0] * (1 + GROWTH_PER_REQUEST * (size / sizes[0] - 1))
             return fitted[-1] + (fitted[-1] - fitted[0]) / (sizes[-1] - sizes[0]) * (
@@ -168,7 +169,7 @@ class LatencyCurve:
         return fitted[right - 1] + slope * (size - sizes[right - 1])
 
     def largest(self, seconds: float) -> int:
-        """Return the largest batch within a typical time, or 0 if there is none."""
+        """Return the largest batch with a typical time of at most `seconds`, or 0 without one."""
         low, high = 0, self.max_size
         while low < high:
             middle = (low + high + 1) // 2
@@ -192,21 +193,22 @@ class LatencyCurve:
         self._summarise()
 
     def _summarise(self) -> None:
-        ordered = self._ratios.ordered
-        count = len(ordered)
+        ratios = self._ratios.sorted_values
+        count = len(ratios)
         rank = min(math.ceil(self.quantile * (count + 1)), count)
-        self.tail = max(1.0, ordered[rank - 1])
-        if rank == count:  # With few values, a lognormal distribution gives the tail.
+        self.tail = max(1.0, ratios[rank - 1])
+        if rank == count:  # There are too few values: assume a lognormal distribution.
             self.tail = max(
                 self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128)
             )
-        self.mean = (sum(ordered[:rank]) + self.tail * (count - rank)) / count
+        self.mean = (sum(ratios[:rank]) + self.tail * (count - rank)) / count
 
     def _fit(self, newest: int) -> None:
         """Fit the times so that larger batches take no less time.
 
-        Medians that say otherwise are pooled with the number of their batches as weight. Old
-        measurements count little, and take no more time per request than sizes served now.
+        If medians contradict this, they are pooled, weighted by their numbers of batches. Stale
+        measurements get a small weight, and at most the time per request of sizes that are served
+        now.
         """
         self._sizes = sizes = sorted(self._times)
         stale_before = self._answered_at[newest] - STALE_S
@@ -219,9 +221,10 @@ class LatencyCurve:
                 1,
             )
             if is_stale and size > newest and pooled:
-                step = 1.0 if len(self._times[size]) >= FEW_BATCHES else GROWTH_PER_REQUEST
+                growth = 1.0 if len(self._times[size]) >= FEW_BATCHES else GROWTH_PER_REQUEST
                 seconds = min(
-                    seconds, pooled[-1][0] * (1 + step * (size / sizes[sizes.index(size) - 1] - 1))
+                    seconds,
+                    pooled[-1][0] * (1 + growth * (size / sizes[sizes.index(size) - 1] - 1)),
                 )
             while pooled and pooled[-1][0] > seconds:
                 pooled_seconds, pooled_weight, pooled_count = pooled.pop()
@@ -243,6 +246,6 @@ def _seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
         measured_size, seconds = points[0]
         return seconds * (1 + GROWTH_PER_REQUEST * (size / measured_size - 1))
     right = min(max(bisect_left(points, (size,)), 1), len(points) - 1)
-    (low, first), (high, last) = points[right - 1 : right + 1]
-    slope = (last - first) / (high - low)
-    return last + (max(slope, 0.0) if size > high else slope) * (size - high)
+    (low_size, low_seconds), (high_size, high_seconds) = points[right - 1 : right + 1]
+    slope = (high_seconds - low_seconds) / (high_size - low_size)
+    return high_seconds + (max(slope, 0.0) if size > high_size else slope) * (size - high_size)

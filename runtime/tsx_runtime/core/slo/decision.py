@@ -1,7 +1,7 @@
 """Batches that keep a latency target, and requests that are refused on arrival, as pure functions.
 
 A request is accepted if its batch can start early enough: a batch of the planned size then ends
-within the target. A request that arrives early does not force a batch that is too small to be
+within the target. If requests wait less than they may, their batch is not made too small to be
 worth its time. Sizes are numbers of requests, or sums of their weights (see `RequestWeights`).
 Without `weights`, each request weighs 1.
 """
@@ -16,28 +16,29 @@ from typing import NamedTuple
 
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-UNKNOWN_SHARE = 0.25  # share of the target that a batch is assumed to take before any is measured
+UNKNOWN_FRACTION = 0.25  # part of the target that a batch is assumed to take at first
 
 
 class Aim(NamedTuple):
     """The plan for one target at the current load."""
 
-    size: int  # size of the batches by which requests are accepted
-    wait: float  # longest seconds from an arrival to the start of its batch, not negative
-    duration: float  # expected seconds of a batch before it
+    size: int  # size of the batches that are planned
+    wait: float  # longest seconds from an arrival to the start of its batch; at least 0
+    duration: float  # expected seconds of such a batch
 
 
 class QueueRoom(NamedTuple):
-    """The number of requests that a queue accepts."""
+    """The number of requests that may wait in a queue."""
 
-    waiting: float  # requests that may wait in all, as far as it is known
-    opens_at: float  # time at which one more may wait, if none leaves before
+    waiting: float  # all requests that may wait, as far as is known
+    opens_at: float  # time at which one more may wait, unless a batch leaves before
 
 
 def factor(curve: LatencyCurve, target: float) -> float:
-    """Return by how much a batch may exceed the typical time: the ratio of the quantile.
+    """Return the ratio between the longest time that a batch is planned with and its typical time.
 
-    If not even one request keeps the target by that, it is the ratio of the mean.
+    It is the ratio of the quantile to the typical time. If even a single request would then miss
+    the target, it is the ratio of the mean.
     """
     return curve.tail if curve.typical(1) * curve.tail <= target else curve.mean
 
@@ -45,7 +46,8 @@ def factor(curve: LatencyCurve, target: float) -> float:
 def aim(curve: LatencyCurve, target: float, rate: float, workers: int) -> Aim:
     """Return the plan for the largest batch that can gather in time.
 
-    While its requests wait, as many others arrive, or a worker finishes a batch of that size.
+    It gathers until enough requests have arrived, or until a worker has finished a batch of this
+    size, whichever is earlier.
 
     Args:
         curve: The latency curve.
@@ -54,7 +56,7 @@ def aim(curve: LatencyCurve, target: float, rate: float, workers: int) -> Aim:
         workers: The number of workers.
     """
     if not curve.known:
-        return Aim(1, target - target * UNKNOWN_SHARE, target * UNKNOWN_SHARE)
+        return Aim(1, target - target * UNKNOWN_FRACTION, target * UNKNOWN_FRACTION)
     ratio, mean = factor(curve, target), curve.mean
     low, high = 1, curve.max_size
     while low < high:
@@ -73,11 +75,12 @@ def batch_size(
     planned: int,
     weights: Iterable[float] = repeat(1),
 ) -> float:
-    """Return the largest batch that keeps the target for the oldest request, at least one request.
+    """Return the size of the largest batch that keeps its oldest request's target, at least 1.
 
-    The quantile decides, or the mean up to the planned size, because smaller batches would delay
-    the next ones even more. Requests that are late even alone do not count. The first other one
-    decides, or the batch takes all late requests if they are more.
+    The batch may take its quantile within the target. Up to the planned size, it is enough if its
+    mean does, because smaller batches would delay the next ones even more. Requests that would be
+    late even alone are not considered: the first other one decides. But if the late requests are
+    more than that, the batch takes all of them.
 
     Args:
         curve: The latency curve.
@@ -90,20 +93,20 @@ def batch_size(
     if not curve.known:
         return 1
     ratio, mean = factor(curve, target), curve.mean
-    late = 0.0
+    late_weight = 0.0
     for arrived, weight in zip(arrivals, weights, strict=False):
         slack = arrived + target - start
         size = max(curve.largest(slack / ratio), min(planned, curve.largest(slack / mean)))
-        if size > late:
+        if size > late_weight:
             return size
         if size:
             break
-        late += weight
-    return max(1, min(late, curve.largest(target / ratio)))
+        late_weight += weight
+    return max(1, min(late_weight, curve.largest(target / ratio)))
 
 
 def fill(size: float, weights: Sequence[float], first: int, waiting: int) -> tuple[int, float]:
-    """Return the number and the weight of waiting requests for a batch, at least one request."""
+    """Return the number and the weight of waiting requests for a batch; there is at least one."""
     if not weights:
         count = min(int(size), waiting - first)
         return count, count
@@ -127,8 +130,8 @@ def admission(
 ) -> QueueRoom:
     """Return how many requests may wait.
 
-    Waiting requests are batched as they will be. A request has room in any case if no other one
-    waits and a worker is idle, or if there is no worker.
+    The waiting requests are divided into batches in the way in which they will be sent. A request
+    has room in any case if no other one waits and a worker is idle, or if there is no worker.
 
     Args:
         curve: The latency curve.
@@ -160,12 +163,12 @@ def admission(
             + pause
             + (curve.typical(max(size, total)) * curve.mean if curve.known else planned.duration),
         )
-    if room >= weight:  # It can join the last batch.
+    if room >= weight:  # The new request can join the last batch.
         return QueueRoom(waiting + room, now)
-    latest = now + planned.wait
+    latest_start = now + planned.wait
     return (
         QueueRoom(waiting + max(planned.size, weight), now)
-        if ends[0] <= latest
+        if ends[0] <= latest_start
         else QueueRoom(waiting, ends[0] - planned.wait)
     )
 
@@ -173,8 +176,8 @@ def admission(
 def expected_end(began: float, sizes: Sequence[float], curve: LatencyCurve, now: float) -> float:
     """Return when a worker is expected to finish batches of these sizes.
 
-    A first batch that takes longer than expected is assumed to take its quantile, and then another
-    typical time.
+    If the first batch takes longer than expected, it is assumed to take the time of its quantile,
+    and after that another typical time.
 
     Args:
         began: The start of the first batch.

@@ -21,7 +21,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
-from tsx_runtime.core.slo.control import HeldBatches, SloControl
+from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 
@@ -29,8 +29,8 @@ from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 class SloDispatcher(Dispatcher):
     """A dispatcher whose batch size and queue length follow from a latency target.
 
-    `limits.max_items` limits the batch size. `bounds.items` is the number of requests that may wait
-    as far as it is known, and `submit` determines it again once as many wait.
+    `limits.max_items` limits the batch size. `bounds.items` is the number of requests that may
+    wait, as far as is known. When as many wait, `submit` determines it again.
     """
 
     def __init__(
@@ -87,12 +87,14 @@ class SloDispatcher(Dispatcher):
 
     def _admits(self, weight: float) -> bool:
         now = time.monotonic()
-        # A target that cannot be kept is not waited for.
+        # If the target cannot be kept anyway, other models are not considered.
         if not self.control.aim.wait or not self._arbiter.is_crowded(self, now):
-            return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
+            return self.control.admits(
+                self._arrivals(), self._worker_batches(), now, self._weights, weight
+            )
         outlook = partial(self._arbiter.outlook, self)
         return self.control.admits(
-            self._arrivals(), self._held(), now, self._weights, weight, outlook
+            self._arrivals(), self._worker_batches(), now, self._weights, weight, outlook
         )
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
@@ -135,12 +137,12 @@ class SloDispatcher(Dispatcher):
         return self.control.caution
 
     def expected_end(self, channel: Channel, now: float) -> float:
-        return self.control.end(self._held_by(channel), now)
+        return self.control.end(self._batches_of(channel), now)
 
     def overdue(self, channel: Channel) -> float:
-        held = self._held_by(channel)
-        return held.began + OVERDUE_FACTOR * max(
-            self.control.longest(held.sizes[0]), self.control.target.seconds
+        batches = self._batches_of(channel)
+        return batches.began + OVERDUE_FACTOR * max(
+            self.control.longest(batches.sizes[0]), self.control.target.seconds
         )
 
     def start(self) -> None:
@@ -149,10 +151,10 @@ class SloDispatcher(Dispatcher):
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         """Learn from the reply of a worker before it is delivered."""
         now = time.monotonic()
-        due = now - self.control.target.seconds
-        missed = sum([job.arrived < due or job.late for job in sent.jobs])
+        latest_arrival = now - self.control.target.seconds
+        missed = sum([job.arrived < latest_arrival or job.late for job in sent.jobs])
         if not sent.deaths:
-            seconds, cost = now - max(sent.at, channel.replied), sum(self._costs(sent.jobs))
+            seconds, cost = now - max(sent.sent_at, channel.replied), sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)
         self._invalidate_bounds()
         if self._arbiter.is_blocking:
@@ -161,22 +163,25 @@ class SloDispatcher(Dispatcher):
         self.attainment.add(len(sent.jobs) - missed, missed)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        """Choose the next batches; without an idle worker, they begin when a worker is free."""
-        ends = [self.control.end(held, now) for held in self._held()]
+        """Choose the next batches; without an idle worker, they begin when one will be free."""
+        ends = [self.control.end(batches, now) for batches in self._worker_batches()]
         weights, start = self._weights(), min(ends, default=now)
         limits = self.limits._replace(
             max_items=self.control.batch_size(
                 self._arrivals(), start, self.limits.max_items, weights
             )
         )
-        # Requests of similar cost may be served before the first ones.
+        # The batch may take requests of similar cost instead of the first ones. Their cost must not
+        # be higher.
         if weights and limits.max_cost < NEVER:
             limits = limits._replace(
                 max_cost=min(
                     limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))
                 )
             )
-        assignment = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
+        assignment = assign(
+            self.queue, self._free(now), now, limits, self.service_rate.has_short_batches
+        )
         for _, jobs in assignment.batches:
             self.control.sent(
                 self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs)
@@ -187,34 +192,34 @@ class SloDispatcher(Dispatcher):
         if (
             assignment.skipped or (sent and (self.queue.jobs or self.queue.suspects))
         ) and self._arbiter.is_crowded(self, now):
-            # Other models may have waited for requests that were skipped.
+            # Other models may have waited for the skipped requests.
             self._loop.call_soon(self._arbiter.start_next)
         return assignment
 
     def _free(self, now: float) -> Sequence[Channel]:
-        """Return the workers to choose from."""
+        """Return the workers that may get a batch."""
         if not self._arbiter.is_crowded(self, now):
             return self.channels
         channel = self._arbiter.granted(self, now)
         return [] if channel is None else [channel]
 
     def _arrivals(self) -> list[float]:
-        """Return the arrival times in the order of service, sorted if that order differs."""
+        """Return the arrival times in the order of service, or sorted if that order differs."""
         arrivals = [job.arrived for job in self.queue.jobs]
-        return sorted(arrivals) if self.queue.ordered else arrivals
+        return sorted(arrivals) if self.queue.is_ordered else arrivals
 
-    def _held(self) -> Iterator[HeldBatches]:
-        return map(self._held_by, self.channels)
+    def _worker_batches(self) -> Iterator[WorkerBatches]:
+        return map(self._batches_of, self.channels)
 
-    def _held_by(self, channel: Channel) -> HeldBatches:
+    def _batches_of(self, channel: Channel) -> WorkerBatches:
         sent = channel.sent
-        return HeldBatches(
-            max(sent[0].at, channel.replied) if sent else 0.0,
+        return WorkerBatches(
+            max(sent[0].sent_at, channel.replied) if sent else 0.0,
             [self._weight(batch.jobs) for batch in sent],
         )
 
     def _costs(self, jobs: Iterable[Job]) -> Sequence[float]:
-        """Return the costs of requests; a request of unknown cost counts the bytes of its body."""
+        """Return the costs of requests; an unknown cost is replaced by the bytes of the body."""
         queue = self.queue
         if isinstance(queue, CostQueue):
             return [cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs]
@@ -259,7 +264,7 @@ class SloDispatcher(Dispatcher):
         return by_items, text, seconds
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        # A client that left no longer waits, and QueueFull is counted as refused.
+        # A client that has left misses nothing, and a full queue is counted in `_queue_full`.
         if not isinstance(error, ClientLeft | QueueFull):
             self.attainment.add(0, 1)
         super()._refuse(job, error)

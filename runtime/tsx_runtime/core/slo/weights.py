@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-COST_SHARES = (0.5, 1.0)  # tried shares of a weight that are the cost; the remainder is constant
-UNIT_REQUESTS = 64  # number of requests whose mean cost is the unit
-MIN_VARIATION = 0.1  # mean deviation of batches from the unit before curves by cost are learned
+COST_SHARES = (
+    0.5,
+    1.0,
+)  # tried fractions of a weight that come from the cost; the rest is constant
+UNIT_REQUESTS = 64  # number of first requests, whose mean cost becomes the unit
+MIN_VARIATION = 0.1  # mean deviation of costs from the unit before curves with costs are learned
 MIN_BATCHES = 50  # batches before a curve is used
-MAX_SCATTER_RATIO = 0.8  # A curve replaces another one with that share of its scatter, or less.
+MAX_SCATTER_RATIO = 0.8  # A curve replaces another one if its scatter is at most this part.
 
 
 class RequestWeights:
-    """The curves by number of requests and, if costs differ, by weights with a share of the cost.
+    """The curves by number of requests and, if costs differ, by weights that include the cost.
 
     A request of mean cost weighs 1, so all curves are used in the same way.
     """
@@ -26,12 +29,12 @@ class RequestWeights:
         self._variation = 0.0
 
     def weigh(self, requests: float, cost: float, share: float | None = None) -> float:
-        """Return the weight of requests with a total cost; `share` is that of the curve in use."""
+        """Return the weight of requests with a total cost; by default for the curve in use."""
         share = self.share if share is None else share
         return requests * (1 - share) + share * cost / self._unit if share else requests
 
     def add(self, requests: int, cost: float, seconds: float, now: float) -> None:
-        """Learn from a batch; a cost of 0 is unknown, and teaches nothing about costs."""
+        """Learn from a batch; if the cost is unknown (0), only the curve without costs learns."""
         for share, curve in self._curves.items():
             if cost or not share:
                 curve.add(max(1.0, self.weigh(requests, cost, share)), seconds, now)
@@ -51,8 +54,8 @@ class RequestWeights:
         ):
             self.share, self.curve = share, self._curves[share]
 
-    def expect(self, quantile: float) -> None:
-        """Use another quantile for tails from the next batch on."""
+    def set_quantile(self, quantile: float) -> None:
+        """Use another quantile for tails, from the next batch on."""
         for curve in self._curves.values():
             curve.quantile = quantile
 

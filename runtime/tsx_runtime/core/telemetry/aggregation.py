@@ -1,6 +1,6 @@
 """The sums over the batches of a version.
 
-Batches are appended one by one, and counted many at a time: this costs a third.
+Batches are appended one by one, but counted many at a time, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, get_args
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, Durations
 
-MAX_UNCOUNTED = 16384  # requests that are counted at a time: about a millisecond's work
-BATCH_COST_IN_REQUESTS = 8  # the additional work for a batch
+MAX_UNCOUNTED = 16384  # requests that are counted at a time, in about a millisecond
+BATCH_COST_IN_REQUESTS = 8  # the work for a batch itself, measured in requests
 WIDTH = len(get_args(Batch))
 
 
@@ -39,26 +39,28 @@ class Totals:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.answers: Counter[int] = Counter()  # requests by HTTP status
-        self.batch_sizes: Counter[int] = Counter()  # batches by their number of items
-        self.latency = Durations(FINE_BOUNDS)  # requests: arrival to reply
-        self.queue = Durations()  # requests: see batch_times.py
-        self.batch_wait = Durations()  # requests: see batch_times.py
-        self.preprocess = Durations()  # batches: seconds in the worker, as the two below
+        self.answers: Counter[int] = Counter()  # number of requests by HTTP status
+        self.batch_sizes: Counter[int] = Counter()  # number of batches by their number of requests
+        self.latency = Durations(FINE_BOUNDS)  # requests, from arrival to reply
+        # Durations of each request; see batch_times.py.
+        self.queue = Durations()
+        self.batch_wait = Durations()
+        # Durations of each batch in the handler's steps.
+        self.preprocess = Durations()
         self.inference = Durations()
         self.postprocess = Durations()
-        # Sum over requests: arrival to the sending of the frame. This is TorchServe's queue time.
+        # The sum over requests of the time from arrival to sending. TorchServe calls it queue time.
         self.queue_seconds = 0.0
-        # Sum over batches: the worker's start to its reply, without the wait in the worker.
+        # The sum over batches of the time from the worker's start to its reply.
         self.busy_seconds = 0.0
 
 
 class BatchAggregator:
     """Batches that are not counted yet, and the totals of the counted ones.
 
-    The hot path appends a batch to `rows` in one step: `WIDTH` values. `rows` stays the same list,
-    since several threads may use it. `room` is about the number of further requests before
-    `settle`. `totals` may be called in any thread.
+    The hot path appends the `WIDTH` values of a batch to `rows` in one step. `rows` always stays
+    the same list, since several threads may use it. `room` is roughly the number of requests that
+    may follow before `settle` is called. `totals` may be called in any thread.
     """
 
     __slots__ = ("_lock", "_totals", "room", "rows")
@@ -105,13 +107,13 @@ class BatchAggregator:
         for durations, step in zip(
             (totals.preprocess, totals.inference, totals.postprocess), steps, strict=True
         ):
-            known = step >= 0  # False for NaN
+            known = step >= 0  # NaN is not known.
             if known.any():
                 durations.add(np.minimum(step, seconds)[known])
         if len(arrived) == size:
             totals.batch_sizes[1] += size
         else:
-            # One value for each request instead of each batch.
+            # Repeat the values of each batch for its requests.
             totals.batch_sizes.update(numbers)
             sizes = np.array(numbers)
             free, sent, began, answered = (

@@ -1,11 +1,11 @@
-"""The times of a batch: timestamps are recorded with its replies, durations computed when read.
+"""The times of a batch: points are recorded with its reply, durations are computed when read.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
 
 In `queue`, no worker was free for the request. In `batch wait`, one was, but the batch was not full
-yet, or it was sent early and waited for the batch before it. The worker's time holds the handler's
-steps. All points are time.monotonic(), which all processes of a machine share.
+yet, or it was sent early and waited for the batch before it. The worker's time includes the
+handler's steps. All points are time.monotonic(), which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from tsx_runtime.wire import TIMES, Buffer
 
 NAN = math.nan
 WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # see `wire.TIMES`
-# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses unless all are
-# 200. Arrivals are packed: thousands of separate floats would lie scattered in memory.
+# The points `free`, `sent` and `answered`, the number of requests, `wire.TIMES`, the arrivals from
+# `channel.pack_arrivals`, and the statuses unless all are 200. Arrivals are packed, because
+# thousands of separate floats would be scattered in memory.
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
-NO_TIMES = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # stands for the times that a worker did not send
+NO_TIMES = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # a placeholder: the worker sent no times
 
 
 def times_in(extra: Buffer) -> bytes:
-    """Copy the times from a frame, which may be large and ends earlier."""
+    """Copy the times from the extra of a frame, which may be large."""
     return bytes(extra[: TIMES.size]) if len(extra) >= TIMES.size else NO_TIMES
 
 
 class BatchTimes(NamedTuple):
-    # The worker had room for the batch: it was idle, or takes batches ahead of time.
+    # From then on, the worker had room for the batch: it was idle, or prepares batches ahead.
     free: float
     sent: float
     began: float  # The worker began with this batch.
     done: float  # The worker had finished it.
     answered: float  # The reply arrived.
-    size: int  # requests
+    size: int  # number of requests
     preprocess: float  # seconds; NaN if the handler has no such step
-    inference: float  # a handler without steps: all of the worker's time
+    inference: float  # all of the worker's time if the handler has no steps
     postprocess: float
 
     @property
     def transit(self) -> float:
-        """The seconds between front end and worker, both ways, with the wait there.
+        """The seconds between front end and worker, in both directions, including waits.
 
-        TorchServe's thread for a worker is busy for this time and the worker's own.
+        TorchServe's thread for a worker is busy for this time and for the worker's own.
         """
         return max(0.0, self.answered - self.sent - (self.done - self.began))
 
@@ -60,32 +61,31 @@ class BatchTimes(NamedTuple):
         return self.answered - arrived
 
     def seconds(self, arrived: float) -> dict[str, float]:
-        """Return the seconds of a request's stages in their order.
+        """Return the seconds of a request's stages, in their order.
 
-        `other` is the remaining time: reading and writing bodies, and the way to the worker and
-        back.
+        `other` is the remaining time: for reading and writing bodies, and between the processes.
         """
         steps = {
             "preprocess": self.preprocess,
             "inference": self.inference,
             "postprocess": self.postprocess,
         }
-        parts = {
+        stages = {
             "queue": self.queue(arrived),
             "batch": self.wait(arrived),
-            **{name: took for name, took in steps.items() if took >= 0.0},
+            **{name: step_seconds for name, step_seconds in steps.items() if step_seconds >= 0.0},
         }
         total = self.total(arrived)
-        return {**parts, "other": max(0.0, total - sum(parts.values())), "total": total}
+        return {**stages, "other": max(0.0, total - sum(stages.values())), "total": total}
 
 
 def batch_times(
     free: float, sent: float, answered: float, size: int, worker: WorkerTimes
 ) -> BatchTimes:
-    """Return the times of a batch, with the points in order and the steps within them.
+    """Return the times of a batch, with its points in order and the steps within the worker's time.
 
-    `worker` comes from a process that runs user code, and is not trusted. `BatchAggregator.settle`
-    does the same for many batches at a time.
+    `worker` comes from a process that runs user code, so it is not trusted.
+    `BatchAggregator.settle` does the same for many batches at a time.
     """
     began, seconds, *steps = worker
     max_seconds = answered - sent
@@ -93,7 +93,7 @@ def batch_times(
         seconds = max_seconds
     if not sent <= began <= answered - seconds:
         began = answered - seconds
-    # Steps that ran at the same time (micro-batches) add up to more than their time.
+    # The seconds of steps that run in parallel (micro-batches) may exceed the worker's time.
     steps = [min(step, seconds) if step >= 0.0 else NAN for step in steps]
     return BatchTimes(
         min(free, sent),
@@ -112,10 +112,10 @@ def times_of(batch: Batch) -> BatchTimes:
 
 
 def arrival_times(batch: Batch) -> tuple[float, ...]:
-    """Return the arrival of each request."""
+    """Return the arrival time of each request."""
     return struct.unpack(f"{batch[3]}d", batch[5])
 
 
 def oldest(batch: Batch) -> float:
-    """Return the first arrival of a request."""
+    """Return the arrival time of the first request."""
     return min(arrival_times(batch))

@@ -1,4 +1,4 @@
-"""The requests that waited for an unloaded model, and for how long."""
+"""Cold starts: how long requests waited for an unloaded model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tsx_runtime.wire import Buffer, Frame
 
-COLD_START = "x-tsx-cold-start"  # value: seconds
+COLD_START = "x-tsx-cold-start"  # a header; its value is in seconds
 
 
 class Arrival(Protocol):
@@ -16,9 +16,9 @@ class Arrival(Protocol):
 
 
 class ColdStarts:
-    """The cold start of a model: requests that came before `until` have waited.
+    """The cold start of a model: requests that came before `until` have waited for it.
 
-    `until` is inf while the model loads, and 0 once all that waited are answered.
+    `until` is inf while the model loads, and 0 once all requests that waited are answered.
     """
 
     __slots__ = ("until",)
@@ -39,9 +39,11 @@ class ColdStarts:
             self.until = now
 
     def with_header(self, job: Arrival, headers: Buffer) -> Buffer:
-        waited = self.until - job.arrived
+        wait_seconds = self.until - job.arrived
         return (
-            headers if waited <= 0 else bytes(headers) + f"{COLD_START}: {waited:.3f}\r\n".encode()
+            headers
+            if wait_seconds <= 0
+            else bytes(headers) + f"{COLD_START}: {wait_seconds:.3f}\r\n".encode()
         )
 
     def with_headers(self, jobs: Sequence[Arrival], frame: Frame) -> Frame:
@@ -58,5 +60,5 @@ class ColdStarts:
 
 
 def without_cold_start(headers: bytes) -> bytes:
-    """Return headers without the cold start, which stands last, for an answer that is cached."""
+    """Return the headers of a cacheable answer without the cold start, which comes last."""
     return headers.partition(f"{COLD_START}: ".encode())[0]

@@ -11,16 +11,16 @@ from tsx_runtime.errors import shortened
 
 MAX_ERRORS = 50
 MAX_ERRORS_OF_KIND = 10
-MAX_REQUEST_IDS = 50  # the newest requests of an error
+MAX_REQUEST_IDS = 50  # newest requests of an error that are kept
 MAX_LINES = 1000
-# A longer traceback loses its middle: the ends matter.
+# A longer traceback is cut in the middle, since its ends matter most.
 MAX_TEXT_CHARS = 16 << 10
-MAX_ID_CHARS = 200  # characters
+MAX_ID_CHARS = 200
 
 
 class LoggedError(NamedTuple):
-    at: float  # time.time() of the newest
-    first: float  # time.time() of the oldest
+    at: float  # time.time() of the newest occurrence
+    first: float  # time.time() of the oldest occurrence
     times: int
     message: str
     traceback: str
@@ -29,10 +29,10 @@ class LoggedError(NamedTuple):
 
 
 class KindCount(NamedTuple):
-    """The number of errors of one kind, including forgotten ones."""
+    """The number of errors of one kind, including errors that are no longer kept."""
 
     times: int
-    first: float  # time.time()
+    first: float  # time.time() of the first one
 
 
 class OutputLine(NamedTuple):
@@ -41,13 +41,13 @@ class OutputLine(NamedTuple):
     worker: str
     stream: str  # stdout, stderr
     text: str
-    request_ids: list[str]  # the requests of the batch that ran then
+    request_ids: list[str]  # requests of the batch that ran at that time
 
 
 class ErrorLog:
-    """The newest errors and lines, in bounded memory.
+    """The newest errors and lines, in limited memory.
 
-    A repeated error is one entry with a count, so that it does not displace the others.
+    A repeated error is one entry with a count, so that it does not displace others.
     """
 
     __slots__ = ("_clock", "errors", "kinds", "lines", "number", "total")
@@ -57,8 +57,8 @@ class ErrorLog:
         self.errors: deque[LoggedError] = deque(maxlen=MAX_ERRORS)  # newest first
         self.kinds: dict[str, KindCount] = {}  # the kinds of these errors
         self.lines: deque[OutputLine] = deque(maxlen=MAX_LINES)
-        self.total = 0  # errors
-        self.number = 0  # the number of the newest line
+        self.total = 0  # number of all errors
+        self.number = 0  # `OutputLine.number` of the newest line
 
     def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
         """Add the errors and lines of a REPORT frame."""
@@ -77,30 +77,39 @@ class ErrorLog:
     ) -> None:
         self.total += count
         now = self._clock()
-        message, cut = (
+        message, short_traceback = (
             shortened(text, MAX_TEXT_CHARS, tail=MAX_TEXT_CHARS // 2)
             for text in (message, traceback)
         )
-        kind = kind_of(message, cut)
+        kind = kind_of(message, short_traceback)
         old_count = self.kinds.get(kind, KindCount(0, now))
         counted = KindCount(old_count.times + count, old_count.first)
         previous = next(
             (
                 error
                 for error in self.errors
-                if error.traceback == cut and (cut or error.message == message)
+                if error.traceback == short_traceback
+                and (short_traceback or error.message == message)
             ),
             None,
         )
         if previous is not None:
             self.errors.remove(previous)
-        first, count, ids = (
+        first_time, count, ids = (
             (now, count, ids)
             if previous is None
             else (previous.first, previous.times + count, (*previous.request_ids, *ids))
         )
         self.errors.appendleft(
-            LoggedError(now, first, count, message, cut, tuple(ids[-MAX_REQUEST_IDS:]), kind)
+            LoggedError(
+                now,
+                first_time,
+                count,
+                message,
+                short_traceback,
+                tuple(ids[-MAX_REQUEST_IDS:]),
+                kind,
+            )
         )
         same_kind = [error for error in self.errors if error.kind == kind]
         if len(same_kind) > MAX_ERRORS_OF_KIND:
@@ -117,9 +126,9 @@ class ErrorLog:
 
 
 def kind_of(message: str, traceback: str) -> str:
-    """Return the traceback without the exception's message, or the message if there is none.
+    """Return the traceback without the exception's message, or else the message.
 
-    It is the same for an exception that is raised again at the same line.
+    It is equal for all exceptions that are raised at the same line.
     """
     lines = traceback.rstrip().split("\n")
     last = next((index for index in reversed(range(len(lines))) if lines[index][:1].strip()), None)

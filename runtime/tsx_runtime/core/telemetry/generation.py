@@ -17,7 +17,7 @@ GAUGES = ("running_sequences", "waiting_sequences", "cache_use_ratio")
 
 
 class GenerationSnapshot(NamedTuple):
-    """The metrics at one moment, summed over adapters and workers; `cache_use` is the largest."""
+    """The metrics at one moment: sums over adapters and workers, but the largest `cache_use`."""
 
     buckets: tuple[tuple[int, ...], ...]  # parallel to TIMES
     counts: tuple[float, ...]  # parallel to COUNTERS
@@ -27,7 +27,7 @@ class GenerationSnapshot(NamedTuple):
 
 
 class GenerationPoint(NamedTuple):
-    """One second; times are in seconds, None without a sequence; rates are tokens a second."""
+    """One second: times in seconds (None without a sequence), and rates in tokens per second."""
 
     ttft_p50: float | None
     ttft_p99: float | None
@@ -41,22 +41,22 @@ class GenerationPoint(NamedTuple):
 
 
 def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSnapshot | None:
-    """Return the metrics, or None for a model that generates no text."""
+    """Return the metrics, or None if the model does not generate text."""
     by_name: dict[str, list[HandlerMetric]] = {}
     for (name, *_), metric in metrics.items():
         if name.startswith(GENERATION):
             by_name.setdefault(name[len(GENERATION) :], []).append(metric)
     if not by_name:
         return None
-    none = (0,) * (len(SHOWN_BOUNDS) + 1)
+    zeros = (0,) * (len(SHOWN_BOUNDS) + 1)
     buckets = (
         tuple(
-            map(sum, zip(none, *(metric.buckets for metric in by_name.get(name, ())), strict=True))
+            map(sum, zip(zeros, *(metric.buckets for metric in by_name.get(name, ())), strict=True))
         )
         for name in TIMES
     )
     counts = (sum(metric.sum for metric in by_name.get(name, ())) for name in COUNTERS)
-    # One value for each worker's engine.
+    # The metrics have one value for each worker's engine.
     running, waiting, cache_use = (
         [metric.last for metric in by_name.get(name, ())] for name in GAUGES
     )
@@ -73,8 +73,8 @@ def generation_between(
     times, rates = after.buckets, after.counts
     if before is not None:
         pairs = zip(after.buckets, before.buckets, strict=True)
-        times = tuple(tuple(now - then for now, then in zip(*pair, strict=True)) for pair in pairs)
-        rates = tuple(now - then for now, then in zip(after.counts, before.counts, strict=True))
+        times = tuple(tuple(new - old for new, old in zip(*pair, strict=True)) for pair in pairs)
+        rates = tuple(new - old for new, old in zip(after.counts, before.counts, strict=True))
     ttft, tpot = times
     prompt_tokens, tokens = (round(rate / seconds, 2) for rate in rates)
     return GenerationPoint(

@@ -1,4 +1,4 @@
-"""The entries for the metric log of one version's batches, until they are written."""
+"""The entries of one version for the metric log, until they are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.wire import MetricDelta
 
-# A log that cannot follow must not fill the memory between two writes.
+# If the log is written too slowly, its entries must not fill the memory.
 MAX_ENTRIES = 20_000
 
 
@@ -26,7 +26,7 @@ class ValueEntry(NamedTuple):
 
 
 class MetricJournal:
-    """The entries that are not written yet; the hot path adds one for each batch."""
+    """Entries that are not written yet; the hot path adds one for each batch."""
 
     __slots__ = ("_entries",)
 
@@ -48,6 +48,6 @@ class MetricJournal:
 
     def take(self, max_entries: int = MAX_ENTRIES) -> list[BatchEntry | ValueEntry]:
         """Remove and return the oldest entries, in the order of their arrival."""
-        taken = self._entries[:max_entries]
+        entries = self._entries[:max_entries]
         del self._entries[:max_entries]
-        return taken
+        return entries

@@ -15,7 +15,7 @@ SECTIONS = ("dimensions", "ts_metrics", "model_metrics")
 
 
 class MetricsConfig(NamedTuple):
-    """The declared metrics; None stands for no file, which shows everything."""
+    """The declared metrics. None means that there is no file, so all metrics are shown."""
 
     # The names of TorchServe's own metrics.
     server: frozenset[str] | None = None
@@ -23,7 +23,7 @@ class MetricsConfig(NamedTuple):
     model: tuple[DeclaredMetric, ...] | None = None
 
     def shows(self, name: str) -> bool:
-        """Tell whether a metric of the server is shown; metrics that only tsx has always are."""
+        """Tell whether a metric of the server is shown, as metrics that only tsx has always are."""
         return self.server is None or name in self.server or name.startswith(("tsx_", "process_"))
 
     def declares(self, name: str, kind: str) -> bool:
@@ -32,7 +32,7 @@ class MetricsConfig(NamedTuple):
 
 @lru_cache(maxsize=8)
 def read_metrics_config(path: Path | None) -> MetricsConfig:
-    """Read the file, or return an empty configuration for None.
+    """Read the file, or return an empty configuration if the path is None.
 
     Raises:
         SettingError: The file has a wrong entry.

@@ -20,29 +20,28 @@ from tsx_runtime.core.telemetry.batch_times import (
 )
 
 MAX_NEWEST = 2000  # requests
-# Seconds per remembered request. Above 250 requests a second only a part is remembered, which
-# reaches eight seconds back.
+# Seconds per remembered request. At more than 250 requests a second, only some are remembered:
+# the newest ones then reach eight seconds back.
 PAUSE_PER_REQUEST_S = 4e-3
-MAX_SAVED_PAUSE_S = (
-    2.0  # seconds of unused pause that count: 500 requests at once are all remembered
-)
-# Requests that asked for their times, or are traced. They are always remembered.
+# Seconds of unused pause that may be saved up: 500 requests at once are all remembered.
+MAX_SAVED_PAUSE_S = 2.0
+# The limit of requests that asked for their times or are traced. All of these are remembered.
 MAX_ASKED = 200
 MAX_SLOWEST = 100
-# Seconds. The slowest are those of this period and the one before, so that a slow start is
-# forgotten.
+# Seconds. The slowest requests are taken from this period and the one before, so that a slow start
+# is forgotten.
 PERIOD_S = 1800.0
 
 
 class RequestRecord(NamedTuple):
-    """A request that was answered by a worker, or refused."""
+    """A request that a worker has answered, or that was refused."""
 
     request_id: bytes
     arrived: float  # time.monotonic()
     status: int
-    took: float  # seconds
-    times: BatchTimes | None  # the times of its batch; None if no worker answered
-    error: str = ""  # the class of the refusal
+    took: float  # its duration in seconds
+    times: BatchTimes | None  # its batch; None if no worker answered
+    error: str = ""  # class of the error, if it was refused
 
 
 def _records(batch: Batch, ids: bytes) -> list[RequestRecord]:
@@ -56,10 +55,10 @@ def _records(batch: Batch, ids: bytes) -> list[RequestRecord]:
 
 
 class RecentRequests:
-    """The remembered requests of a version.
+    """The newest and the slowest requests of a version, as far as they are remembered.
 
-    A batch costs one entry, whatever its size. Only a batch answered at `due` or later, or with a
-    request slower than `threshold`, needs `add`.
+    A batch is one entry, whatever its size. `add` is needed only for a batch that is answered at
+    `due` or later, or that has a request slower than `threshold`.
     """
 
     __slots__ = (
@@ -77,18 +76,19 @@ class RecentRequests:
     def __init__(self) -> None:
         self.asked: deque[RequestRecord] = deque(maxlen=MAX_ASKED)
         self._newest: deque[tuple[Batch, bytes] | RequestRecord] = deque()
-        self._newest_count = 0  # requests in `_newest`
+        self._newest_count = 0  # number of requests in `_newest`
         self.due = 0.0  # time.monotonic() from which the next batch is remembered
-        self._number = itertools.count()  # distinguishes records of the same duration in the heap
-        self._slowest: list[tuple[float, int, RequestRecord]] = []  # a heap
-        self._previous: list[tuple[float, int, RequestRecord]] = []  # the heap of the period before
+        self._number = itertools.count()  # It makes heap entries of equal duration comparable.
+        # A heap of the duration, number and record of requests.
+        self._slowest: list[tuple[float, int, RequestRecord]] = []
+        self._previous: list[tuple[float, int, RequestRecord]] = []  # the previous period's heap
         self._period_end = 0.0  # time.monotonic() at the end of the period
         self.threshold = -1.0  # seconds; a slower request is among the slowest
 
     def add(self, batch: Batch, ids: bytes) -> None:
         """Remember a batch; `ids` are the ids of its requests, separated by newlines.
 
-        One string stays in the CPU's cache until it is freed, unlike hundreds of small ones.
+        One string stays in the CPU's cache until it is freed; hundreds of small ones would not.
         """
         answered, size = batch[2], batch[3]
         if answered >= self.due:
@@ -153,7 +153,7 @@ class RecentRequests:
                     self.threshold = heap[0][0]
 
     def _forget(self) -> None:
-        """Forget the oldest batches, but never the newest one, however large it is."""
+        """Forget the oldest batches, but never the newest one, even if it is too large."""
         newest = self._newest
         while self._newest_count > MAX_NEWEST and len(newest) > 1:
             entry = newest.popleft()

@@ -19,11 +19,11 @@ from tsx_runtime.core.telemetry.generation import (
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
-MAX_POINTS = 600  # points
+MAX_POINTS = 600
 
 
 class SampledVersion(Protocol):
-    """The counters of one version that are sampled."""
+    """The part of a version that is sampled."""
 
     name: str
     version: str
@@ -50,10 +50,10 @@ class CounterSnapshot(NamedTuple):
     answers: int
     failed: int
     latency: tuple[int, ...]  # see `Durations.counts`
-    refused: int  # the failed requests that no worker answered
+    refused: int  # failed requests that no worker answered
     batches: int
-    # Total seconds: of requests in all, in the queue and waiting for a batch; of batches in the
-    # handler's steps.
+    # Sums of seconds: first of requests (total, queue, batch wait), then of batches (each of the
+    # handler's steps).
     stages: tuple[float, ...]
     generation: GenerationSnapshot | None = None
 
@@ -62,13 +62,13 @@ class SeriesPoint(NamedTuple):
     """The values of one second; a latency is in seconds, or None without answers."""
 
     number: int
-    rate: float  # answers a second
-    failures: float  # a second
+    rate: float  # answers per second
+    failures: float  # per second
     p50: float | None
     p99: float | None
     waiting: int
-    refused: float = 0.0  # the failures that no worker answered, a second
-    places: float = 0.0  # request slots in the batches of the second; 0 without batches
+    refused: float = 0.0  # failures per second that no worker answered
+    places: float = 0.0  # places for requests in the batches of this second
     # Mean seconds of a request: queue, batch, preprocess, inference, postprocess, other.
     stages: tuple[float, ...] | None = None
     generation: GenerationPoint | None = None  # only for a model that generates text
@@ -104,7 +104,7 @@ def between(
 ) -> SeriesPoint:
     seconds = max(after.at - before.at, 1e-9)
     answers = after.answers - before.answers
-    latency = [now - then for now, then in zip(after.latency, before.latency, strict=True)]
+    latency = [new - old for new, old in zip(after.latency, before.latency, strict=True)]
     batches = after.batches - before.batches
     return SeriesPoint(
         number,
@@ -125,24 +125,23 @@ def _stages(
 ) -> tuple[float, ...] | None:
     """Return the mean seconds of a request in each stage, or None without requests.
 
-    A handler's step takes as long for each request of a batch as for the batch: the mean is over
-    batches.
+    A handler's step takes as long for each request as for its batch, so its mean is over batches.
     """
     if not requests or not batches:
         return None
-    total, queue, wait, *steps = (now - then for now, then in zip(after, before, strict=True))
-    parts = (queue / requests, wait / requests, *(step / batches for step in steps))
-    return tuple(round(part, 6) for part in (*parts, max(0.0, total / requests - sum(parts))))
+    total, queue, wait, *steps = (new - old for new, old in zip(after, before, strict=True))
+    stages = (queue / requests, wait / requests, *(step / batches for step in steps))
+    return tuple(round(stage, 6) for stage in (*stages, max(0.0, total / requests - sum(stages))))
 
 
 def _before_any_request(reading: CounterSnapshot) -> CounterSnapshot:
-    """Return the counters of a version that was registered within the last second."""
+    """Return the counters of a version as they were before its first second."""
     latency, stages = (0,) * len(reading.latency), (0.0,) * len(reading.stages)
     return CounterSnapshot(reading.at - 1.0, 0, 0, latency, 0, 0, stages)
 
 
 class _Track:
-    """A version's points, and its counters at the newest one."""
+    """A version's points, and its counters at the newest point."""
 
     def __init__(self, version: SampledVersion, last: CounterSnapshot) -> None:
         self.version = version
@@ -153,8 +152,8 @@ class _Track:
 class TimeSeries:
     """The points of all versions.
 
-    `sample` is called once a second. Its cost grows with the number of versions, but not of
-    requests.
+    `sample` is called once a second. Its cost grows with the number of versions, but not with that
+    of requests.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class TimeSeries:
         self._models = models
         self._clock = clock
         self._tracks: dict[tuple[str, str], _Track] = {}
-        self.number = 0  # the newest point; the same for all versions
+        self.number = 0  # number of the newest point, equal for all versions
 
     def sample(self) -> None:
         now = self._clock()
@@ -176,7 +175,7 @@ class TimeSeries:
             track, reading = tracks.get(key), read(version.stats, now)
             if track is None:
                 track = _Track(version, _before_any_request(reading))
-            elif track.version is not version:  # A replacement has counters of its own.
+            elif track.version is not version:  # A replacement starts with its own counters.
                 track.version, track.last = version, _before_any_request(reading)
             track.points.append(
                 between(track.last, reading, self.number, version.pending, version.batch_places)
@@ -185,7 +184,7 @@ class TimeSeries:
             self._tracks[key] = track
 
     def since(self, number: int) -> dict[tuple[str, str], list[SeriesPoint]]:
-        """Return the points after that number, oldest first."""
+        """Return the points after the one with this number, oldest first."""
         return {key: _points_after(track.points, number) for key, track in self._tracks.items()}
 
 

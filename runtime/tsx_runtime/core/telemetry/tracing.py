@@ -7,8 +7,8 @@
       +-- handler          in the worker; the handler's `traceparent`, so its own spans are below
             +-- preprocess, inference, postprocess
 
-Tracing is cheap: an untraced request costs one check, and the spans of a traced one are made by the
-thread that sends them. `targets/observability/otlp.py` sends them; nothing here depends on it.
+Tracing is cheap: an untraced request costs one check, and the spans of a traced one are made in the
+thread that sends them. `targets/observability/otlp.py` sends them; this module does not know it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
 
 MAX_STATE_CHARS = 512  # A longer tracestate is not passed on.
-MAX_LINKS = 32  # links of one span
+MAX_LINKS = 32
 
 _PARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 _TRACEPARENT_LINE = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
 
-SpanFactory = Callable[[], list["Span"]]  # called once, in any thread
-Links = tuple[tuple[int, int], ...]  # trace id and span id
+SpanFactory = Callable[[], list["Span"]]  # It is called once, in any thread.
+Links = tuple[tuple[int, int], ...]  # pairs of a trace id and a span id
 
 
 class Parent(NamedTuple):
-    """The trace that a request belongs to, from its `traceparent` and `tracestate`."""
+    """The client's span for a request, from `traceparent` and `tracestate`."""
 
     trace_id: int
     span_id: int
@@ -52,9 +52,9 @@ class Span(NamedTuple):
     trace_id: int
     span_id: int
     parent_id: int  # 0: no parent
-    is_remote: bool  # the parent belongs to the client
+    is_remote: bool  # whether the parent is the client's span
     name: str
-    kind: str  # server, internal
+    kind: str  # server or internal
     start: float
     end: float
     attributes: dict[str, Any]
@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
 
 def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
-    """Return the parent, or None without a valid `traceparent`.
+    """Return the client's span, or None without a valid `traceparent`.
 
     Header names are in lower case.
     """
@@ -72,7 +72,7 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
     for name, value in headers:
         if name == b"traceparent":
             if traceparent is not None:
-                return None  # ambiguous
+                return None  # Two headers are ambiguous.
             traceparent = value.strip()
         elif name == b"tracestate":
             states.append(value)
@@ -91,27 +91,27 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
 class Tracer:
     """Decides which requests are traced.
 
-    A `traceparent` decides for its request. Of the others, a share is traced.
+    A request's `traceparent` decides for it. Of the requests without one, a fraction is traced.
     """
 
     def __init__(
         self,
-        share: float,
+        sampling_rate: float,
         emit: Callable[[SpanFactory], None],
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self.share = share
+        self.sampling_rate = sampling_rate
         self.emit = emit
         self._draw = draw
-        # The newest batch with a traced request, and the traced requests in it.
+        # The newest batch with a traced request, and the handler spans of such requests in it.
         self._batch: Batch | None = None
         self._members: list[tuple[int, int]] = []
 
-    def wants(self, parent: Parent | None) -> bool:
-        return self._draw() < self.share if parent is None else parent.sampled
+    def should_trace(self, parent: Parent | None) -> bool:
+        return self._draw() < self.sampling_rate if parent is None else parent.sampled
 
     def begin(self, parent: Parent | None, started: float) -> OpenSpan:
-        """Start the span of a request for which `wants` returned True."""
+        """Start the span of a request for which `should_trace` returned True."""
         if parent is None:
             return OpenSpan(self, new_id(128), 0, "", "server", started)
         return OpenSpan(
@@ -126,7 +126,7 @@ class Tracer:
         )
 
     def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> Links:
-        """Return links to the earlier handler spans of the same batch."""
+        """Return links to those handler spans of the same batch that were made before."""
         if self._batch is not batch:
             self._batch, self._members = batch, []
         links = tuple(self._members[:MAX_LINKS])
@@ -181,9 +181,9 @@ class OpenSpan:
 
 
 class JobTrace:
-    """The spans of a job in the queue, its batch and the worker.
+    """The spans of a job in the queue, in its batch and in the worker.
 
-    They are below the span of a request or of a workflow's node.
+    Their parent is the span of a request, or of a workflow's node.
     """
 
     __slots__ = ("_handler", "_parent")
@@ -194,15 +194,15 @@ class JobTrace:
 
     def with_traceparent(self, meta: bytes) -> bytes:
         """Return a request's meta (see `wire`) with the handler's span as `traceparent`."""
-        at = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
+        headers_start = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
         return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (
-            meta[:at],
-            _TRACEPARENT_LINE.sub(b"", meta[at:]),
+            meta[:headers_start],
+            _TRACEPARENT_LINE.sub(b"", meta[headers_start:]),
             self._parent.trace_id,
             self._handler,
         )
 
-    def answered(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
+    def on_answer(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
         self._name_version(version)
         parent = self._parent
         links = parent.tracer.batch_links(batch, parent.trace_id, self._handler)
@@ -230,10 +230,10 @@ class JobTrace:
             ),
         ]
         start = times.began
-        for name, took in (("preprocess", times.preprocess), ("inference", times.inference)):
-            if took >= 0.0:  # False for NaN
-                spans.append(self._span(name, start, start + took, parent_id=self._handler))
-                start += took
+        for name, seconds in (("preprocess", times.preprocess), ("inference", times.inference)):
+            if seconds >= 0.0:  # A missing step is NaN.
+                spans.append(self._span(name, start, start + seconds, parent_id=self._handler))
+                start += seconds
         if times.postprocess >= 0.0:
             spans.append(
                 self._span(
@@ -245,15 +245,15 @@ class JobTrace:
             )
         return spans
 
-    def refused(self, version: Any, arrived: float, error: TsxError) -> None:
-        """Emit the span of a refusal; `version` may be a split that has picked none."""
+    def on_refusal(self, version: Any, arrived: float, error: TsxError) -> None:
+        """Emit the span of a refusal; `version` may be a splitter that has picked none yet."""
         self._name_version(version)
         now, name = time.monotonic(), type(error).__name__
         self._parent.tracer.emit(lambda: [self._span("queue", arrived, now, error=name)])
 
     def _name_version(self, version: Any) -> None:
         self._parent.attributes["tsx.model.name"] = version.name
-        if hasattr(version, "version"):  # A split has none before it picks one.
+        if hasattr(version, "version"):  # A splitter has none before it picks one.
             self._parent.attributes["tsx.model.version"] = version.version
 
     def _span(
@@ -284,7 +284,7 @@ class JobTrace:
         )
 
 
-# The parent of spans that this task starts, for servers with a task per request.
+# The parent of spans that this asyncio task starts. Some servers run a task per request.
 current: ContextVar[OpenSpan | None] = ContextVar("tsx_span", default=None)
 
 

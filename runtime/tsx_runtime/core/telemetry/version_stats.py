@@ -21,13 +21,13 @@ from tsx_runtime.wire import MetricDelta
 
 MAX_LABEL_SETS = 1000  # label sets per metric
 MAX_METRICS = 1000  # metrics per version
-OTHER_METRICS = ""  # stands for the names of further metrics
+OTHER_METRICS = ""  # replaces the names of metrics beyond MAX_METRICS
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # The bounds of handlers' histograms, as in TorchServe.
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-# The prefix of metrics of text generation. Tokens take less time, so that their histograms have the
-# bounds of the server's own.
+# The prefix of metrics about text generation. Tokens take little time, so these histograms have the
+# finer bounds of the server's own metrics.
 GENERATION = "tsx_generation_"
 
 T = TypeVar("T")
@@ -57,18 +57,17 @@ class Serving(Protocol):
 
 
 class HandlerMetric:
-    """A metric that a handler reported.
+    """A metric that a handler has reported.
 
-    A gauge keeps the last value, a counter the sum, and a histogram sum, count and buckets.
+    A gauge needs the last value, a counter the sum, and a histogram sum, count and buckets.
     """
 
     __slots__ = ("bounds", "buckets", "count", "last", "sum")
 
     def __init__(self, kind: str = "gauge", bounds: Sequence[float] = VALUE_BOUNDS) -> None:
         self.bounds = bounds
-        self.buckets = (
-            [0] * (len(bounds) + 1) if kind == "histogram" else []
-        )  # counts that are not cumulative
+        # The counts of the buckets, which are not cumulative.
+        self.buckets = [0] * (len(bounds) + 1) if kind == "histogram" else []
         self.last = 0.0
         self.sum = 0.0
         self.count = 0
@@ -82,7 +81,7 @@ class HandlerMetric:
 
 
 class _Sum(Generic[T]):
-    """A field of `Totals`, read after all batches are counted."""
+    """A field of `Totals`; before it is read, all batches are counted."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -93,7 +92,7 @@ class _Sum(Generic[T]):
 
 
 class Stats:
-    """The statistics of one version, updated by the hot path once per batch."""
+    """The statistics of one version; the hot path updates them once per batch."""
 
     batches = _Sum[int]()
     answers = _Sum[Counter[int]]()
@@ -130,63 +129,63 @@ class Stats:
     )
 
     def __init__(self, label: str = "", serving: Serving | None = None) -> None:
-        self.label = label  # the name in the log
-        self.ended = 0  # accepted requests that are answered or refused
+        self.label = label  # name of the version in the log
+        self.ended = 0  # number of accepted requests that were answered or refused
         self._serving: WeakSet[Serving] = WeakSet([] if serving is None else [serving])
-        self.refusals: Counter[str] = Counter()  # refusals by the name of the error class
-        self.failed_refusals = 0  # see `is_failure`
+        self.refusals: Counter[str] = Counter()  # refusals by error class
+        self.failed_refusals = 0  # refusals that are failures, see `is_failure`
         self._aggregator = BatchAggregator()
         self.newest: Batch | None = None
         self._timed: Batch | None = None
         self._times: BatchTimes | None = None  # the times of `_timed`
         self.recent = RecentRequests()
         self.restarts = 0
-        # Changes of the number of workers by the load, by reason.
+        # Automatic changes of the number of workers, by reason.
         self.scalings: Counter[str] = Counter()
-        # Workers that were replaced for their requests, memory, age or cores.
+        # Workers that were recycled, by reason: requests, memory, age or cores.
         self.recycled: Counter[str] = Counter()
-        # Workers that were killed because they were stopped or silent.
+        # Workers that were killed because they were stuck, by reason: stopped or silent.
         self.stuck: Counter[str] = Counter()
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
-        # Reported values that are dropped, by the name of the metric.
+        # Reported values that were dropped, by the name of the metric.
         self.dropped_metrics: Counter[str] = Counter()
-        # The sets of labels in `handler_metrics`, by the name of the metric.
+        # The number of label sets in `handler_metrics`, by the name of the metric.
         self._label_sets: Counter[str] = Counter()
         self.journal: MetricJournal | None = None  # only with a metric log
         self.error_log = ErrorLog()  # errors and output of handlers, and ends of workers
 
     def add_serving(self, serving: Serving) -> None:
-        """Count the requests of a further object that serves the version."""
+        """Count the requests of another object that serves the version, too."""
         self._serving.add(serving)
 
     @property
     def requests(self) -> int:
-        """The number of accepted requests: those that ended, and those in flight.
+        """The number of accepted requests: those that have ended, and those in flight.
 
-        Requests are counted when they end, many at a time, so that accepting one is free.
+        Accepting a request costs nothing, since requests are counted when they end, many at a time.
         """
         return self.ended + sum(serving.in_flight for serving in self._serving)
 
     @property
     def errors(self) -> int:
-        """The number of failed requests, see `is_failure`."""
+        """The number of failed requests; see `is_failure`."""
         return self.failed_refusals + sum(
             count for status, count in self.answers.items() if is_failure(status)
         )
 
     @property
     def last_queue_seconds(self) -> float:
-        """The longest wait of a request of the newest batch."""
+        """The longest wait of a request in the newest batch."""
         newest = self.newest
         return 0.0 if newest is None else newest[1] - oldest(newest)
 
     @property
     def last_worker_seconds(self) -> float:
-        """The seconds that TorchServe's thread for a worker is busy besides the worker's own."""
+        """The seconds that TorchServe's thread for a worker would add to the worker's own."""
         return 0.0 if self.newest is None else self.times(self.newest).transit
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
-        """Add a batch on the hot path, after its answers are written, in the same turn.
+        """Add a batch on the hot path, right after its answers are written.
 
         `jobs` are in the order of a queue.
         """
@@ -199,36 +198,36 @@ class Stats:
         if room < 0:
             aggregator.settle()
         job, recent = jobs[0], self.recent
-        # Requests of equal urgency are in the order of their arrival.
-        first = (
+        # If all requests are equally urgent, they are in the order of their arrival.
+        first_arrival = (
             job.arrived
             if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority)
             else oldest(newest)
         )
-        if answered >= recent.due or answered - first > recent.threshold:
+        if answered >= recent.due or answered - first_arrival > recent.threshold:
             recent.add(newest, b"\n".join([job.request_id for job in jobs]))
         if self.journal is not None:
             self.journal.add_batch(newest, [job.request_id for job in jobs])
 
     def add_late_batch(self, batch: Batch) -> None:
-        """Add a batch whose requests were all refused while it ran, since its worker was busy."""
+        """Add a batch whose requests were all refused while it ran: it kept a worker busy."""
         times = times_of(batch)
         self._aggregator.totals().busy_seconds += times.answered - times.began
 
     def times(self, batch: Batch) -> BatchTimes:
-        """Return the times of a batch, computed once for all its requests."""
+        """Return the times of a batch, which are computed once for all its requests."""
         if self._times is None or self._timed is not batch:
             self._timed, self._times = batch, times_of(batch)
         return self._times
 
     def remember(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
-        """Remember this request in any case; `times` are of its batch."""
+        """Remember this request in any case; `times` are those of its batch."""
         self.recent.asked.append(
             RequestRecord(request_id, arrived, status, times.total(arrived), times)
         )
 
     def add_exemplar(self, trace_id: str, arrived: float, times: BatchTimes) -> None:
-        """Remember a request of a trace that its caller keeps as an exemplar."""
+        """Record a traced request as an exemplar; its caller keeps the trace."""
         now = time.time()
         for durations, seconds in (
             (self.latency, times.total(arrived)),
@@ -238,7 +237,7 @@ class Stats:
             (self.inference, times.inference),
             (self.postprocess, times.postprocess),
         ):
-            if seconds >= 0.0:  # False for NaN
+            if seconds >= 0.0:  # A missing step is NaN.
                 durations.add_exemplar(Exemplar(trace_id, seconds, now))
 
     def add_refusal(self, job: QueuedRequest, error: TsxError, now: float) -> None:
@@ -259,7 +258,7 @@ class Stats:
     def add_handler_metrics(
         self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()
     ) -> None:
-        """Add reported values; `jobs` is their batch, if known."""
+        """Add reported values; `jobs` is their batch, if it is known."""
         for delta in deltas:
             key = (
                 delta["name"],
@@ -271,13 +270,13 @@ class Stats:
             if metric is not None:
                 metric.add(delta["value"])
         if self.journal is not None:
-            # The journal gets complete values only: the loop raises for others.
+            # The journal only gets complete values, since the loop above raises for others.
             self.journal.add_values(deltas, [job.request_id for job in jobs])
 
     def _begin_metric(self, key: MetricKey) -> HandlerMetric | None:
         """Add a metric, or return None if a handler reports too many.
 
-        Labels that hold ids would fill the memory.
+        Without a limit, labels with ids would fill the memory.
         """
         name = key[0]
         if self._label_sets[name] < MAX_LABEL_SETS and (
@@ -288,17 +287,17 @@ class Stats:
                 key[1], SHOWN_BOUNDS if name.startswith(GENERATION) else VALUE_BOUNDS
             )
             return metric
-        shown = name if name in self._label_sets else OTHER_METRICS
-        if not self.dropped_metrics[shown]:
-            many = (
+        counted_name = name if name in self._label_sets else OTHER_METRICS
+        if not self.dropped_metrics[counted_name]:
+            excess_text = (
                 f"the metric {name} with more than {MAX_LABEL_SETS} sets of labels"
-                if shown
+                if counted_name
                 else f"more than {MAX_METRICS} metrics"
             )
             text = (
                 "%s: its handler reports %s; further ones are dropped, and"
                 " tsx_handler_metric_drops_total counts them"
             )
-            logger.warning(text, self.label or "a model", many)
-        self.dropped_metrics[shown] += 1
+            logger.warning(text, self.label or "a model", excess_text)
+        self.dropped_metrics[counted_name] += 1
         return None

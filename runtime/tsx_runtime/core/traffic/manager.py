@@ -1,7 +1,8 @@
-"""The traffic policies, labels and default versions of all models, with their former states.
+"""The traffic policies, labels and default versions of all models, and their former states.
 
-A change and what `rollback` undoes are kept across restarts (`core/persistence.py`). The settings
-of `tsx.toml` hold until the management API changes them, and again after the file has changed.
+Changes, and what `rollback` needs to undo them, are saved for the next start of the server
+(`core/persistence.py`). Traffic in `tsx.toml` applies until the management API changes it. If the
+file changes, it applies again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.scheduling.job import Headers, Route
-from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label, unknown_versions
+from tsx_runtime.core.traffic.routing import (
+    choose_version,
+    make_table,
+    resolve_label,
+    unknown_versions,
+)
 from tsx_runtime.core.traffic.splitter import Observer, Splitter
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.shared.suggestions import suggestion, suggestion_among_many
 
-MAX_UNDO_POINTS = 100  # changes of a model that can be undone
+MAX_UNDO_POINTS = 100  # changes per model that can be undone
 
 logger = logging.getLogger("tsx.registry")
 
@@ -59,7 +65,7 @@ class UndoPoint(NamedTuple):
         """Read a saved point.
 
         Raises:
-            ValueError: The traffic is invalid; also TypeError and KeyError for another structure.
+            ValueError: The traffic is invalid. (Another structure raises TypeError or KeyError.)
         """
         state = TrafficState(parse_traffic(saved["traffic"]), str(saved["default"]))
         return cls(
@@ -70,7 +76,7 @@ class UndoPoint(NamedTuple):
 
 
 class TrafficManager:
-    """The only place that sets `Model.default` and `Model.labels` of a registered model."""
+    """Sets `Model.default` and `Model.labels` of registered models; nothing else does."""
 
     def __init__(
         self,
@@ -80,16 +86,17 @@ class TrafficManager:
         notify: Callable[[], None],
         notify_managed: Callable[[], None],
     ) -> None:
-        """Route the requests of `models` by their `configured` traffic or their saved one.
+        """Route the requests of `models` by their configured or their saved traffic.
 
         Args:
             models: The registered models by name.
-            configured: The traffic of the settings.
+            configured: The traffic in the settings.
             state: The saved state.
             notify: Called when requests may take another route than before; it calls `refresh`.
-            notify_managed: Called when the default version was changed on request.
+            notify_managed: Called when a client has changed the default version.
         """
-        # Each check raises if a model cannot have the second traffic in place of the third.
+        # Each check gets a model with its new and its current traffic, and raises an error against
+        # the new one.
         self.checks: list[Callable[[Model, Traffic, Traffic], None]] = []
         # Called with a model's name when its traffic was set, or a version was added or removed.
         self.on_traffic: list[Callable[[str], None]] = []
@@ -101,7 +108,7 @@ class TrafficManager:
         self._traffic: dict[str, Traffic] = {}
         self._undo: dict[str, list[UndoPoint]] = {}  # the newest last
         self._observers: dict[str, list[Observer]] = {}
-        # Models whose requests do not all go to the default version.
+        # The splitters of models whose requests do not all go to the default version.
         self._splitters: dict[str, Splitter] = {}
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
@@ -116,17 +123,17 @@ class TrafficManager:
             ModelVersionNotFound: The model has no such version.
         """
         model = self._model(name)
-        return choose(name, model.versions, model.default, version, model.labels)
+        return choose_version(name, model.versions, model.default, version, model.labels)
 
     def route(self, name: str, version: str | None = None, headers: Headers = ()) -> Route:
-        """Return the route of a request: the version that it names, or the choice of the traffic.
+        """Return the route of a request: the requested version, or else the traffic's choice.
 
         It raises the errors of `find`.
         """
         splitter = self._splitters.get(name)
         if splitter is None or version is not None:
             return self.find(name, version)
-        return splitter.by_head(headers)
+        return splitter.route_for_headers(headers)
 
     def traffic(self, name: str) -> Traffic:
         """Return the traffic of a model, which need not be registered."""
@@ -141,11 +148,11 @@ class TrafficManager:
         return TrafficState(self.traffic(name), self._model(name).default)
 
     def shares(self, name: str, state: TrafficState | None = None) -> dict[str, float]:
-        """Return the shares of requests that neither name a version nor match a rule, by version.
+        """Return how requests without a version or a matching rule are divided, by version.
 
         Args:
             name: The name of the model.
-            state: The state to use in place of the current one.
+            state: The state to use instead of the current one.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -166,7 +173,7 @@ class TrafficManager:
     def check_traffic(self, name: str, traffic: Traffic, *, force: bool) -> None:
         """Check that `set_traffic` accepts a traffic.
 
-        Without `force`, it may not name unregistered versions that the current one does not name.
+        Without `force`, it may name an unregistered version only if the current traffic does, too.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -235,7 +242,7 @@ class TrafficManager:
         self._notify()
 
     def undo_points(self, name: str) -> list[UndoPoint]:
-        """Return the states before each change, the newest last, which `rollback` restores.
+        """Return the states that `rollback` can restore, the newest last.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -249,10 +256,10 @@ class TrafficManager:
     def rollback(self, name: str, *, dry_run: bool = False) -> UndoPoint:
         """Undo the last change of traffic, labels or default version.
 
-        Each further call undoes one more change.
+        Each call undoes one more change.
 
         Returns:
-            The restored state, or with `dry_run` the state that would be restored.
+            The restored state; with `dry_run`, the state that would be restored.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -264,18 +271,18 @@ class TrafficManager:
                 "There is no change to undo in the traffic, the labels and the default version of"
                 f" model {name}."
             )
-        before = points.pop()
-        if before.state.default not in model.versions:
+        undo_point = points.pop()
+        if undo_point.state.default not in model.versions:
             problem = (
-                f"version {before.state.default}, its previous default, is no longer registered."
-                " Register it first."
+                f"version {undo_point.state.default}, its previous default, is no longer"
+                " registered. Register it first."
             )
             raise Conflict(f"Model {name} cannot be rolled back: {problem}")
         if not dry_run:
             self._undo[name] = points
-            self._change(model, before.state, undoable=False)
+            self._change(model, undo_point.state, undoable=False)
             self._notify_managed()
-        return before
+        return undo_point
 
     def set_rollback_point(self, name: str, before: TrafficState, rollout: float) -> None:
         """Make one `rollback` undo all changes since a rollout began.
@@ -291,7 +298,7 @@ class TrafficManager:
         self._save(name, self.current_state(name), default=False)
 
     def observe(self, name: str, observer: Observer) -> None:
-        """Show an observer the requests that name no version; the model need not be registered."""
+        """Show an observer the requests without a version; the model need not be registered yet."""
         self._observers.setdefault(name, []).append(observer)
         self._notify()
 
@@ -328,7 +335,7 @@ class TrafficManager:
             logger.warning("model %s: its saved traffic policy cannot be used: %s", name, error)
 
     def on_version_added(self, version: ModelVersion) -> None:
-        """Note that a version was added to its model."""
+        """React to a version that was added to its model."""
         if version.version in self.traffic(version.name).labels:
             text = (
                 "model %s: version %s has the name of a label; the label has no effect while that"
@@ -341,7 +348,7 @@ class TrafficManager:
         self._notify_traffic(version.name)
 
     def on_version_replaced(self, model: Model, old: str, new: str) -> None:
-        """Replace the name of a version by the name of its successor in all settings."""
+        """Replace a version's number by its successor's number in all settings."""
         if old == new:
             return
         name, traffic = model.name, self.traffic(model.name)
@@ -365,8 +372,8 @@ class TrafficManager:
         """Rebuild the tables, and tell whether requests may take another route than before."""
         for name in self._splitters.keys() - self.models:
             del self._splitters[name]
-        changed = [model for model in self.models.values() if self._refresh(model)]
-        return bool(changed)
+        changed_models = [model for model in self.models.values() if self._refresh(model)]
+        return bool(changed_models)
 
     def _refresh(self, model: Model) -> bool:
         name, versions = model.name, model.versions
@@ -404,9 +411,10 @@ class TrafficManager:
         self._notify_traffic(name)
 
     def _save(self, name: str, state: TrafficState, *, default: bool) -> None:
-        """Save the traffic, and the default version only if it was chosen.
+        """Save the traffic, and the default version only if a client chose it.
 
-        Otherwise the former default version may be registered again at the next start.
+        Otherwise the default is not saved, since another version may be registered at the next
+        start.
         """
         saved = self._state.load(name)
         self._state.save(
@@ -431,7 +439,7 @@ class TrafficManager:
 
 
 def _check(model: Model, traffic: Traffic, current: Traffic) -> None:
-    """Check a traffic; a label of the current one stays possible, so that a return cannot fail.
+    """Check a traffic. Labels of the current one are not checked, so that a return cannot fail.
 
     Raises:
         BadRequest: A label has the name of a version.

@@ -16,22 +16,22 @@ from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Parts
 
-MAX_HEADERS_PER_NAME = 8  # headers of one name that are compared with a rule
-MAX_COOKIES = 200  # cookies of one header that are searched; browsers keep fewer for a site
+MAX_HEADERS_PER_NAME = 8  # headers with the same name that are compared with a rule
+MAX_COOKIES = 200  # cookies that are searched in a header; browsers keep fewer per site
 # Longer values never match a pattern, so that a client cannot keep the server busy.
 MAX_MATCHED_BYTES = 1024
 
 VersionT = TypeVar("VersionT")
 
 
-def choose(
+def choose_version(
     name: str,
     versions: Mapping[str, VersionT],
     default: str,
     requested: str | None,
     labels: Mapping[str, str] | None = None,
 ) -> VersionT:
-    """Return the version with a number or a label, or the default version.
+    """Return the version with this number or label, or the default version.
 
     Raises:
         ModelVersionNotFound: There is no such version.
@@ -51,7 +51,7 @@ def choose(
 
 
 class CompiledRule(NamedTuple):
-    """A rule for a version that is ready."""
+    """A rule whose version is ready."""
 
     header: bytes
     equals: bytes | None
@@ -61,20 +61,20 @@ class CompiledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The versions for requests that name none: the ready ones, or else the default version."""
+    """The versions for requests without a version: the ready ones, or else the default one."""
 
     model: str
     default: str
-    versions: tuple[str, ...] = ()  # versions with a weight
+    versions: tuple[str, ...] = ()  # versions that have a weight
     weights: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()  # running sums of the weights
     rules: tuple[CompiledRule, ...] = ()
-    # The part of a request that assigns it to a version: header, cookie, field, or none.
+    # The part of a request that assigns it to a version: header, cookie or field; empty for none.
     by: str = ""
     key: str = ""  # the name of that header, cookie or field
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of requests that match no rule, by version."""
+        """Return the fraction of requests without a matching rule for each version."""
         if not self.versions:
             return {self.default: 1.0}
         return {
@@ -86,9 +86,9 @@ class Table:
 def make_table(
     model: str, traffic: Traffic, registered: Collection[str], ready: Collection[str], default: str
 ) -> Table:
-    """Build the table of a traffic without versions that are not ready.
+    """Build the table of a traffic, without versions that are not ready.
 
-    The weights of two names of one version are added up.
+    If a version has a weight by its number and by its label, they are added.
     """
     weights: dict[str, float] = {}
     for name, weight in traffic.weights.items():
@@ -100,7 +100,7 @@ def make_table(
         for rule in traffic.rules
         if (version := resolve_label(rule.to, registered, traffic.labels)) in ready
     ]
-    # With one version there is nothing to choose.
+    # If only one version has a weight, there is nothing to choose.
     by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")
     bounds = tuple(accumulate(weights.values()))
     return Table(
@@ -116,12 +116,12 @@ def make_table(
 
 
 def resolve_label(name: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
-    """Return the version that a name means: a registered version, or else the one of a label."""
+    """Return the version for a name: the registered version, or else the label's version."""
     return name if name in registered else labels.get(name, name)
 
 
 def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
-    """Return the names of versions and labels that lead to no registered version."""
+    """Return the names of versions and labels without a registered version."""
     return {
         name
         for name in traffic.targets
@@ -130,23 +130,23 @@ def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
 
 
 def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
-    """Return the registered versions that serve requests without a version, ready or not."""
-    ruled = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}
-    return weighted_versions(traffic, registered, default) | ruled.intersection(registered)
+    """Return the registered versions, ready or not, that may serve requests without a version."""
+    rule_versions = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}
+    return weighted_versions(traffic, registered, default) | rule_versions.intersection(registered)
 
 
 def weighted_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
-    """Return the registered versions that serve requests without a version or a rule."""
-    weighted = {
+    """Return the registered versions that serve requests without a version or a matching rule."""
+    versions = {
         resolve_label(name, registered, traffic.labels)
         for name, weight in traffic.weights.items()
         if weight > 0
     }
-    return weighted.intersection(registered) or {default}
+    return versions.intersection(registered) or {default}
 
 
-def by_rule(table: Table, headers: Headers) -> str | None:
-    """Return the version of the first matching rule."""
+def version_by_rule(table: Table, headers: Headers) -> str | None:
+    """Return the version of the first matching rule, or None."""
     if not table.rules:
         return None
     values: dict[bytes, list[bytes]] = {}
@@ -160,7 +160,7 @@ def by_rule(table: Table, headers: Headers) -> str | None:
 
 
 def key_in_head(table: Table, headers: Headers) -> bytes | None:
-    """Return the header or cookie that assigns a request to a version, or None."""
+    """Return the value of the header or cookie that assigns a request to a version, or None."""
     if table.by == "header":
         name = table.key.encode()
         return next(
@@ -172,7 +172,7 @@ def key_in_head(table: Table, headers: Headers) -> bytes | None:
 
 
 def key_in_body(table: Table, body: Body) -> bytes | None:
-    """Return the field of a JSON body that assigns a request to a version, or None.
+    """Return the value of the JSON body's field that assigns a request to a version, or None.
 
     A large body is not parsed, because that would block the event loop.
     """
@@ -200,7 +200,7 @@ def key_in_body(table: Table, body: Body) -> bytes | None:
 
 
 def draw(table: Table, point: float) -> str:
-    """Return a version by weight; `point` is random in [0, 1)."""
+    """Return a random version by weight; `point` is random in [0, 1)."""
     versions = table.versions
     if len(versions) < 2:
         return versions[0] if versions else table.default
@@ -210,23 +210,23 @@ def draw(table: Table, point: float) -> str:
 def pick_sticky(table: Table, key: bytes) -> str:
     """Return a version by weight that is always the same for a key, by weighted rendezvous hashing.
 
-    Each version draws a number for the key, raised by its weight, and the highest wins. A change
-    of one weight moves only keys from or to that version.
+    Each version gets a score for the key, which grows with its weight, and the highest one wins. If
+    one weight changes, only keys from or to that version move.
     """
     if len(table.versions) < 2:
         return draw(table, 0.0)
-    lots = [
-        _lot(table.model, version, key, weight)
+    scores = [
+        _score(table.model, version, key, weight)
         for version, weight in zip(table.versions, table.weights, strict=True)
     ]
-    return table.versions[lots.index(max(lots))]
+    return table.versions[scores.index(max(scores))]
 
 
-def _lot(model: str, version: str, key: bytes, weight: float) -> float:
+def _score(model: str, version: str, key: bytes, weight: float) -> float:
     digest = blake2b(
         b"%b\0%b\0%b" % (model.encode(), version.encode(), key), digest_size=8
     ).digest()
-    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # never 0 or 1
+    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # neither 0 nor 1
     return -weight / math.log(uniform)
 
 
@@ -252,8 +252,8 @@ def _matches(rule: CompiledRule, value: bytes) -> bool:
 def _cookie(name: bytes, headers: Headers) -> bytes | None:
     for header, value in headers:
         if header == b"cookie":
-            for crumb in value.split(b";", MAX_COOKIES)[:MAX_COOKIES]:
-                key, equals, text = crumb.strip().partition(b"=")
+            for pair in value.split(b";", MAX_COOKIES)[:MAX_COOKIES]:
+                key, equals, text = pair.strip().partition(b"=")
                 text = text.strip().strip(b'"')
                 if equals and key.strip() == name and text:
                     return text

@@ -1,4 +1,4 @@
-"""Worker processes, forked from a server that has imported torch, or spawned without fork.
+"""Worker processes, which are forked from a server that has imported torch, or else spawned.
 
 A worker with its own packages or with several processes is a program instead
 (`core/workers/subprocesses.py`).
@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.isolation.hidden_credentials import starting_without
+from tsx_runtime.core.isolation.hidden_credentials import hidden_from_children
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import (
     CommandProcess,
@@ -44,20 +44,20 @@ from tsx_runtime.shared.socket_paths import socket_directory
 from tsx_runtime.worker.launch.entry import run
 
 PRELOAD = "tsx_runtime.worker.launch.preload"
-# This module takes a second longer, so it is imported only if it is needed.
+# Importing this module takes a second longer, so it is used only if it is needed.
 PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"
-REPORT_GRACE_S = 5.0  # limit of the fork server's report of a worker's end
-START_TIMEOUT_S = 300.0  # importing torch from a slow disk takes most of it
-START_CHECK_S = 2.0  # between checks of a start that takes long
+REPORT_GRACE_S = 5.0  # limit for the fork server to report a worker's end
+START_TIMEOUT_S = 300.0  # enough to import torch from a slow disk
+START_CHECK_S = 2.0  # pause between two checks of a slow start
 
 logger = logging.getLogger("tsx.processes")
 
 
 class Process(Protocol):
-    """The interface of a worker's process, or of a thread in its place."""
+    """The interface of a worker's process, or of a thread that replaces it."""
 
     pid: int
-    unheard_grace: float | None
+    exit_grace: float | None
 
     @property
     def alive(self) -> bool: ...
@@ -72,8 +72,8 @@ class Process(Protocol):
 class WorkerProcess(ProcessState):
     """A worker's process. It ends by itself when its socket is closed.
 
-    On Linux a pidfd reports its end. multiprocessing's own pipe would also end with the fork
-    server, which workers outlive.
+    On Linux a pidfd reports its end. multiprocessing's own pipe would also close with the fork
+    server, although the workers continue without it.
     """
 
     def __init__(self, process: BaseProcess, forked: bool) -> None:
@@ -100,21 +100,21 @@ class WorkerProcess(ProcessState):
         yield psutil.Process(self.pid)
 
     async def ended(self) -> int | None:
-        """Wait for the end; return the exit code, minus the signal's number, or None.
+        """Wait for the end; return the exit code, or minus a signal's number, or None.
 
-        None stands for an unknown code. Call it once.
+        None means that the code is unknown. Call it only once.
         """
         if self._pidfd is not None:
             await wait_readable(self._pidfd)
-        reported = await wait_readable(
+        is_reported = await wait_readable(
             self._process.sentinel, REPORT_GRACE_S if self._pidfd is not None else None
         )
-        code = self._exit_code() if reported else None
+        code = self._exit_code() if is_reported else None
         self._release()
         return code
 
     def _exit_code(self) -> int | None:
-        """Return the exit code from the parent.
+        """Return the exit code from the parent process.
 
         A fork server reports it on the sentinel, unless it has ended itself.
         """
@@ -131,12 +131,13 @@ class WorkerProcess(ProcessState):
         self.alive = False
         if self._pidfd is not None:
             os.close(self._pidfd)
-        with suppress(ValueError):  # If the fork server hangs, the garbage collector closes it.
+        # If the fork server hangs, this fails, and the garbage collector closes it.
+        with suppress(ValueError):
             self._process.close()
 
 
 class Starter(Protocol):
-    """The interface that starts workers."""
+    """The interface of what starts workers."""
 
     hidden: Collection[str]  # environment variables that workers do not get
 
@@ -150,7 +151,7 @@ class Starter(Protocol):
 
 
 class ProcessStarter:
-    """Starts workers.
+    """Starts workers as processes.
 
     Its only thread may block: the first start waits until the fork server has imported torch.
     """
@@ -168,22 +169,22 @@ class ProcessStarter:
         self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
         self._alive: set[WorkerProcess | CommandProcess] = set()
-        # It protects `_alive`: forks and programs are started in different threads.
+        # The lock protects `_alive`, since forks and programs are started in different threads.
         self._lock = threading.Lock()
         self._preload = preload
         self._worker_files = worker_files
         self.hidden = hidden
-        self._began: float | None = None  # time.monotonic() of the current start
+        self._start_time: float | None = None  # time.monotonic() of the current start
         if self._forks:
             _choose_short_socket_directory()
             self._set_preload(exported=False)
-        # It runs before multiprocessing's own function, which would wait for the workers.
+        # multiprocessing's own exit function waits for the workers. This one runs before it.
         atexit.register(self._kill_all)
 
     def warm_up(self, *, exported: bool = False) -> None:
         """Start the fork server, so that it imports torch while the front end starts.
 
-        `exported`: also import what `.pt2` models need.
+        With `exported`, it also imports what `.pt2` models need.
         """
         if self._forks:
             self._set_preload(exported)
@@ -209,23 +210,27 @@ class ProcessStarter:
             if launch.sandbox is None:
                 program, front = start_program(launch, self._worker_files, self.hidden)
             else:
-                # Making cgroups and directories may block. The thread must outlive its children.
+                # Creating cgroups and directories may block. The starter's own thread is used,
+                # since it must outlive the program.
                 loop = asyncio.get_running_loop()
                 program, front = await loop.run_in_executor(
                     self._thread, start_program, launch, self._worker_files, self.hidden
                 )
             self._track(program)
             return program, front
-        starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
-        stopped = 0
-        while not starting.done():
-            await asyncio.wait([starting], timeout=START_CHECK_S)
-            stopped = stopped + 1 if not starting.done() and _fork_server_is_stopped() else 0
-            if stopped > 1 or (
-                self._began is not None and time.monotonic() - self._began > START_TIMEOUT_S
+        start_task = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
+        stopped_checks = 0
+        while not start_task.done():
+            await asyncio.wait([start_task], timeout=START_CHECK_S)
+            stopped_checks = (
+                stopped_checks + 1 if not start_task.done() and _fork_server_is_stopped() else 0
+            )
+            if stopped_checks > 1 or (
+                self._start_time is not None
+                and time.monotonic() - self._start_time > START_TIMEOUT_S
             ):
                 _kill_fork_server()
-        return await starting
+        return await start_task
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -235,29 +240,29 @@ class ProcessStarter:
     def _start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
         try:
             return self._start_once(name)
-        except (EOFError, ConnectionError):  # The fork server died; a new one is started.
+        except (EOFError, ConnectionError):  # The fork server has died: start a new one.
             if not self._forks:
                 raise
             _wait_for_end(_fork_server_pid())
             return self._start_once(name)
 
     def _start_once(self, name: str) -> tuple[WorkerProcess, socket.socket]:
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         try:
             if self._forks:
                 _ensure_fork_server(self.hidden)
             front, back = socket.socketpair()
             with back:
                 try:
-                    started = self._start_process(name, back)
+                    process = self._start_process(name, back)
                 except BaseException:
                     front.close()
                     raise
         finally:
-            self._began = None
+            self._start_time = None
         front.setblocking(False)
-        self._track(started)
-        return started, front
+        self._track(process)
+        return process, front
 
     def _track(self, process: WorkerProcess | CommandProcess) -> None:
         with self._lock:
@@ -268,8 +273,8 @@ class ProcessStarter:
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
         with _main_hidden(), _clean_start(self.hidden):
             process.start()
-        # At the next start, multiprocessing would wait for it in this thread and take its exit
-        # code.
+        # Otherwise multiprocessing would reap it at the next start, and its exit code would be
+        # lost.
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
         return WorkerProcess(process, self._forks)
 
@@ -279,17 +284,17 @@ class ProcessStarter:
 
 
 def _choose_short_socket_directory() -> None:
-    """Make multiprocessing choose a directory whose socket paths are short enough.
+    """Make multiprocessing use a directory in which socket paths are short enough.
 
-    It chooses the directory once, and does not check the length.
+    multiprocessing chooses its directory only once, and does not check the length.
     """
     directory = socket_directory()
     if directory != tempfile.gettempdir():
-        usual, tempfile.tempdir = tempfile.tempdir, directory
+        old_tempdir, tempfile.tempdir = tempfile.tempdir, directory
         try:
             util.get_temp_dir()
         finally:
-            tempfile.tempdir = usual
+            tempfile.tempdir = old_tempdir
 
 
 def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
@@ -297,26 +302,26 @@ def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
 
     Terminals and service managers send both to every process of the server. multiprocessing ignores
     SIGINT only after the import of torch. SIGTERM would end the fork server and its workers while
-    the front end still has requests to answer; it ends by itself after the front end. Its children
-    inherit the mask; a worker resets it once it ignores both signals.
+    the front end still has requests to answer. The fork server ends by itself after the front end.
+    Its children inherit the mask; a worker resets it once it ignores both signals.
     """
     with _clean_start(hidden):
-        # It would unblock the signals.
+        # It is started here because it would unblock the signals.
         resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
         with _clean_start(hidden):
             forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @contextmanager
 def _clean_start(hidden: Collection[str]) -> Iterator[None]:
     """Hide variables and the working directory from programs that multiprocessing starts."""
-    # The order matters: the second calls the first.
+    # The order matters, since the second function calls the first one.
     with (
-        starting_without(hidden, os.environ),
+        hidden_from_children(hidden, os.environ),
         _without_working_directory(),
     ):
         yield
@@ -324,23 +329,23 @@ def _clean_start(hidden: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def _without_working_directory() -> Iterator[None]:
-    """Keep programs that multiprocessing starts from importing out of the working directory.
+    """Keep programs that multiprocessing starts from importing modules of the working directory.
 
-    They are programs of `-c`, which would look there first.
+    They are started with `-c`, which puts that directory first on the path.
     """
-    start = util.spawnv_passfds
+    original_spawn = util.spawnv_passfds
 
     def start_clean(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
         arguments = list(args)
-        at = arguments.index("-c") + 1
-        arguments[at] = CLEAN + arguments[at]
-        return start(path, arguments, passfds)
+        code_index = arguments.index("-c") + 1
+        arguments[code_index] = CLEAN + arguments[code_index]
+        return original_spawn(path, arguments, passfds)
 
     util.spawnv_passfds = start_clean
     try:
         yield
     finally:
-        util.spawnv_passfds = start
+        util.spawnv_passfds = original_spawn
 
 
 @contextmanager
@@ -356,7 +361,7 @@ def _main_hidden() -> Iterator[None]:
 
 
 def _fork_server_is_stopped() -> bool:
-    """Tell whether SIGSTOP holds the fork server, so that no worker can start."""
+    """Tell whether the fork server is stopped by SIGSTOP, so that no worker can start."""
     pid = _fork_server_pid()
     try:
         return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
@@ -365,13 +370,13 @@ def _fork_server_is_stopped() -> bool:
 
 
 def _kill_fork_server() -> None:
-    """Kill the fork server; the start that waits for it fails, and the next one starts another.
+    """Kill the fork server. A start that waits for it fails, and the next start begins a new one.
 
-    Running workers do not notice.
+    Running workers are not affected.
     """
     if (pid := _fork_server_pid()) is not None:
         logger.error("the fork server (pid %d) does not answer, so it is restarted", pid)
-        os.kill(pid, signal.SIGKILL)  # The child was not waited for, so its number is still in use.
+        os.kill(pid, signal.SIGKILL)  # It is an unreaped child, so the pid is still its own.
 
 
 def _fork_server_pid() -> int | None:
@@ -379,7 +384,7 @@ def _fork_server_pid() -> int | None:
 
 
 def _wait_for_end(pid: int | None) -> None:
-    """Wait until a fork server that is dying has ended: only then is a new one started."""
+    """Wait until a dying fork server has ended: a new one can only be started then."""
     fd = None if pid is None else open_pidfd(pid)
     if fd is not None:
         poller = select.poll()
@@ -389,9 +394,9 @@ def _wait_for_end(pid: int | None) -> None:
 
 
 def _exit_code_of_orphan(pid: int) -> int | None:
-    """Return the exit code of a worker without its fork server, if this process adopted it.
+    """Return the exit code of a worker whose fork server has ended, if this process adopted it.
 
-    The first process of a container, which may be this one, adopts orphans.
+    The first process of a container adopts orphans, and this process may be it.
     """
     try:
         ended_pid, status = os.waitpid(pid, os.WNOHANG)

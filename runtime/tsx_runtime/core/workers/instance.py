@@ -16,8 +16,8 @@ from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
-EXIT_GRACE_S = 5.0  # limit of a worker's end after its socket was closed
-UNHEARD_GRACE_S = 0.5  # while requests wait for the answer of a worker that closed it
+EXIT_GRACE_S = 5.0  # limit for a worker to end after its socket was closed
+UNANSWERED_EXIT_GRACE_S = 0.5  # shorter limit if it closed the socket with requests unanswered
 
 
 class ResourceUsage(NamedTuple):
@@ -32,29 +32,31 @@ class ResourceUsage(NamedTuple):
 class WorkerInstance:
     """A process of a worker. A worker has one, or two while a successor takes over."""
 
-    def __init__(self, process: Process, channel: Channel, began: float) -> None:
+    def __init__(self, process: Process, channel: Channel, start_time: float) -> None:
         self.process = process
         self.channel = channel
-        self.began = began
-        # Seconds, including the start of the process, and of the fork server for the first one.
+        self.start_time = start_time
+        # Seconds, including the start of the process; the first one includes that of the fork
+        # server.
         self.load_seconds: float | None = None
-        self.model_seconds = 0.0  # the part of `load_seconds` after the start
-        self.device: str | None = None  # reported by the worker: cpu, cuda:0
+        self.model_seconds = 0.0  # the part of `load_seconds` after the start of the process
+        self.device: str | None = None  # reported by the worker, for example cuda:0
         # The handler's kind of input, if it reports one: image, text, json, file, chat.
         self.input: str | None = None
-        self.example = False  # the handler's description has an example of a request
-        self.form: str | None = None  # the one of the configured `forms` in use
-        self.forms_passed_over: tuple[str, ...] = ()  # a reason for each form before `form`
+        self.example = False  # whether the handler's description has an example of a request
+        self.form: str | None = None  # the form in use, one of the configured `forms`
+        # Reasons why the forms before `form` are not used.
+        self.forms_passed_over: tuple[str, ...] = ()
         self.cores: list[int] | None = None  # CPU affinity
-        self.loaded_memory = 0  # bytes after loading the model
-        self.killed_because: str | None = None
-        self.stuck = False  # It was killed, but not because of its requests.
-        # It was killed after it had closed its connection, so it was already useless.
-        self.unheard = False
-        self.early = random.random()  # its part of the jitter in recycling
-        self.due = asyncio.Event()  # set when it is to be replaced, for `reason`
+        self.loaded_memory = 0  # bytes of memory after loading the model
+        self.kill_reason: str | None = None
+        self.stuck = False  # whether it was killed, but not because of its requests
+        # Whether it was killed because it had closed its connection, but did not end.
+        self.closed_early = False
+        self.jitter = random.random()  # a number from 0 to 1, see `Recycling.reason`
+        self.replacement_due = asyncio.Event()  # set when it should be replaced
         self.reason = ""
-        self.not_before = 0.0  # time.monotonic() of the next attempt after a failed one
+        self.next_replacement_at = 0.0  # time.monotonic() of the next attempt to replace it
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
@@ -66,11 +68,11 @@ class WorkerInstance:
         Raises:
             OSError, EOFError: No process can be started.
         """
-        began = time.monotonic()
+        start_time = time.monotonic()
         process, sock = await starter.start(name, launch)
         channel = owner.new_channel()
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
-        return cls(process, channel, began)
+        return cls(process, channel, start_time)
 
     @property
     def pid(self) -> int:
@@ -78,7 +80,7 @@ class WorkerInstance:
 
     @property
     def age(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.start_time
 
     async def load(self, order: wire.LoadOrder, timeout: float) -> None:
         """Load the model.
@@ -88,12 +90,12 @@ class WorkerInstance:
             EOFError: The worker ended.
             TimeoutError: Loading took too long.
         """
-        started = self.age
+        start_age = self.age
         self.channel.load(order)
         self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
-        self.model_seconds = self.load_seconds - started
+        self.model_seconds = self.load_seconds - start_age
         self.input, self.example = facts.get("input"), facts.get("example") is True
         self.form, self.forms_passed_over = (
             facts.get("form"),
@@ -101,32 +103,34 @@ class WorkerInstance:
         )
         self.loaded_memory = self.memory()
 
-    def kill(self, because: str, *, stuck: bool = False) -> None:
-        self.killed_because = because
+    def kill(self, reason: str, *, stuck: bool = False) -> None:
+        self.kill_reason = reason
         self.stuck = stuck
         self.process.kill()
 
     async def exit_code(self) -> int | None:
         """Wait for the process after its channel was closed, and return its exit code.
 
-        A thread that the handler left running would keep the process alive; it is killed.
+        If a thread of the handler keeps the process alive, it is killed.
         """
-        late = await self._is_late(
-            self.process.unheard_grace or UNHEARD_GRACE_S if self.channel.sent else EXIT_GRACE_S
+        is_late = await self._is_late(
+            self.process.exit_grace or UNANSWERED_EXIT_GRACE_S
+            if self.channel.sent
+            else EXIT_GRACE_S
         )
-        # A process without memory has ended, but its files and devices are still being closed.
-        if late and not self.memory():
-            late = await self._is_late(EXIT_GRACE_S)
-        if late:
-            self.unheard = self.killed_because is None
+        # A process without memory is already ending: the system still closes its files and devices.
+        if is_late and not self.memory():
+            is_late = await self._is_late(EXIT_GRACE_S)
+        if is_late:
+            self.closed_early = self.kill_reason is None
             self.kill(
-                self.killed_because or "it closed its connection to the server, but did not exit"
+                self.kill_reason or "it closed its connection to the server, but did not exit"
             )
         return await self.ended
 
     async def _is_late(self, grace: float) -> bool:
-        _, late = await asyncio.wait([self.ended], timeout=grace)
-        return bool(late)
+        _, pending = await asyncio.wait([self.ended], timeout=grace)
+        return bool(pending)
 
     def memory(self) -> int:
         """Return its resident bytes, or 0 without a process."""
@@ -136,39 +140,42 @@ class WorkerInstance:
                 if self.process.alive
                 else 0
             )
-        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
+        except (psutil.Error, OSError):  # It has ended, or no descriptors are left.
             return 0
 
     def usage(self) -> ResourceUsage | None:
-        """Return its resource usage, or None without a process, in any thread."""
+        """Return its resource usage, or None without a process; any thread may call it."""
         try:
             members = self.process.members() if self.process.alive else ()
             rows = [
                 (member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member))
                 for member in members
             ]
-        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
+        except (psutil.Error, OSError):  # It has ended, or no descriptors are left.
             return None
         if not rows:
             return None
         pids, memory, times, descriptors = zip(*rows, strict=True)
         return ResourceUsage(
-            pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors)
+            pids,
+            sum(memory),
+            sum(cpu_times.user + cpu_times.system for cpu_times in times),
+            sum(descriptors),
         )
 
     def is_stopped(self) -> bool:
-        """Tell whether SIGSTOP holds the process; a debugger is not counted."""
+        """Tell whether SIGSTOP stops the process; a stop by a debugger does not count."""
         try:
             return self.process.alive and any(
                 member.status() == psutil.STATUS_STOPPED for member in self.process.members()
             )
-        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
+        except (psutil.Error, OSError):  # It has ended, or no descriptors are left.
             return False
 
     async def _watch_process(self) -> int | None:
-        """Wait for the process's end and close the channel.
+        """Wait for the process's end, then close the channel.
 
-        A child of the worker may hold the socket open longer.
+        A child of the worker may keep the socket open longer.
         """
         code = await self.process.ended()
         await asyncio.wait([self.channel.closed], timeout=1.0)
@@ -195,7 +202,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def was_out_of_memory(code: int | None) -> bool:
-    """Tell whether the process was ended like when the system runs out of memory."""
+    """Tell whether the process was ended in the way of a system that is out of memory."""
     return code in (-signal.SIGKILL, 137)
 
 
@@ -204,18 +211,18 @@ def death_error(
 ) -> TsxError:
     """Return the error for a request with which a worker died.
 
-    It begins with TorchServe's words, which its clients look for, then gives cause and advice.
+    It begins with TorchServe's wording, which its clients check, then gives cause and advice.
     """
-    because = instance.killed_because
-    if because is None and was_out_of_memory(code):
+    cause = instance.kill_reason
+    if cause is None and was_out_of_memory(code):
         return OutOfResources(
             "Out of resources: the worker was killed, as the system does when memory runs out."
             " Worker died."
         )
-    now = "" if stopping else " A new worker is started; send the request again."
+    advice = "" if stopping else " A new worker is started; send the request again."
     if lost.deaths > 0:
-        now = (
+        advice = (
             " The request was retried without the others of its batch, and a worker died again:"
             " this request is the cause."
         )
-    return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")
+    return WorkerDied(f"Worker died. Cause: {cause or describe_exit(code)}.{advice}")

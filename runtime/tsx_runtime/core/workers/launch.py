@@ -1,6 +1,6 @@
 """The command line of a worker that cannot be forked.
 
-This is a worker with another interpreter, with the model's own packages, or a torchrun group.
+Such a worker has another interpreter or the model's own packages, or is a torchrun group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.placement import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
-# The new interpreter must find this installation, and nothing else.
+# The new interpreter must find this installation of tsx, but nothing else next to it.
 BOOT = (
     CLEAN + "import json; options = json.loads(sys.argv[1]); "
     "sys.path += [root for root in options.pop('roots') if root not in sys.path]; "
@@ -26,17 +26,17 @@ BOOT = (
 
 
 class Launch(NamedTuple):
-    """The start of a program instead of a fork.
+    """How to start a program instead of a fork.
 
-    With `torchrun` it starts several processes. Rank 0 talks to the front end.
+    With `torchrun` it starts several processes, of which rank 0 talks to the front end.
     """
 
     python: str = sys.executable
-    packages: str | None = None  # a directory of packages that precede those of the server
+    packages: str | None = None  # a directory with packages that precede the server's
     variables: dict[str, str] = {}
-    torchrun: tuple[str, ...] = ()  # the arguments of torchrun; empty: the program is the worker
+    torchrun: tuple[str, ...] = ()  # arguments of torchrun; empty: a single process
     ranks: int = 1  # processes on this machine
-    broadcast: bool = True  # every rank gets the requests, not only rank 0
+    broadcast: bool = True  # whether every rank gets the requests, not only rank 0
     sandbox: Sandbox | None = None  # the sandbox of this process
 
     def command(self, fd: int, files: int | None) -> list[str]:
@@ -73,19 +73,19 @@ def launch_of(
     group: str,
     sandbox: Sandbox | None = None,
 ) -> Launch | None:
-    """Return how to start a program, or None if a fork will do.
+    """Return how to start a worker as a program, or None if it can be forked.
 
-    Packages of the model precede those that a fork has already imported.
+    The model's packages precede the server's, which a fork would have imported already.
     """
     if environment is None and not parallel.is_group and sandbox is None:
         return None
-    activated = environment is not None and use_venv
-    variables = environment.variables() if environment is not None and activated else {}
+    activates_venv = environment is not None and use_venv
+    variables = environment.variables() if environment is not None and activates_venv else {}
     if parallel.is_group:
-        variables["OMP_NUM_THREADS"] = str(threads)  # torchrun would set it to 1
+        variables["OMP_NUM_THREADS"] = str(threads)  # Otherwise torchrun would set it to 1.
     return Launch(
-        python=environment.python if environment is not None and activated else sys.executable,
-        packages=environment.packages if environment is not None and not activated else None,
+        python=environment.python if environment is not None and activates_venv else sys.executable,
+        packages=environment.packages if environment is not None and not activates_venv else None,
         variables=variables,
         torchrun=parallel.arguments(group) if parallel.is_group else (),
         ranks=parallel.ranks,

@@ -1,6 +1,6 @@
-"""A worker that is a separate program.
+"""Workers that are separate programs.
 
-It is watched, measured and stopped together with its child processes.
+Each is watched, measured and stopped together with its child processes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
-GROUP_GRACE_S = 5.0  # torchrun checks its processes from time to time, then ends the others
+GROUP_GRACE_S = 5.0  # torchrun notices the end of a process only after a while.
 
 
 class ProcessState:
-    """A process and, if the system has it, a descriptor that reports its end.
+    """A process and, if the system supports it, a descriptor that reports its end.
 
     `alive` is true until `ended` has returned.
     """
 
-    def __init__(self, pid: int, unheard_grace: float | None = None) -> None:
+    def __init__(self, pid: int, exit_grace: float | None = None) -> None:
         self.pid = pid
-        self.unheard_grace = unheard_grace
+        self.exit_grace = exit_grace
         self.alive = True
         self._pidfd = open_pidfd(pid)
 
@@ -52,17 +52,17 @@ class CommandProcess(ProcessState):
     def kill(self) -> None:
         """Kill its process group.
 
-        The ranks of a torchrun have their own groups, and end by themselves.
+        The ranks of torchrun are in other groups, and end by themselves.
         """
         if self.alive:
             with suppress(ProcessLookupError, PermissionError):  # macOS: the group is empty.
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def ended(self) -> int | None:
-        """Wait for the end; return the exit code or minus the signal's number. Call it once."""
+        """Wait for the end; return the exit code, or minus a signal's number. Call it only once."""
         if self._pidfd is not None:
             await wait_readable(self._pidfd)
-            # Kill the remaining children while the group's number is still in use.
+            # Kill the remaining children now: later, another group may have the same number.
             self.kill()
             os.close(self._pidfd)
             code = self._process.wait()
@@ -93,7 +93,7 @@ def start_program(
     Args:
         launch: The program.
         files: The limit of its open files.
-        hidden: Environment variables that it must not have.
+        hidden: Environment variables that it must not see.
 
     Raises:
         OSError: The program cannot be started.

@@ -1,4 +1,4 @@
-"""The workers of one version, started and stopped to match their configured number.
+"""The workers of one version, which are started and stopped to match their required number.
 
 `lifecycle.py` runs each worker.
 """
@@ -43,7 +43,7 @@ class Supervisor:
         next_gpus: Callable[[], tuple[int, ...]],
     ) -> None:
         self.workers: list[Worker] = []
-        # Called when a worker's state may have changed.
+        # It is called when a worker's state may have changed.
         self.on_state: Callable[[], None] = lambda: None
         self._config = config
         self._dispatcher = config.dispatcher
@@ -53,19 +53,19 @@ class Supervisor:
         config.dispatcher.seconds_until_ready = self.seconds_until_ready
 
     def seconds_until_ready(self) -> float | None:
-        """Estimate the seconds until a starting worker serves; None if there is none."""
+        """Estimate the seconds until a starting worker serves; None if none is starting."""
         now = time.monotonic()
-        waits = [
+        estimates = [
             worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers
         ]
-        return min((seconds for seconds in waits if seconds is not None), default=None)
+        return min((seconds for seconds in estimates if seconds is not None), default=None)
 
     def scale(
         self, count: int, *, drain: bool = True, retry: bool = True
     ) -> Coroutine[Any, Any, None]:
-        """Have `count` workers from now on; requests are accepted at once.
+        """Change the number of workers to `count`; requests are accepted at once.
 
-        The returned coroutine waits until all workers are ready or gone.
+        The returned coroutine waits until all workers are ready or have ended.
 
         Args:
             count: The number of workers.
@@ -73,7 +73,7 @@ class Supervisor:
             retry: Whether new workers replace those that failed or back off.
 
         Raises:
-            LoadFailed: A new worker could not load the model. The workers that could go on.
+            LoadFailed: A new worker could not load the model. The other workers continue.
         """
         failed = [
             worker
@@ -81,12 +81,12 @@ class Supervisor:
             if retry and (worker.given_up or worker.state in _NOT_STARTED)
         ]
         running = [worker for worker in self.workers if worker not in failed]
-        ending, new = failed + running[count:], []
+        ending, new_workers = failed + running[count:], []
         self.workers = running[:count]
         while len(self.workers) < count:
-            new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
-            self.workers.append(new[-1])
-        for worker in new:
+            new_workers.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
+            self.workers.append(new_workers[-1])
+        for worker in new_workers:
             worker.task = asyncio.create_task(
                 WorkerLifecycle(worker, self._config).run(),
                 name=f"{self._config.label} worker {worker.id}",
@@ -94,18 +94,20 @@ class Supervisor:
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))
         self._notify_dispatcher()
         return self._wait_settled(
-            new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending]
+            new_workers, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending]
         )
 
-    async def _wait_settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
-        # The caller may be cancelled, and a worker that is half ended would never go away.
+    async def _wait_settled(
+        self, new_workers: list[Worker], ending: list[asyncio.Future[None]]
+    ) -> None:
+        # This continues if the caller is cancelled: a half-ended worker would stay forever.
         await asyncio.shield(asyncio.gather(*ending))
-        for error in await asyncio.gather(*(worker.settled for worker in new)):
+        for error in await asyncio.gather(*(worker.settled for worker in new_workers)):
             if error is not None:
                 raise error
 
     def _on_task_done(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        """Give a worker up after an unexpected error, and report the error to its starter."""
+        """Give up a worker after an unexpected error, and report the error to its starter."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("%s: worker %s is given up", self._config.label, worker.id, exc_info=error)
@@ -127,7 +129,7 @@ class Supervisor:
             self._dispatcher.remove(instance.channel)
             if drain:
                 await instance.channel.drained()
-        # Retiring processes would wait for the ends of their sequences.
+        # Without this, retiring processes would wait until their sequences end.
         for retiring in worker.retiring:
             self._dispatcher.remove(retiring.channel)
         for process_instance in [instance, *worker.retiring]:
@@ -137,15 +139,15 @@ class Supervisor:
                 elif not drain or process_instance is instance:
                     process_instance.channel.close()
         assert worker.task is not None
-        _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE_S)
-        if late:
+        _, pending = await asyncio.wait([worker.task], timeout=EXIT_GRACE_S)
+        if pending:
             worker.kill("it did not stop when requested")
             await asyncio.wait([worker.task])
         if worker.retiring:
             await asyncio.wait(list(worker.retiring.values()))
 
     def _notify_dispatcher(self) -> None:
-        """Report to the dispatcher whether a worker serves, or will serve after a restart."""
+        """Tell the dispatcher whether a worker serves, or will serve after a restart."""
         ended_states = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
         accepting = any(worker.state not in ended_states for worker in self.workers)

@@ -1,9 +1,9 @@
 """Workers as threads of this process, for Lambda.
 
-Lambda has no shared memory and freezes the process between requests. A thread cannot be killed: it
-loses its socket and counts as ended, but blocks further starts while it runs. A thread that ends by
-itself may leave this process unusable, such as with a lost device. The owner of the starter
-therefore checks `stuck` and `restarted`, and ends the process.
+Lambda has no shared memory, and freezes the process between requests. A thread cannot be killed: it
+loses its socket and counts as ended, but no other worker is started while it runs. A thread that
+ends by itself may leave this process unusable, for example with a lost device. Therefore the owner
+of the starter checks `stuck` and `restarted`, and ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WorkerThread:
     It ends by itself when its socket is closed and its handler has returned.
     """
 
-    unheard_grace: float | None = None
+    exit_grace: float | None = None
 
     def __init__(self, name: str, sock: socket.socket, hidden: Collection[str]) -> None:
         self.pid = os.getpid()
@@ -47,12 +47,12 @@ class WorkerThread:
 
     @property
     def stuck(self) -> bool:
-        """Whether it runs although it was killed."""
+        """Whether it still runs although it was killed."""
         return self._killed and self._thread.is_alive()
 
     def kill(self) -> None:
         self._killed = True
-        with suppress(OSError):  # The worker has closed it.
+        with suppress(OSError):  # The worker may have closed it.
             self._sock.shutdown(socket.SHUT_RDWR)
         self._end(None)
 
@@ -65,7 +65,7 @@ class WorkerThread:
         yield psutil.Process()
 
     async def ended(self) -> int | None:
-        """Wait for the end; return 0, 1 after an error, or None if it was killed."""
+        """Wait for the end; return 0, or 1 after an error, or None if it was killed."""
         return await asyncio.shield(self._ended)
 
     def _run(self) -> None:
@@ -74,7 +74,7 @@ class WorkerThread:
             run_thread(self._sock, self._hidden)
             code = 0
         finally:
-            with suppress(RuntimeError):  # A loop that has ended has no waiter.
+            with suppress(RuntimeError):  # If the event loop is closed, nobody waits.
                 self._loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int | None) -> None:
@@ -85,13 +85,13 @@ class WorkerThread:
 class ThreadStarter:
     """Starts workers as threads, with the interface of a `ProcessStarter`.
 
-    A model with its own packages or with several processes is still a program.
+    A model with its own packages or with several processes is still started as a program.
     """
 
     def __init__(self, *, hidden: Collection[str] = ()) -> None:
         """Remove the variables `hidden` from the environment of workers and of this process."""
         self.hidden = hidden
-        self.restarted = False  # A thread ended by itself, and another was started.
+        self.restarted = False  # whether a thread has ended by itself and was replaced
         self._threads: list[WorkerThread] = []
         self._programs: list[CommandProcess] = []
 
@@ -121,7 +121,7 @@ class ThreadStarter:
         front, back = socket.socketpair()
         front.setblocking(False)
         newest = next((thread for thread in reversed(self._threads) if thread.name == name), None)
-        # A successor of a thread that is still alive is no restart.
+        # If the newest thread of this name is alive, the new one is its successor, not a restart.
         self.restarted |= newest is not None and not newest.alive
         self._threads = [thread for thread in self._threads if thread.alive]
         self._threads.append(WorkerThread(name, back, self.hidden))

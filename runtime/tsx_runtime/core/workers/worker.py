@@ -1,4 +1,4 @@
-"""A worker for the rest of the server: one id for all its processes."""
+"""A worker as the rest of the server sees it: one id for all its processes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Worker:
 
     def __init__(self, id: str, gpus: tuple[int, ...], now: float) -> None:
         self.id = id
-        self.gpus = gpus  # the server's numbers; empty on a CPU
+        self.gpus = gpus  # numbers of the server's GPUs; empty on a CPU
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
         self.since = now  # time.monotonic() of the last change of `state`
         # time.monotonic() of the next start, while the worker backs off or is given up.
         self.next_start = 0.0
         self.restarts = 0
-        self.given_up = False  # too many failures, and the model not loaded since
+        self.given_up = False  # whether it failed too often, and has not loaded the model since
         self.instance: WorkerInstance | None = None
-        self.successor: WorkerInstance | None = None  # loads while `instance` serves
-        # Processes that have a successor and finish their work.
+        self.successor: WorkerInstance | None = None  # It loads while `instance` serves.
+        # Processes that have a successor, and still finish their work.
         self.retiring: dict[WorkerInstance, asyncio.Task[None]] = {}
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
         self.stopping = asyncio.Event()
@@ -77,36 +77,40 @@ class Worker:
     def forms_passed_over(self) -> tuple[str, ...]:
         return self.instance.forms_passed_over if self.instance else ()
 
-    def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
+    def seconds_until_ready(self, now: float, last_load_seconds: float | None) -> float | None:
         """Estimate the seconds until it serves; None if it is not being started.
 
-        `usual` is the last load time of this model, None before the first. Without it, or when it
-        is exceeded, the remaining time equals the elapsed time.
+        `last_load_seconds` is the last load time of this model, or None. Without it, or after it,
+        the remaining time is assumed to equal the elapsed time.
         """
         if self.state is WorkerState.READY:
             return 0.0
         if self.state is WorkerState.BACKING_OFF:
-            return max(0.0, self.next_start - now) + (usual or 0.0)
+            return max(0.0, self.next_start - now) + (last_load_seconds or 0.0)
         if self.state is WorkerState.LOADING:
             elapsed = now - self.since
-            return usual - elapsed if usual is not None and usual > elapsed else elapsed
+            return (
+                last_load_seconds - elapsed
+                if last_load_seconds is not None and last_load_seconds > elapsed
+                else elapsed
+            )
         return None
 
     def settle(self, error: TsxError | None) -> None:
-        """Report to waiters that it serves, or the error; only the first call counts."""
+        """Report to waiting tasks that it serves, or an error; only the first call counts."""
         if not self.settled.done():
             self.settled.set_result(error)
 
     def memory(self) -> int:
-        """Return its resident bytes, or 0 without a process, in any thread."""
+        """Return its resident bytes, or 0 without a process; any thread may call it."""
         return self.instance.memory() if self.instance else 0
 
     def usage(self) -> ResourceUsage | None:
-        """Return its resource usage, or None without a process, in any thread."""
+        """Return its resource usage, or None without a process; any thread may call it."""
         return self.instance.usage() if self.instance else None
 
-    def kill(self, because: str) -> None:
-        """Kill the process that serves and its successor; retiring processes end by themselves."""
+    def kill(self, reason: str) -> None:
+        """Kill the serving process and its successor; retiring processes end by themselves."""
         for instance in (self.instance, self.successor):
             if instance is not None:
-                instance.kill(because)
+                instance.kill(reason)

@@ -108,7 +108,7 @@ class Predictions:
                 send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
             )
         else:
-            if answer.streamed:
+            if answer.is_streamed:
                 self.counts.add(answer.status)
                 await self._stream(
                     scope,

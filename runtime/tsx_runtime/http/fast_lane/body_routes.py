@@ -23,7 +23,7 @@ class BodyRoute:
         self._target = target
         self._headers = headers
 
-    def by_head(self, headers: Headers) -> BodyRoute:
+    def route_for_headers(self, headers: Headers) -> BodyRoute:
         return BodyRoute(self._registry, self._target, headers)
 
     def submit(self, job: Job) -> None:

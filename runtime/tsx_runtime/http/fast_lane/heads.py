@@ -46,7 +46,7 @@ class RefusalRoute:
         self.error = error
         self._hold = hold
 
-    def by_head(self, headers: Headers) -> RefusalRoute:
+    def route_for_headers(self, headers: Headers) -> RefusalRoute:
         return self
 
     def submit(self, job: Job) -> None:
@@ -233,7 +233,7 @@ class Heads:
             timing,
             parent,
         )
-        return head, url.route.by_head(parsed.headers)
+        return head, url.route.route_for_headers(parsed.headers)
 
     def _find_url(self, text: bytes) -> _Url | TsxError | None:
         """Return a parsed URL, an error for each request with it, or None for the other lane."""

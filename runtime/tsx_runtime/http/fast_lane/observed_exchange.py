@@ -43,7 +43,7 @@ def _new_sampled_exchange(
     is_logged = lane.log is not None and lane.log.wants()
     span = (
         lane.tracer.begin(head.parent, arrived)
-        if lane.tracer is not None and lane.tracer.wants(head.parent)
+        if lane.tracer is not None and lane.tracer.should_trace(head.parent)
         else None
     )
     exchange = (
@@ -137,7 +137,7 @@ class TracedExchange(LoggedExchange):
         """Record the times of the batch, write the response, and end the span."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.answered(self.served_by(), self.arrived, status, batch)
+            trace.on_answer(self.served_by(), self.arrived, status, batch)
         is_streamed = self._flow is not None
         Exchange.answer(self, status, headers, body, batch)
         self._end(200 if is_streamed else status, BROKEN if is_streamed and status >= 400 else "")
@@ -145,7 +145,7 @@ class TracedExchange(LoggedExchange):
     def refuse(self, error: TsxError) -> None:
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.refused(self.served_by(), self.arrived, error)
+            trace.on_refusal(self.served_by(), self.arrived, error)
         super().refuse(error)
 
     def _end(self, status: int, broken_reason: str, failure: str = "") -> None:

@@ -161,7 +161,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         version=mirror.number,
         since=results.since,
         requests=Requests(
-            copied=results.copied, under_way=len(mirror.under_way), shed=dict(results.shed)
+            copied=results.copied, under_way=len(mirror.copies_in_flight), shed=dict(results.shed)
         ),
         agreed=results.agreed,
         disagreed=results.disagreed,

@@ -104,7 +104,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "huggingface": version.archive.manifest.data.get("huggingface"),
         "form": ", ".join(version.forms) or None,
         "formsPassedOver": version.forms_passed_over,
-        "measured": None if version.measured is None else str(version.measured),
+        "measured": None if version.benchmark_record is None else str(version.benchmark_record),
         "limits": {name: getattr(version.plan, name) for name in LIMITS} | limits_now(version),
         "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
         "cache": (

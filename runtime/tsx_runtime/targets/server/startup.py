@@ -18,7 +18,7 @@ from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.api.management.describe import memory_of
 from tsx_runtime.core.isolation.hidden_credentials import SERVER_SECRETS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import KNOBS, RegisterOrder
+from tsx_runtime.core.models.plan import BATCH_PARAMETERS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
@@ -269,7 +269,11 @@ def _restore(name: str, number: str, saved: VersionSettings, store: Path | None)
         initial_workers=1 if saved.min_workers is None else saved.min_workers,
         max_workers=saved.max_workers,
         slo=saved.slo,
-        **{name: getattr(saved, name) for name in SAVED if saved.slo is None or name not in KNOBS},
+        **{
+            name: getattr(saved, name)
+            for name in SAVED
+            if saved.slo is None or name not in BATCH_PARAMETERS
+        },
     )
     path = None if is_url(saved.mar_name) else _resolve_path(saved.mar_name, store, "model_store")
     return StartModel(path, order, saved.default_version)

@@ -17,9 +17,9 @@ import torch
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
     REFERENCE,
+    FormIndex,
     FormRecord,
     InvalidForms,
-    KeptForms,
     parse_forms,
 )
 from tsx_archiver.storage.digest import content_digest
@@ -179,7 +179,7 @@ def _find_record(
         Exception: The index has wrong values.
     """
     path = model_dir / FORMS_FILE
-    forms = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
+    forms = parse_forms(path.read_bytes()) if path.is_file() else FormIndex()
     record = forms.named(name)
     if record is None:
         raise _Mismatch(f"{FORMS_FILE} has no such form")
@@ -215,7 +215,7 @@ def _load_record(
     return FormModel(record.name, model, signature, reference)
 
 
-def _stale_reason(forms: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+def _stale_reason(forms: FormIndex, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return why the forms are out of date, or None.
 
     A form built from other weights would answer as they did. Files without a checksum in the

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.deploying import FACTS, HANDLER, a_spec
 from tests.support.models import make_model
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.image.recipe import NEURON_BASE, Local, recipe
@@ -57,7 +57,7 @@ def archive(directory: Path, config: str, forms: bytes) -> Path:
 
 def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path) -> None:
     compiled = FormRecord("compile-bf16", {**CPU, "torch": "2.13", "compiles": True})
-    forms = KeptForms((INT8, compiled, ENGINE)).content()
+    forms = FormIndex((INT8, compiled, ENGINE)).content()
     config = "forms: [compile-bf16, onnx-int8, reference]\n"
     _, facts = read_archive(archive(tmp_path, config, forms))
     assert [form.name for form in facts.forms] == ["compile-bf16", "onnx-int8"]
@@ -157,7 +157,7 @@ def test_an_image_for_cpus_has_no_form_for_neuron() -> None:
 
 
 def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
-    path = archive(tmp_path, "forms: neuron-bf16\n", KeptForms((NEURON,)).content())
+    path = archive(tmp_path, "forms: neuron-bf16\n", FormIndex((NEURON,)).content())
     inspection, _ = read_archive(path)
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):

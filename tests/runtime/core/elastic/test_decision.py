@@ -17,9 +17,9 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.elastic.decision import (
     INTERVAL_S,
     MIN_QUIET_S,
-    SATURATED_SHARE,
+    SATURATED_UTILIZATION,
     History,
-    LatencyBound,
+    LatencyCapacity,
     ModelLoad,
     Scaling,
     decide,
@@ -83,7 +83,7 @@ def test_workers_come_when_the_queue_stays_and_something_allows_more(change, dec
 
 def test_one_look_at_a_burst_is_not_enough_but_a_refused_request_is():
     assert decide_repeatedly(MODEL)[0] == (1, "")
-    assert decide_repeatedly(replace(MODEL, refused=3))[0] == (2, "refused")
+    assert decide_repeatedly(replace(MODEL, refusals=3))[0] == (2, "refused")
 
 
 def test_where_a_worker_loads_for_long_the_queue_must_last_longer():
@@ -129,7 +129,7 @@ def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(
         workers=workers,
         working=min(workers, working),
         waiting=waiting,
-        refused=refused,
+        refusals=refused,
         rate=rate,
     )
     seen = replace(seen, minimum=minimum, maximum=minimum + more)
@@ -163,7 +163,7 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
             workers=workers,
             working=working,
             waiting=int(waiting),
-            refused=refused,
+            refusals=refused,
         )
         decision, history = decide(replace(seen, rate=rate, load_seconds=load_seconds), history)
         if decision.workers != workers:
@@ -174,11 +174,11 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
     assert workers >= min(8, load)
 
 
-def a_bound(first: float, step: float, seconds: float) -> LatencyBound:
+def a_bound(first: float, step: float, seconds: float) -> LatencyCapacity:
     curve = LatencyCurve(
         0.99, [(size, first + step * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
     )
-    return LatencyBound(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
+    return LatencyCapacity(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
 
 
 bounds = st.builds(a_bound, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.floats(0.02, 0.2))
@@ -187,10 +187,10 @@ bounds = st.builds(a_bound, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.flo
 @given(bounds, st.floats(0.0, 1e4), st.floats(1.0, 3.0), st.integers(1, 30))
 @settings(max_examples=100, deadline=None)
 def test_a_latency_target_needs_as_many_workers_as_its_requests_keep_busy(bound, rate, more, most):
-    needed = bound.workers(rate, SATURATED_SHARE, most)
-    assert 1 <= needed <= bound.workers(rate * more, SATURATED_SHARE, most)
-    assert needed == most or rate <= SATURATED_SHARE * bound.capacity(rate, needed)[0]
-    assert needed == 1 or rate > SATURATED_SHARE * bound.capacity(rate, needed - 1)[0]
+    needed = bound.min_workers(rate, SATURATED_UTILIZATION, most)
+    assert 1 <= needed <= bound.min_workers(rate * more, SATURATED_UTILIZATION, most)
+    assert needed == most or rate <= SATURATED_UTILIZATION * bound.throughput(rate, needed)[0]
+    assert needed == 1 or rate > SATURATED_UTILIZATION * bound.throughput(rate, needed - 1)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -200,8 +200,8 @@ def test_the_decided_number_of_workers_keeps_the_target_and_refuses_few_requests
     step, bound = first * dice.uniform(0.02, 0.5), first * dice.uniform(5, 12)
     case = Case("linear", first, step, 1024, bound, 1, 1.0, seed)
     wanted = a_bound(first, step, 0.95 * bound)
-    rate = dice.uniform(0.5, 4) * wanted.capacity(1e9, 1)[0]
-    workers = wanted.workers(rate, SATURATED_SHARE, 99)
+    rate = dice.uniform(0.5, 4) * wanted.throughput(1e9, 1)[0]
+    workers = wanted.min_workers(rate, SATURATED_UTILIZATION, 99)
     arrivals = draw_arrivals(lambda now: rate, 6000 / rate, rate, seed)
     done = simulate_target(case._replace(workers=workers), arrivals, 0.99, arrivals[-1] / 4)
     assert done.attainment >= 0.98
@@ -220,38 +220,40 @@ BOUND = a_bound(0.01, 0.001, 0.05)
         ({}, 2, (1, "")),
         ({}, 3, (2, "slo")),
         # The number of workers at most doubles.
-        ({"workers": 2, "arrived": 2500}, 3, (4, "slo")),
-        ({"workers": 4, "arrived": 2500}, 4, (6, "slo")),
-        ({"workers": 2, "maximum": 3, "arrived": 2500}, 3, (3, "slo")),
+        ({"workers": 2, "arrivals": 2500}, 3, (4, "slo")),
+        ({"workers": 4, "arrivals": 2500}, 4, (6, "slo")),
+        ({"workers": 2, "maximum": 3, "arrivals": 2500}, 3, (3, "slo")),
         (
-            {"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99},
+            {"workers": 2, "arrivals": 2500, "worker_memory": 100, "free_memory": 99},
             3,
             (2, "memory"),
         ),
         ({"workers": 5}, 9, (5, "")),
         # A request that waits will be in time, or it would have been refused.
         (
-            {"arrived": 10, "waiting": 999},
+            {"arrivals": 10, "waiting": 999},
             9,
             (1, ""),
         ),
-        ({"arrived": 10, "refused": 1}, 1, (2, "slo")),
+        ({"arrivals": 10, "refusals": 1}, 1, (2, "slo")),
         # The target allows so many to be late.
-        ({"arrived": 200, "refused": 1}, 2, (1, "")),
-        ({"arrived": 10, "refused": 9, "starting": 1}, 3, (1, "")),
-        ({"arrived": 10, "workers": 4, "working": 4}, 120, (4, "")),
+        ({"arrivals": 200, "refusals": 1}, 2, (1, "")),
+        ({"arrivals": 10, "refusals": 9, "starting": 1}, 3, (1, "")),
+        ({"arrivals": 10, "workers": 4, "working": 4}, 120, (4, "")),
         # All workers are busy, but with small batches.
         (
-            {"arrived": 10, "workers": 4, "working": 4},
+            {"arrivals": 10, "workers": 4, "working": 4},
             121,
             (1, "quiet"),
         ),
-        ({"arrived": 900, "workers": 4, "working": 0}, 122, (4, "")),
+        ({"arrivals": 900, "workers": 4, "working": 0}, 122, (4, "")),
     ],
 )
 def test_with_a_latency_target_the_rate_of_arrivals_decides(change, looks, decision):
     """1500 requests that arrive in half a second need 5 workers."""
-    seen = replace(MODEL, **{"bound": BOUND, "arrived": 1500, "working": 0, "waiting": 0, **change})
+    seen = replace(
+        MODEL, **{"latency_capacity": BOUND, "arrivals": 1500, "working": 0, "waiting": 0, **change}
+    )
     assert decide_repeatedly(seen, looks)[0] == decision
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.wheels import make_wheel
-from tsx_runtime.core.environments.requirements import NOTHING, BadRequirements, read_requirements
+from tsx_runtime.core.environments.requirements import (
+    NO_REQUIREMENTS,
+    BadRequirements,
+    read_requirements,
+)
 
 
 def read_file(directory: Path, text: str):
@@ -163,7 +167,7 @@ def test_files_that_include_each_other_come_to_an_end(tmp_path):
 
 
 def test_without_a_file_there_is_nothing_to_do(tmp_path):
-    assert read_requirements(tmp_path, None) == NOTHING
+    assert read_requirements(tmp_path, None) == NO_REQUIREMENTS
 
 
 def test_a_file_that_is_part_of_a_package_is_checked_where_it_is_included_as_well(tmp_path):

@@ -91,7 +91,7 @@ def test_a_group_that_the_administrator_names_is_taken_as_it_is(group):
 def test_a_group_with_processes_of_others_is_left_alone(group):
     (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
     with pytest.raises(
-        cgroups.NoGroups,
+        cgroups.CgroupsUnavailable,
         match=rf"processes .* \({os.getppid()}\).*Delegate=yes",
     ):
         cgroups.prepare(None, {"memory.max": "1"})
@@ -99,7 +99,7 @@ def test_a_group_with_processes_of_others_is_left_alone(group):
 
 def test_a_group_without_the_controller_is_no_use(group):
     (group / "cgroup.controllers").write_text("hugetlb\n")
-    with pytest.raises(cgroups.NoGroups, match="no controller cpu or memory"):
+    with pytest.raises(cgroups.CgroupsUnavailable, match="no controller cpu or memory"):
         cgroups.prepare(group, {"memory.max": "1", "cpu.max": "1"})
 
 

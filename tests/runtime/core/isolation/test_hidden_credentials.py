@@ -19,9 +19,9 @@ from tests.support.servers import FREE_PORTS, environment_of, serving
 from tsx_runtime.core.isolation.hidden_credentials import (
     CREDENTIALS,
     SERVER_SECRETS,
+    hidden_from_children,
     hidden_variables,
     passed_variables,
-    starting_without,
 )
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import start_program
@@ -102,7 +102,7 @@ def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch
 def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
     set_secrets(monkeypatch)
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    with starting_without(hidden_variables(Settings(), os.environ), os.environ):
+    with hidden_from_children(hidden_variables(Settings(), os.environ), os.environ):
         process.start()
     assert process.pid is not None
     block = environment_of(process.pid)

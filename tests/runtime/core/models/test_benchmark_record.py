@@ -15,7 +15,7 @@ from tsx_runtime.core.models.benchmark_record import (
     FILE,
     MAX_RECORD_BYTES,
     BenchmarkRecord,
-    parse_measured,
+    parse_benchmark_record,
     read_benchmark_record,
 )
 from tsx_runtime.core.placement.hardware import Hardware, describe, hardware
@@ -35,16 +35,16 @@ INNER = st.sampled_from(["cpu", "cores", "gpus", "describes", "p99_ms"])
 
 
 def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
-    assert str(parse_measured(json.dumps(KEPT).encode())) == (
+    assert str(parse_benchmark_record(json.dumps(KEPT).encode())) == (
         "measured 2026-11-21 on 2 cores of Sort of a CPU: 210 requests/s, p99 38.4 ms under p99<100ms, with cpu, 2 workers, batch 8"
     )
-    fast = parse_measured(
+    fast = parse_benchmark_record(
         json.dumps(
             KEPT | {"best": KEPT["best"] | {"throughput": 10243.17, "p99_ms": 1234.5}}
         ).encode()
     )
     assert ": 10,243 requests/s, p99 1,234 ms under" in str(fast)
-    elsewhere = parse_measured(
+    elsewhere = parse_benchmark_record(
         json.dumps(KEPT | {"slo": None, "environment": HERE | {"fingerprint": "0"}}).encode()
     )
     assert elsewhere is not None
@@ -62,7 +62,7 @@ def test_any_file_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
         KEPT | {key: value},
         KEPT | {"environment": HERE | {inner: value}, "best": KEPT["best"] | {inner: value}},
     ):
-        record = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
+        record = parse_benchmark_record(json.dumps(damaged).encode(errors="surrogatepass"))
         assert record is None or str(record).isprintable()
 
 

@@ -7,10 +7,10 @@ import pytest
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import (
     RegisterOrder,
-    addable,
     check_workers,
     plan,
     task_workers,
+    unset_values,
     with_model_settings,
 )
 from tsx_runtime.core.placement.hardware import visible_names
@@ -186,7 +186,7 @@ def test_a_target_and_batch_settings_of_another_source_exclude_each_other():
     assert make_order(target, batch_size=2).slo is None
     assert make_order(target).slo == "p99<1s"
     order = RegisterOrder(url="m.mar", slo="p99<1s")
-    assert addable(order, {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
+    assert unset_values(order, {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
 
 
 @pytest.mark.parametrize(

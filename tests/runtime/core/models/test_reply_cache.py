@@ -330,8 +330,8 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(
         assert all(
             body == b"of " + bytes(cast(bytes, client.body)) for _, _, body in client.answers
         )
-    assert not model.cache._waiting
-    assert not model.cache._running
+    assert not model.cache._miss_by_job
+    assert not model.cache._running_misses
 
 
 def test_a_request_that_waits_for_another_is_not_kept_once_its_client_has_left() -> None:
@@ -340,6 +340,6 @@ def test_a_request_that_waits_for_another_is_not_kept_once_its_client_has_left()
     model.send(first, second, third)
     model.cache.leave(second)
     assert isinstance(second.refusals[0], ClientLeft)
-    assert set(model.cache._waiting) == {first, third}
+    assert set(model.cache._miss_by_job) == {first, third}
     model.answer()
     assert (len(first.answers), second.answers, len(third.answers)) == (1, [], 1)

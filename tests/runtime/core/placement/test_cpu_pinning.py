@@ -79,7 +79,7 @@ def test_cores_and_nodes_that_are_not_there_are_errors():
 
 
 def test_options_for_libraries_that_are_loaded_before_are_known_and_named():
-    assert parse_pinning("--enable_tcmalloc --disable-iomp --log-path /tmp").ignored == (
+    assert parse_pinning("--enable_tcmalloc --disable-iomp --log-path /tmp").ignored_options == (
         "--enable-tcmalloc",
         "--disable-iomp",
         "--log-path",
@@ -94,7 +94,7 @@ def test_lists_of_cores_are_read_as_linux_writes_them():
 def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(
     workers, size, logical, skip
 ):
-    pinning = Pinning(cores_per_instance=size, logical=logical, skip_cross_node=skip)
+    pinning = Pinning(cores_per_instance=size, use_logical_cores=logical, skip_cross_node=skip)
     places = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
     room = 1 + max(index for index in range(workers) if places[index] not in places[:index])
     taken = [core for share in places[:room] for core in share]

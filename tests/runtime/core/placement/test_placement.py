@@ -19,7 +19,7 @@ from tsx_runtime.core.placement.placement import (
     Machine,
     Parallel,
     WorkerPlacement,
-    candidates,
+    candidate_gpus,
     gpus_for,
     least_used,
     machine,
@@ -70,12 +70,12 @@ def test_no_gpu_has_two_workers_more_than_another(gpus, need, workers):
 
 
 def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
-    assert candidates([], 3) == [0, 1, 2]
-    assert candidates([2, 0, 2], 3) == [2, 0]
-    assert candidates([2, 3], 3) == [0, 1, 2]
+    assert candidate_gpus([], 3) == [0, 1, 2]
+    assert candidate_gpus([2, 0, 2], 3) == [2, 0]
+    assert candidate_gpus([2, 3], 3) == [0, 1, 2]
     assert "deviceIds [2, 3]" in caplog.text
-    assert candidates([1], 3, need=2) == [0, 1, 2]
-    assert candidates([1], 0) == []
+    assert candidate_gpus([1], 3, need=2) == [0, 1, 2]
+    assert candidate_gpus([1], 0) == []
 
 
 def test_devices_that_only_torch_knows_are_used_by_their_name_alone(monkeypatch):
@@ -215,7 +215,7 @@ def place_worker(
 
 
 def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
-    here = Machine(8, visible="4,5,6,7")
+    here = Machine(8, cuda_visible_devices="4,5,6,7")
     alone = place_worker(here, 0, 2, (2,))
     assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
     group = place_worker(here, 1, 2, (2, 3), parallel={"torchrun": {"nproc-per-node": 2}})

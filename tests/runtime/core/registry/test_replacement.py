@@ -61,7 +61,7 @@ async def replace(
 
 async def test_a_replacement_of_nothing_is_registered(registry, tmp_path):
     version = await replace(registry, tmp_path / "1", initial_workers=1)
-    assert version.replaced is None
+    assert version.replaced_version is None
     assert await ask(registry.find("talker"), "x") == "x"
 
 
@@ -73,7 +73,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     under_way = submit(old, f"until {tmp_path / 'go'}")
     new = await replace(registry, tmp_path / "2", a_handler("new"))
     assert registry.find("talker") is registry.find("talker", "1.0") is new
-    assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
+    assert (new.replaced_version, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
     assert await ask(old, "x") == "new"
     assert not under_way.done.done()
@@ -188,7 +188,7 @@ async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(r
     (waits / "go").touch()
     new = await asyncio.wait_for(replacing, TIMEOUT)
     assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
-    assert "batch_size" not in new.changed
+    assert "batch_size" not in new.changed_limits
 
 
 async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
@@ -214,7 +214,7 @@ async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
     await cancel(replacing)
     assert await ask(registry.find("talker"), "x") == "x"
     again = asyncio.create_task(registry.register_path(waits, replacement_order()))
-    await until(lambda: registry._table._coming)
+    await until(lambda: registry._table._loading_replacements)
     await registry.unregister("talker")
     (waits / "go").touch()
     with pytest.raises(Conflict, match="was unregistered while"):

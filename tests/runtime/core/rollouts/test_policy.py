@@ -144,7 +144,7 @@ def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
     decision = decide(
         PLAN,
         StepObservation(
-            0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"
+            0, 1, Counts(), Counts(), new_is_ready=False, new_failure="it was unregistered"
         ),
     )
     assert decision == (

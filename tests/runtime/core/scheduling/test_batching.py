@@ -18,7 +18,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, 
 class FakeWorker:
     batches: int = 0
     prefetch: bool = False
-    suspected: bool = False
+    has_suspects: bool = False
 
 
 def make_jobs(**kinds):
@@ -36,7 +36,7 @@ urgent = make_jobs(
 queues = st.lists(plain, max_size=40) | st.lists(urgent, max_size=40)
 workers = st.lists(
     st.builds(
-        FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), suspected=st.booleans()
+        FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), has_suspects=st.booleans()
     ),
     max_size=5,
 )
@@ -79,7 +79,7 @@ def test_batches_keep_the_order_and_the_caps_and_no_job_is_lost(queued, idle, ca
         assert 1 <= len(batch) <= caps.max_items
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= caps.max_bytes
     deadlines = [job.deadline for job in queue.jobs if job.deadline is not None]
-    assert NOW < result.wake <= min(deadlines, default=NEVER)
+    assert NOW < result.wake_at <= min(deadlines, default=NEVER)
 
 
 @given(queues, workers, st.integers(1, 8))
@@ -111,7 +111,7 @@ def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_id
         (index, worker, batch) for index, (worker, batch) in enumerate(batches) if worker.batches
     ]
     for index, worker, batch in early:
-        assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
+        assert (worker.batches, worker.prefetch, worker.has_suspects) == (1, True, False)
         behind = [*(job for _, later in batches[index + 1 :] for job in later), *queue.jobs]
         following = len(behind[0].body) if behind else 1
         assert (
@@ -128,7 +128,7 @@ def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_id
 @given(queues, limits)
 def test_nothing_is_sent_early_behind_requests_with_which_a_worker_died(queued, caps):
     for count in range(3):
-        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(count + 1)]
+        some = [FakeWorker(batches=1, prefetch=True, has_suspects=True) for _ in range(count + 1)]
         assert not assign(fill_queue(queued), some, NOW, caps).batches
 
 
@@ -161,14 +161,14 @@ def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals
     if result.batches:
         assert len(arrivals) >= size or min(arrivals) + wait <= NOW
     else:
-        assert result.wake == min(arrivals) + wait
-        assert result.wake > NOW
+        assert result.wake_at == min(arrivals) + wait
+        assert result.wake_at > NOW
 
 
 @given(st.lists(urgent, min_size=1, max_size=10), st.floats(0, 10))
 def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
     queue = fill_queue(queued)
-    wake = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake
+    wake = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake_at
     for job in queue.jobs:
         assert wake <= job.arrived + wait
         assert job.deadline is None or wake <= (job.arrived + job.deadline) / 2
@@ -191,7 +191,7 @@ def test_requests_that_are_put_back_get_their_old_places(early, late, size):
     queue.put_back(taken)
     assert list(queue.jobs) == sorted([*early, *late], key=urgency)
     assert queue.size == sum(len(job.body) for job in queue.jobs)
-    assert queue.earliest <= min(
+    assert queue.earliest_deadline <= min(
         (job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER
     )
 
@@ -199,10 +199,10 @@ def test_requests_that_are_put_back_get_their_old_places(early, late, size):
 @given(st.lists(urgent, max_size=30), st.integers(1, 8))
 def test_the_queue_is_ordered_only_while_a_request_has_a_priority_or_a_deadline(queued, size):
     queue = RequestQueue(queued)
-    assert queue.ordered == any(job.deadline is not None or job.priority for job in queued)
+    assert queue.is_ordered == any(job.deadline is not None or job.priority for job in queued)
     while queue.jobs:
         queue.take(BatchLimits(size))
-    assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)
+    assert (queue.size, queue.is_ordered, queue.earliest_deadline) == (0, False, NEVER)
 
 
 @given(queues, workers, limits, st.booleans())
@@ -221,7 +221,7 @@ def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early
 ):
     assert all(
         worker.batches == 0 or worker.prefetch
-        for worker, _ in assign(fill_queue(queued), some, NOW, caps, early=False).batches
+        for worker, _ in assign(fill_queue(queued), some, NOW, caps, allow_early=False).batches
     )
 
 
@@ -273,7 +273,7 @@ class Worker:
 
     prefetch: bool
     free_at: deque[float] = field(default_factory=deque)
-    suspected: bool = False
+    has_suspects: bool = False
 
     @property
     def batches(self) -> int:
@@ -317,7 +317,7 @@ def test_each_request_ends_once_and_in_time_whatever_arrives(arrivals, kinds, se
             if worker.free_at and worker.free_at[0] <= now:
                 worker.free_at.popleft()
         result = assign(queue, pool, now, caps)
-        wake = result.wake
+        wake = result.wake_at
         for worker, batch in result.batches:
             worker.free_at.append(max(now, worker.free_at[-1] if worker.free_at else now) + seconds)
             assert not any(job.deadline is not None and job.deadline < now for job in batch)

@@ -69,10 +69,10 @@ async def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
     budget = ByteBudget(1 << 30)
     budget.take(MIN_RETURNED_BYTES - 1)
     budget.give(MIN_RETURNED_BYTES - 1)
-    assert budget._returning is None
+    assert budget._return_timer is None
     budget.take(MIN_RETURNED_BYTES)
     budget.give(MIN_RETURNED_BYTES // 2)
-    assert budget._returning is None
+    assert budget._return_timer is None
     budget.give(MIN_RETURNED_BYTES // 2)
     await asyncio.wait_for(returned.wait(), 10)
-    assert (budget._returning, budget._peak) == (None, 0)
+    assert (budget._return_timer, budget._peak) == (None, 0)

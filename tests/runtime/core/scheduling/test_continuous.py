@@ -38,7 +38,7 @@ from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
 pytestmark = pytest.mark.anyio
 
 workers = st.lists(
-    st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4
+    st.builds(FakeWorker, batches=st.integers(0, 4), has_suspects=st.just(False)), max_size=4
 )
 limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
 
@@ -80,7 +80,7 @@ def test_nobody_joins_suspects_while_they_are_in_quarantine():
     assert result.retries == [(free, Suspects(suspects, 1))]
     assert result.batches == [(busy, [third])]
     assert not join(
-        fill_queue([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)
+        fill_queue([FakeJob()]), [FakeWorker(1, has_suspects=True)], NOW, BatchLimits(4)
     ).batches
 
 
@@ -179,12 +179,12 @@ async def test_no_time_runs_while_a_slow_client_holds_a_worker():
         await peer.stream(first, b"x" * size)
     parts = (await answer_of(slow)).parts()
     assert await anext(parts) == b"x"
-    await until(lambda: channel.held)
+    await until(lambda: channel.is_paused)
     for flight in channel.flights.values():
-        flight.last -= 1000
+        flight.last_activity -= 1000
     assert len(await anext(parts)) == 5 << 20
-    assert not channel.held
-    assert not channel.overdue(time.monotonic() - 500)
+    assert not channel.is_paused
+    assert not channel.pop_overdue(time.monotonic() - 500)
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -210,7 +210,7 @@ async def test_a_late_request_is_cancelled_but_holds_its_place_until_the_worker_
     assert await answer(patient) == b"other"
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
-    assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
+    assert (channel.batches, dispatcher._deadlines, dispatcher._deaths) == (0, {}, {})
 
 
 async def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
@@ -219,5 +219,5 @@ async def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadl
     await peer.read()
     dispatcher.requeue(await kill(channel, peer), set(), DIED)
     await refusal_of(late, AnswerLate)
-    assert not dispatcher._begun
+    assert not dispatcher._restarted
     await wait_idle(dispatcher)

@@ -1,4 +1,4 @@
-"""Batches by cost and preferred sizes, as properties of the queue."""
+"""Batches by cost and preferred_size sizes, as properties of the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.kit.jobs import FakeJob
 from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.batching import assign
-from tsx_runtime.core.scheduling.costs import CostQueue, preferred
+from tsx_runtime.core.scheduling.costs import CostQueue, preferred_size
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.wire import BATCH_COST, MetricDelta, request_meta
 
@@ -76,7 +76,7 @@ def test_a_full_batch_is_one_that_nothing_could_join(
 ) -> None:
     limits = limits._replace(buckets=())
     queue = fill_queue(*jobs)
-    if not queue.fills(limits):
+    if not queue.has_full_batch(limits):
         assert len(queue.take(limits)) == len(jobs)
 
 
@@ -144,7 +144,7 @@ def test_tokens_are_not_guessed_from_bytes() -> None:
     ]
     queue = fill_queue(*jobs, rate=math.inf)
     limits = BatchLimits(max_items=8, max_cost=100.0)
-    assert queue.fills(limits)
+    assert queue.has_full_batch(limits)
     assert [len(queue.take(limits)) for _ in range(3)] == [1, 1, 2]
     queue = fill_queue(*jobs, rate=math.inf)
     queue.learn(jobs[:1], cost_metrics(5.0))
@@ -155,11 +155,11 @@ def test_tokens_are_not_guessed_from_bytes() -> None:
 def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
     count: int, remaining: int, buckets: list[int]
 ) -> None:
-    size = preferred(count, remaining, buckets)
+    size = preferred_size(count, remaining, buckets)
     assert 0 < size <= count
     assert size == count or size in buckets
     if not remaining and size < count:
-        assert preferred(count - size, 0, buckets) == count - size
+        assert preferred_size(count - size, 0, buckets) == count - size
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def start_dispatcher(batch: int = 4, wait: float | None = None, **bounds: 
     dispatcher = Dispatcher(
         'Model "m" [Version 1.0]', BatchLimits(batch, wait=wait), Bounds(**bounds)
     )
-    dispatcher.service_rate.short = True
+    dispatcher.service_rate.has_short_batches = True
     return await serve(dispatcher)
 
 
@@ -211,7 +211,7 @@ async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
     [job], frame = await send(dispatcher, peer, b"x")
     await peer.stream(frame, b"one ", b"a: b\r\n")
     first = await answer_of(job)
-    assert first.streamed
+    assert first.is_streamed
     assert first.headers == b"a: b\r\n"
     await peer.stream(frame, b"two ")
     await peer.answer(frame, (200, b"", b"three"))
@@ -448,7 +448,7 @@ async def test_a_request_that_runs_past_its_deadline_is_refused_alone(
     await peer.reply(frame)
     assert await answer(patient) == b"patient"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
-    assert (dispatcher.in_flight, dispatcher._due) == (0, {})
+    assert (dispatcher.in_flight, dispatcher._deadlines) == (0, {})
     await wait_idle(dispatcher)
 
 
@@ -528,8 +528,8 @@ async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(
     assert served == [b"first", b"second"]
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (3, {200: 2}, {"AnswerLate": 1})
-    assert not dispatcher._due
-    assert not dispatcher._begun
+    assert not dispatcher._deadlines
+    assert not dispatcher._restarted
 
 
 async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound():
@@ -699,7 +699,7 @@ async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have
 
 async def test_batches_that_take_long_are_not_sent_early():
     dispatcher, channel, peer = await start_dispatcher(1)
-    dispatcher.service_rate.short = False
+    dispatcher.service_rate.has_short_batches = False
     submit(dispatcher, b"running", b"waiting")
     await peer.read()
     dispatcher._flush()

@@ -27,7 +27,10 @@ pytestmark = pytest.mark.anyio
 async def start_dispatcher():
     return await serve(
         SequenceDispatcher(
-            'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+            'Model "m" [Version 1.0]',
+            BatchLimits(4),
+            Bounds(),
+            SequenceConfig(60.0, max_sequences=4),
         )
     )
 
@@ -73,4 +76,4 @@ async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_reque
     await peer.serve()
     assert await answer(following) == b"following"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
-    assert not dispatcher._due
+    assert not dispatcher._deadlines

@@ -17,17 +17,17 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
-from tsx_runtime.core.scheduling.sequences import SequenceConfig, SequenceMark, Sequences
+from tsx_runtime.core.scheduling.sequences import SequenceConfig, SequenceHeaders, Sequences
 from tsx_runtime.errors import ClientLeft, Unavailable
 
 pytestmark = pytest.mark.anyio
 
-TERMS = SequenceConfig(max_idle=10, timeout=60, most=3, queue=2)
+TERMS = SequenceConfig(max_idle=10, timeout=60, max_sequences=3, max_waiting=2)
 LIMITS = BatchLimits(2, 40)
 
 
-def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMark:
-    return SequenceMark(id, start, end)
+def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceHeaders:
+    return SequenceHeaders(id, start, end)
 
 
 def admit(sequences: Sequences, now: float, id: str = "a", **marks: bool) -> str | None:
@@ -43,7 +43,7 @@ def start_sequences(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences
         job = FakeJob()
         assert sequences.admit(job, mark(id, start=True), 0.0) is None
         assert sequences.assign([worker], 0.0, BatchLimits(8)) == [(worker, [job])]
-        assert sequences.answered(job, 0.0) == []
+        assert sequences.on_answered(job, 0.0) == []
     return sequences, worker
 
 
@@ -77,7 +77,7 @@ class Play(RuleBasedStateMachine):
         job = FakeJob(
             meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late
         )
-        known = self.sequences._chains.get(id)
+        known = self.sequences._sequences.get(id)
         error = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
         if error is None:
             self.waiting.setdefault(id, []).append(job)
@@ -85,12 +85,14 @@ class Play(RuleBasedStateMachine):
             assert (
                 not known
                 or known.ending
-                or len(known.waiting) == TERMS.queue
+                or len(known.waiting) == TERMS.max_waiting
                 or self.now >= known.began + 60
             )
-            assert known or not start or self.sequences.active == TERMS.most
+            assert known or not start or self.sequences.active == TERMS.max_sequences
             assert (
-                known or self.sequences.active == TERMS.most or error.startswith(f"Sequence {id} ")
+                known
+                or self.sequences.active == TERMS.max_sequences
+                or error.startswith(f"Sequence {id} ")
             )
 
     @rule(joining=st.booleans())
@@ -118,7 +120,7 @@ class Play(RuleBasedStateMachine):
             if worker.batches == 0:
                 assert not [
                     chain
-                    for chain in self.sequences._chains.values()
+                    for chain in self.sequences._sequences.values()
                     if chain.ready and chain.worker in (None, worker)
                 ]
 
@@ -128,16 +130,16 @@ class Play(RuleBasedStateMachine):
         worker, job, id = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove((worker, job, id))
         worker.batches = len([True for user, _, _ in self.under_way if user is worker])
-        self.refused(self.sequences.answered(job, self.now, last=last))
+        self.refused(self.sequences.on_answered(job, self.now, last=last))
         self.forget_ended()
 
     @rule(index=st.integers(0, 1))
     def die(self, index: int) -> None:
         worker, self.workers[index] = self.workers[index], FakeWorker()
-        self.refused(self.sequences.lost(worker, "died"))
+        self.refused(self.sequences.on_worker_lost(worker, "died"))
         for entry in [entry for entry in self.under_way if entry[0] is worker]:
             self.under_way.remove(entry)
-            assert self.sequences.answered(entry[1], self.now) == []
+            assert self.sequences.on_answered(entry[1], self.now) == []
         self.forget_ended()
 
     @rule(seconds=st.floats(0.1, 15))
@@ -150,15 +152,15 @@ class Play(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from([job for jobs in self.waiting.values() for job in jobs]))
         job.gone = True
-        self.sequences.some_left = True
+        self.sequences.some_clients_left = True
         self.expire()
 
     def expire(self) -> None:
-        if self.sequences.some_left or self.sequences.earliest <= self.now:
-            self.refused([(job, "") for job in self.sequences.drop_over(self.now)])
+        if self.sequences.some_clients_left or self.sequences.earliest_deadline <= self.now:
+            self.refused([(job, "") for job in self.sequences.drop_expired(self.now)])
         self.refused(self.sequences.expire(self.now))
         assert self.sequences.next_end > self.now
-        assert self.sequences.earliest > self.now
+        assert self.sequences.earliest_deadline > self.now
         self.forget_ended()
 
     def refused(self, refusals: list[tuple[FakeJob, str]]) -> None:
@@ -167,21 +169,21 @@ class Play(RuleBasedStateMachine):
 
     def forget_ended(self) -> None:
         self.place = {
-            id: worker for id, worker in self.place.items() if id in self.sequences._chains
+            id: worker for id, worker in self.place.items() if id in self.sequences._sequences
         }
 
     @invariant()
     def what_waits_here_waits_there(self) -> None:
         assert {id: jobs for id, jobs in self.waiting.items() if jobs} == {
             chain.id: list(chain.waiting)
-            for chain in self.sequences._chains.values()
+            for chain in self.sequences._sequences.values()
             if chain.waiting
         }
         assert len(self.sequences) == sum(map(len, self.waiting.values()))
         assert self.sequences.size == sum(
             len(job.body) for jobs in self.waiting.values() for job in jobs
         )
-        assert self.sequences.active <= TERMS.most
+        assert self.sequences.active <= TERMS.max_sequences
 
 
 class PlayOverlapping(Play):
@@ -196,7 +198,7 @@ class PlayOverlapping(Play):
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         _, job, id = data.draw(st.sampled_from(self.under_way))
-        if self.sequences.begun(job):
+        if self.sequences.on_begun(job):
             assert self.waiting[id]
         self.streams.add(job)
 
@@ -218,10 +220,10 @@ def test_a_later_request_is_sent_while_the_one_before_it_streams():
     assert sequences.assign([worker], 0.0, single, joining=True) == [], (
         "its first call may still be running"
     )
-    assert sequences.begun(stream)
+    assert sequences.on_begun(stream)
     assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [cancel])]
     worker.batches = 2
-    assert sequences.answered(stream, 0.0) == sequences.answered(cancel, 0.0) == []
+    assert sequences.on_answered(stream, 0.0) == sequences.on_answered(cancel, 0.0) == []
     worker.batches = 0
     assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [of_b])]
 
@@ -231,13 +233,13 @@ def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answ
     stream, end = FakeJob(), FakeJob()
     sequences.admit(stream, mark("a"), 0.0)
     sequences.assign([worker], 0.0, LIMITS, joining=True)
-    sequences.begun(stream)
+    sequences.on_begun(stream)
     assert sequences.expire(TERMS.max_idle + 1) == []
     sequences.admit(end, mark("a", end=True), 11.0)
     sequences.assign([worker], 11.0, LIMITS, joining=True)
-    assert sequences.answered(end, 12.0) == []
+    assert sequences.on_answered(end, 12.0) == []
     assert sequences.active == 1
-    assert sequences.answered(stream, 13.0) == []
+    assert sequences.on_answered(stream, 13.0) == []
     assert sequences.active == 0
 
 
@@ -268,7 +270,8 @@ def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
     sequences, _ = start_sequences(
-        SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500))
+        SequenceConfig(max_idle=10, timeout=None, max_sequences=2500, max_waiting=1),
+        *map(str, range(2500)),
     )
     active = []
     while sequences.next_end <= 10.0:
@@ -279,7 +282,7 @@ def test_many_that_expire_at_once_are_ended_in_several_calls():
 
 def test_a_request_that_starts_a_lost_sequence_again_is_accepted():
     sequences, worker = start_sequences()
-    sequences.lost(worker, "is over")
+    sequences.on_worker_lost(worker, "is over")
     assert admit(sequences, 1.0, start=True) is None
 
 
@@ -289,7 +292,7 @@ def test_a_sequence_is_over_after_its_time_however_busy_it_is():
         job = FakeJob()
         assert sequences.admit(job, mark(), now) is None
         sequences.assign([worker], now, LIMITS)
-        sequences.answered(job, now)
+        sequences.on_answered(job, now)
     error = admit(sequences, 60.0)
     assert re.match(r"Sequence a is over: .* 60 s .*sequenceTimeoutMSec", error)
 
@@ -301,7 +304,7 @@ def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
     sequences.assign([worker], 1.0, LIMITS)
     assert sequences.expire(100.0) == []
     assert sequences.active == 1
-    assert sequences.answered(job, 100.0) == []
+    assert sequences.on_answered(job, 100.0) == []
 
 
 def test_the_last_request_closes_its_sequence_once_it_is_answered():
@@ -310,13 +313,13 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
     sequences.admit(job, mark(end=True), 1.0)
     assert "Sequence a is closed" in admit(sequences, 1.0)
     sequences.assign([worker], 1.0, LIMITS)
-    sequences.answered(job, 2.0)
+    sequences.on_answered(job, 2.0)
     assert sequences.active == 0
     assert admit(sequences, 3.0) is None
 
 
 def test_the_number_of_sequences_and_their_queues_are_bounded():
-    sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
+    sequences, _ = start_sequences(SequenceConfig(10, None, max_sequences=1, max_waiting=1))
     assert "maxNumSequence" in admit(sequences, 1.0, "b", start=True)
     admit(sequences, 1.0)
     assert "maxSequenceJobQueueSize" in admit(sequences, 1.0)
@@ -328,7 +331,7 @@ def test_a_lost_worker_ends_its_sequences_and_no_others():
     sequences.admit(job, mark("b", start=True), 1.0)
     sequences.assign([second], 1.0, LIMITS)
     sequences.admit(waits, mark(), 1.0)
-    assert sequences.lost(worker, "is over: its worker has died") == [
+    assert sequences.on_worker_lost(worker, "is over: its worker has died") == [
         (waits, "Sequence a is over: its worker has died")
     ]
     assert sequences.active == 1
@@ -336,7 +339,7 @@ def test_a_lost_worker_ends_its_sequences_and_no_others():
 
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8))
 def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bodies: list[bytes]):
-    sequences: Sequences = Sequences(SequenceConfig(10, None, most=8, queue=1))
+    sequences: Sequences = Sequences(SequenceConfig(10, None, max_sequences=8, max_waiting=1))
     for number, body in enumerate(bodies):
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
     ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, BatchLimits(8, 20))
@@ -351,7 +354,8 @@ def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> No
 
 def count_calls(count: int) -> int:
     sequences, worker = start_sequences(
-        SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count))
+        SequenceConfig(max_idle=10, timeout=60, max_sequences=count, max_waiting=1),
+        *map(str, range(count)),
     )
     seen = 0
 
@@ -366,7 +370,7 @@ def count_calls(count: int) -> int:
         sequences.expire(1.0)
         batches = sequences.assign([worker], 1.0, LIMITS)
         len(sequences)
-        sequences.answered(job, 1.0)
+        sequences.on_answered(job, 1.0)
     finally:
         sys.setprofile(None)
     assert batches == [(worker, [job])]
@@ -374,13 +378,15 @@ def count_calls(count: int) -> int:
 
 
 def test_sequences_that_ended_leave_nothing_behind() -> None:
-    sequences: Sequences = Sequences(SequenceConfig(max_idle=3600, timeout=7200, most=2, queue=1))
+    sequences: Sequences = Sequences(
+        SequenceConfig(max_idle=3600, timeout=7200, max_sequences=2, max_waiting=1)
+    )
     worker = FakeWorker()
     for number in range(1000):
         job = FakeJob()
         assert sequences.admit(job, mark(str(number), end=True), number) is None
         sequences.assign([worker], number, LIMITS)
-        sequences.answered(job, number)
+        sequences.on_answered(job, number)
     assert sequences.active == 0
     assert (
         sum(
@@ -405,5 +411,5 @@ async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is
 def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
     long = "a" * 10_000
     sequences, worker = start_sequences(TERMS, long)
-    sequences.lost(worker, "is over")
+    sequences.on_worker_lost(worker, "is over")
     assert admit(sequences, 1.0, long) is None

@@ -22,7 +22,11 @@ batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=
 
 
 def test_before_the_first_batch_nothing_is_known():
-    assert (ServiceRate().rate, ServiceRate().answer_time, ServiceRate().short) == (0.0, 0.0, False)
+    assert (ServiceRate().rate, ServiceRate().answer_time, ServiceRate().has_short_batches) == (
+        0.0,
+        0.0,
+        False,
+    )
 
 
 @given(batches)
@@ -32,9 +36,9 @@ def test_batches_are_short_where_the_worker_needs_less_than_the_bound_for_one(me
         pace.add(items, busy, busy)
     longest, shortest = max(busy for _, busy in measured), min(busy for _, busy in measured)
     assert (
-        pace.short
+        pace.has_short_batches
         if longest < SHORT_S * 0.999
-        else not pace.short
+        else not pace.has_short_batches
         if shortest > SHORT_S * 1.001
         else True
     )

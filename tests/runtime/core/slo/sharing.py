@@ -12,7 +12,7 @@ import numpy as np
 from tests.runtime.core.slo.simulation import Case
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.arbitration import Claim, expected_wait, turn_order
-from tsx_runtime.core.slo.control import HeldBatches, SloControl
+from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 QUANTILE = 0.99
@@ -39,7 +39,7 @@ class SharingModel:
 
     def end(self, now: float) -> float:
         return self.control.end(
-            HeldBatches(self.began, [len(self.batch)] if self.batch else []), now
+            WorkerBatches(self.began, [len(self.batch)] if self.batch else []), now
         )
 
 
@@ -96,7 +96,7 @@ class SharedDevice:
             if self.rule == "deadline"
             else (lambda now: (now, 0.0))
         )
-        held = HeldBatches(model.began, [len(model.batch)] if model.batch else [])
+        held = WorkerBatches(model.began, [len(model.batch)] if model.batch else [])
         if model.control.admits(model.waiting, [held], self.now, outlook=outlook):
             model.waiting.append(self.now)
             self._start()

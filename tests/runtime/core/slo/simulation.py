@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.control import HeldBatches, SloControl
+from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 # Seconds that a batch takes, from its size and the time at which it begins.
@@ -197,8 +197,8 @@ def simulate_target(
         cost = costs[number] if costs else 0.0
         weight = control.weights.weigh(1, cost)
         control.count_arrival(weight)
-        held = [HeldBatches(worker[1], [worker[2]]) for worker in workers] + [
-            HeldBatches(0.0, [])
+        held = [WorkerBatches(worker[1], [worker[2]]) for worker in workers] + [
+            WorkerBatches(0.0, [])
         ] * (case.workers - len(workers))
         if control.admits(waiting, held, now, weights, weight):
             waiting.append(now)

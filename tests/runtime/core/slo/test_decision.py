@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import latency_target
-from tsx_runtime.core.elastic.decision import LatencyBound
+from tsx_runtime.core.elastic.decision import LatencyCapacity
 from tsx_runtime.core.slo.attainment import Attainment
-from tsx_runtime.core.slo.control import HeldBatches, SloControl
+from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
 from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end, factor, fill
 
@@ -193,14 +193,14 @@ def test_times_that_a_clock_did_not_see_are_short_ones(points):
     for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
         curve.add(1, seconds, float(number))
     assert curve.typical(1) > 0
-    rate, size = LatencyBound(latency_target("p99<50ms"), TARGET, curve).capacity(100.0, 1)
+    rate, size = LatencyCapacity(latency_target("p99<50ms"), TARGET, curve).throughput(100.0, 1)
     assert rate > 100
     assert size >= 1
 
 
 def test_refusals_say_when_there_will_be_room():
     control = a_control((1, 0.04), (8, 0.045))
-    busy = [HeldBatches(10.0, [8])]
+    busy = [WorkerBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
     assert 10.0 < control.opens_at < 10.1
     assert not control.admits([], busy, (10.0 + control.opens_at) / 2, pytest.fail)
@@ -209,9 +209,9 @@ def test_refusals_say_when_there_will_be_room():
 
 def test_a_target_that_cannot_be_kept_refuses_what_would_wait_and_serves_the_rest():
     control = a_control((1, 0.2))
-    assert control.admits([], [HeldBatches(0.0, [])], 10.0)
+    assert control.admits([], [WorkerBatches(0.0, [])], 10.0)
     control.invalidate()
-    assert not control.admits([], [HeldBatches(9.9, [1])], 10.0)
+    assert not control.admits([], [WorkerBatches(9.9, [1])], 10.0)
 
 
 def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():

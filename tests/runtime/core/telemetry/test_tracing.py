@@ -64,9 +64,9 @@ def test_the_clients_sampling_flag_overrides_the_sampling_rate(
     sampling_rate: float, random_number: float
 ) -> None:
     tracer = Tracer(sampling_rate, lambda make_spans: None, lambda: random_number)
-    assert tracer.wants(None) == (random_number < sampling_rate)
-    assert tracer.wants(Parent(1, 2, True, ""))
-    assert not tracer.wants(Parent(1, 2, False, ""))
+    assert tracer.should_trace(None) == (random_number < sampling_rate)
+    assert tracer.should_trace(Parent(1, 2, True, ""))
+    assert not tracer.should_trace(Parent(1, 2, False, ""))
 
 
 HEADERS = st.lists(
@@ -110,7 +110,7 @@ def trace_batch(
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
         parent_span = tracer.begin(None, arrived)
-        JobTrace(parent_span).answered(version, arrived, status, BATCH)
+        JobTrace(parent_span).on_answer(version, arrived, status, BATCH)
     return spans, parent_span
 
 
@@ -165,7 +165,7 @@ def test_a_refused_request_has_only_a_queue_span() -> None:
     parent_span = Tracer(1, lambda make_spans: spans.extend(make_spans())).begin(
         Parent(5, 6, True, "a=1"), 1.0
     )
-    JobTrace(parent_span).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
+    JobTrace(parent_span).on_refusal(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
     parent_span.finish(2.0, "QueueFull")
     queue, request = spans
     assert (queue.name, queue.parent_id, queue.error) == ("queue", request.span_id, "QueueFull")

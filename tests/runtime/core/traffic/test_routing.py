@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.traffic.routing import (
     Table,
-    by_rule,
-    choose,
+    choose_version,
     draw,
     key_in_body,
     key_in_head,
     make_table,
     pick_sticky,
     serving_versions,
+    version_by_rule,
 )
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
@@ -60,7 +60,7 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
     for chosen in (draw(routes, point), pick_sticky(routes, key)):
         assert chosen in possible if possible else chosen == default
     for number in NUMBERS:
-        assert by_rule(routes, [(b"x-to", number.encode())]) == (
+        assert version_by_rule(routes, [(b"x-to", number.encode())]) == (
             number if number in ready else None
         )
     assert routes.shares().keys() == (possible or {default})
@@ -98,7 +98,7 @@ def test_requests_can_be_routed_by_any_accepted_traffic(
     except ValueError:
         return
     routes = a_table(traffic)
-    assert by_rule(routes, [(routes.rules[0].header, value.strip().encode())]) == "2.0"
+    assert version_by_rule(routes, [(routes.rules[0].header, value.strip().encode())]) == "2.0"
     key_in_body(routes, b'{"a": 1}')
 
 
@@ -189,25 +189,25 @@ def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
     ]
     traffic = Traffic(rules=rules, labels={"canary": "2.0"})
     routes = a_table(traffic, ready=("1.0", "2.0", "3.0"))
-    assert by_rule(routes, [(b"x-group", b" new ")]) == "2.0"
-    assert by_rule(routes, [(b"x-group", b"beta-7")]) == "2.0"
-    assert by_rule(routes, [(b"x-group", b"a beta-7")]) is None
-    assert by_rule(routes, [(b"x-other", b"new")]) is None
-    assert by_rule(a_table(traffic, ready=("1.0", "3.0")), [(b"x-group", b"new")]) == "3.0"
-    assert by_rule(routes, [(b"x-group", b"old"), (b"x-group", b"new")]) == "2.0"
+    assert version_by_rule(routes, [(b"x-group", b" new ")]) == "2.0"
+    assert version_by_rule(routes, [(b"x-group", b"beta-7")]) == "2.0"
+    assert version_by_rule(routes, [(b"x-group", b"a beta-7")]) is None
+    assert version_by_rule(routes, [(b"x-other", b"new")]) is None
+    assert version_by_rule(a_table(traffic, ready=("1.0", "3.0")), [(b"x-group", b"new")]) == "3.0"
+    assert version_by_rule(routes, [(b"x-group", b"old"), (b"x-group", b"new")]) == "2.0"
 
 
 def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
     routes = a_table(Traffic(rules=[Rule(header="x-group", matches="a*", to="2.0")]))
-    assert by_rule(routes, [(b"x-group", b"a" * 1024)]) == "2.0"
-    assert by_rule(routes, [(b"x-group", b"a" * 1025)]) is None
+    assert version_by_rule(routes, [(b"x-group", b"a" * 1024)]) == "2.0"
+    assert version_by_rule(routes, [(b"x-group", b"a" * 1025)]) is None
 
 
 @pytest.mark.parametrize("pattern", [r"(a*)*b", r"(a|aa)+b", r"(a|a)*.*.*.*.*.*b", r"(\w+\s?)+!"])
 def test_no_value_keeps_a_pattern_busy(pattern: str) -> None:
     """Python's own engine would take years for each of these."""
     routes = a_table(Traffic(rules=[Rule(header="x-group", matches=pattern, to="2.0")]))
-    assert by_rule(routes, [(b"x-group", b"a" * 1024)]) is None
+    assert version_by_rule(routes, [(b"x-group", b"a" * 1024)]) is None
 
 
 def test_a_key_comes_from_a_header() -> None:
@@ -286,23 +286,23 @@ def test_a_large_body_is_not_looked_into() -> None:
 def test_a_label_is_found_where_no_version_has_its_name() -> None:
     versions = {"1.0": "one", "2.0": "two"}
     labels = {"canary": "2.0", "1.0": "2.0", "gone": "3.0"}
-    assert choose("digits", versions, "1.0", "canary", labels) == "two"
-    assert choose("digits", versions, "1.0", "1.0", labels) == "one"
-    assert choose("digits", versions, "1.0", None, labels) == "one"
+    assert choose_version("digits", versions, "1.0", "canary", labels) == "two"
+    assert choose_version("digits", versions, "1.0", "1.0", labels) == "one"
+    assert choose_version("digits", versions, "1.0", None, labels) == "one"
     with pytest.raises(
         ModelVersionNotFound,
         match=r"3\.0 does not exist .*label gone",
     ):
-        choose("digits", versions, "1.0", "gone", labels)
+        choose_version("digits", versions, "1.0", "gone", labels)
     with pytest.raises(ModelVersionNotFound, match="version: other does not exist"):
-        choose("digits", versions, "1.0", "other", labels)
+        choose_version("digits", versions, "1.0", "other", labels)
 
 
 def test_a_rule_is_tried_on_the_first_headers_of_its_name_alone():
     ruled = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
     headers = [(b"x-user", b"you")]
-    assert by_rule(ruled, [*headers * 7, (b"x-user", b"me")]) == "2.0"
-    assert by_rule(ruled, [*headers * 8, (b"x-user", b"me")]) is None
+    assert version_by_rule(ruled, [*headers * 7, (b"x-user", b"me")]) == "2.0"
+    assert version_by_rule(ruled, [*headers * 8, (b"x-user", b"me")]) is None
 
 
 def test_a_sticky_cookie_is_looked_for_among_as_many_as_a_browser_sends():

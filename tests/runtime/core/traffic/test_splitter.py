@@ -49,11 +49,11 @@ async def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() ->
     seen: list[float] = []
 
     class Observer:
-        def wants(self, draw: float) -> bool:
+        def should_observe(self, draw: float) -> bool:
             seen.append(draw)
             return draw < 0.5
 
-        def watch(self, job: Job, version: Any) -> Job:
+        def wrap_job(self, job: Job, version: Any) -> Job:
             return ObservedJob(job, lambda *values: None, 0)
 
     first, second = a_version("1.0"), a_version("2.0")

@@ -25,7 +25,7 @@ DIGITS = "/predictions/digits"
 class Version:
     name = "digits"
 
-    def by_head(self, headers: object) -> Version:
+    def route_for_headers(self, headers: object) -> Version:
         return self
 
 

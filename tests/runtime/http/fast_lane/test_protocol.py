@@ -101,7 +101,7 @@ def flood(count: int, *headers: tuple[bytes, bytes]) -> bytes:
 def is_holding(server: RunningServer) -> bool:
     """Return whether the worker waits until a client has taken more of its stream."""
     (worker,) = server.registry.find("flood").workers
-    return worker.channel is not None and bool(worker.channel.held)
+    return worker.channel is not None and bool(worker.channel.is_paused)
 
 
 def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(flooding, until):

@@ -401,11 +401,11 @@ class Notes:
     def __init__(self) -> None:
         self.seen: list[tuple[object, object]] = []
 
-    def wants(self, draw: float) -> bool:
+    def should_observe(self, draw: float) -> bool:
         assert 0 <= draw < 1
         return True
 
-    def watch(self, job: Job, version: ModelVersion) -> Job:
+    def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         self.seen.append(("to", version.version))
         return ObservedJob(job, self._note, 1 << 20)
 

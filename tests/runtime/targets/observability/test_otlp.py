@@ -288,7 +288,7 @@ def test_opentelemetrys_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setenv(name, value)
         with otlp.tracing(Settings(trace_share=0.5), environment) as tracer:
             assert tracer is not None
-            assert tracer.share == 0.5
+            assert tracer.sampling_rate == 0.5
             tracer.emit(lambda: [SPAN_OF_OURS])
         assert [(span.name, span.service) for span in received.spans] == [("a", "ours")]
     for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):

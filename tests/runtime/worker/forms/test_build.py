@@ -14,7 +14,7 @@ import torch
 
 from tests.runtime.worker.conftest import ORDER
 from tests.support import forked
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.forms import build
@@ -106,7 +106,7 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(
     assert code == 0
     assert report is not None
     record = FormRecord(**report["record"])
-    (tmp_path / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    (tmp_path / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     loaded_form = load_form(
         ["torchscript"],
         tmp_path,

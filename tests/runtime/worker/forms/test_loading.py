@@ -18,7 +18,7 @@ import torch
 
 from tests.runtime.worker.forms.kinds.subjects import IMAGES, images, texts, tied
 from tests.support.forms import CPU, built, loaded, subject_of
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord, parse_forms
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.loading import FormModel, LoadedForm, load_form
 from tsx_runtime.worker.forms.signature import Signature
@@ -42,7 +42,7 @@ def edit_index(archive: Path) -> Iterator[Any]:
     (record,) = parse_forms(content).forms
 
     def write(change: Callable[[FormRecord], FormRecord] | None = None, **fields: Any) -> None:
-        index.write_bytes(KeptForms((change(record) if change else record,), **fields).content())
+        index.write_bytes(FormIndex((change(record) if change else record,), **fields).content())
 
     yield write
     index.write_bytes(content)

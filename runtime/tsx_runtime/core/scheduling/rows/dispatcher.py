@@ -15,17 +15,17 @@ from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
 from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
 
-# These match header lines.
+# Patterns of header lines.
 _HEAD = re.compile(rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE)
 _COST = re.compile(rb"^(x-tsx-cost: *)(\d{1,15})(?=\r?$)", re.IGNORECASE | re.MULTILINE)
-# A request for something else than a prediction.
+# The header lines of a request for an explanation or a description.
 _NOT_PREDICTION = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE)
 
 
 class RowsDispatcher(Dispatcher):
     """A dispatcher whose queue holds parts of requests.
 
-    The first part that fails answers the request, and the others are given up.
+    If a part fails, its error is the answer to the request, and the other parts are given up.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class RowsDispatcher(Dispatcher):
             request = self._requests[job] = SplitRequest(self, job, parts)
             for part in request.parts:
                 super().submit(part)
-                if request.over:  # There is no worker, and none to come.
+                if request.has_ended:  # The part was refused, since no worker will serve.
                     return
-                # Only while `_due` has entries does `on_reply` look for answers that are not counted.
-                self._due.setdefault(part, NEVER)
+                # `on_reply` checks which answers are counted only if `_deadlines` has entries.
+                self._deadlines.setdefault(part, NEVER)
+                # The parts count as one request.
                 self.stats.ended -= part is not request.parts[0]
 
     def leave(self, job: Job) -> None:
@@ -79,31 +80,31 @@ class RowsDispatcher(Dispatcher):
         self._reject(request.job, error)
 
     def end(self, request: SplitRequest, excluded: RowsJob | None = None) -> None:
-        """End a request, and give up its remaining parts."""
-        request.over = True
+        """End a request, and give up its remaining parts, except for `excluded`."""
+        request.has_ended = True
         del self._requests[request.job]
         for part in request.parts:
             if part is excluded or part in request.answers:
                 continue
-            if self._runs(part):
+            if self._is_running(part):
                 self._give_up(part)
             else:
                 super().leave(part)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        if isinstance(job, RowsJob) and job.request.over:
-            self._due.pop(job, None)
-            self._begun.discard(job)
+        if isinstance(job, RowsJob) and job.request.has_ended:
+            self._deadlines.pop(job, None)
+            self._restarted.discard(job)
             self._close(1)
         else:
             super()._refuse(job, error)
 
     def _parts(self, job: Job) -> list[RowsPart] | None:
-        """Return the parts of a request, or None if it stays whole.
+        """Return the parts of a request, or None if it is not split.
 
         Raises:
-            PayloadTooLarge: The parts never fit into the queue.
-            QueueFull: The parts do not fit now. All are accepted, or none.
+            PayloadTooLarge: The parts can never fit into the queue.
+            QueueFull: The parts do not fit now. Either all are accepted, or none.
         """
         head = _HEAD.search(job.meta)
         if (head is None and V2_META not in job.meta) or _NOT_PREDICTION.search(job.meta):
@@ -121,9 +122,12 @@ class RowsDispatcher(Dispatcher):
                 f" {bounds.size} (maxQueueBytes)."
             )
             raise PayloadTooLarge(f"{text} Send fewer rows, or raise maxQueueBytes.")
-        # Requests of a lower priority give way.
-        lower = sum(queued.priority < job.priority for queued in queue.jobs)
-        if len(queue.jobs) - lower + len(parts) > bounds.items or queue.size + size > bounds.size:
+        # Requests of a lower priority can be displaced.
+        displaceable = sum(queued.priority < job.priority for queued in queue.jobs)
+        if (
+            len(queue.jobs) - displaceable + len(parts) > bounds.items
+            or queue.size + size > bounds.size
+        ):
             seconds = self._seconds_to_empty()
             text = (
                 f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows"
@@ -140,20 +144,20 @@ class SplitRequest:
     def __init__(self, dispatcher: RowsDispatcher, job: Job, parts: list[RowsPart]) -> None:
         self.dispatcher = dispatcher
         self.job = job
-        self.over = False
+        self.has_ended = False
         self.parts = [
             RowsJob(self, part, sum(row_part.rows for row_part in parts)) for part in parts
         ]
-        # The headers and answers of finished parts.
+        # The headers and the answers of finished parts.
         self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}
         self.size = 0  # bytes of the bodies of `answers`
 
 
 class RowsJob(Job):
-    """A part of a request, in the queue and with a worker."""
+    """A part of a request, in the queue or with a worker."""
 
     def __init__(self, request: SplitRequest, part: RowsPart, rows: int) -> None:
-        """Make a part of a request of `rows` rows."""
+        """Make a job for a part of a request that has `rows` rows."""
         job = request.job
         meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), job.meta)
         meta = _COST.sub(
@@ -164,11 +168,11 @@ class RowsJob(Job):
         self.rows = part.rows
         self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
 
-    def takes(self, item: Item) -> bool:
-        """Collect an answer; return False for the answer that ends the request."""
+    def consumes(self, item: Item) -> bool:
+        """Collect the answer to a part; return False if it completes the request, or fails it."""
         request = self.request
         status, headers, body = item
-        if request.over:
+        if request.has_ended:
             return True
         if not 200 <= status < 300:
             self._final = headers, body
@@ -181,7 +185,7 @@ class RowsJob(Job):
         )
         request.size += len(body)
         if len(request.answers) < len(request.parts):
-            # The joined answer has the JSON of the parts only once.
+            # The joined answer has only one part's JSON.
             self._check_size(request.size - MAX_JSON_BYTES)
             return True
         try:
@@ -211,7 +215,7 @@ class RowsJob(Job):
         return True
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        if self._final is not None or not self.takes((status, headers, body)):
+        if self._final is not None or not self.consumes((status, headers, body)):
             assert self._final is not None
             self.request.job.answer(status, *self._final, batch)
 
@@ -220,7 +224,7 @@ class RowsJob(Job):
         self.request.job.refuse(error)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        if not self.request.over:
+        if not self.request.has_ended:
             text = (
                 "The handler streams its answer, and answers to parts of a request can only be"
                 " joined whole."

@@ -1,7 +1,7 @@
-"""Requests of the Open Inference Protocol by rows: splitting them, and joining answers.
+"""Splits requests of the Open Inference Protocol by rows, and joins the answers.
 
 These are pure functions of bytes. Numbers are not parsed: JSON is cut at its commas, and binary
-data by its sizes. Each part has the numbers as they were sent.
+data by its sizes. Each part has the numbers exactly as they were sent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import PayloadTooLarge
 from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
 
-# Bytes of JSON that are split, or repeated for parts. This takes about 20 ms, and longer JSON would
-# block the event loop.
+# Bytes of JSON in a request that is split, or in all its parts. Splitting them takes about 20 ms;
+# longer JSON would block the event loop for too long.
 MAX_JSON_BYTES = 2 << 20
-MAX_ELEMENTS = 1 << 16  # elements of BYTES that are split, for the same reason
+MAX_ELEMENTS = 1 << 16  # limit of the elements of BYTES, for the same reason
 SIZE = "binary_data_size"
-# Numbers, booleans and null.
+# The data of a tensor, if it consists of numbers, booleans and null.
 _DATA = re.compile(rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]')
 _MARK = "\0"  # replaces data that was cut out of the JSON
 _MARKED = json.dumps(_MARK).encode()
@@ -29,9 +29,9 @@ _LENGTH = struct.Struct("<I")  # the length before each element of BYTES
 
 
 class RowsPart(NamedTuple):
-    """A part of a request, or the answer to it."""
+    """A part of a request, or the answer to such a part."""
 
-    rows: int  # rows of the request
+    rows: int  # number of rows
     head: int | None  # bytes of JSON at the start of the body; None: all of it
     body: Body
 
@@ -39,13 +39,13 @@ class RowsPart(NamedTuple):
 class _Message(NamedTuple):
     json: dict[str, Any]
     tensors: list[dict[str, Any]]
-    # For each tensor: the text between its brackets, a view of its bytes, or a list.
+    # The data of each tensor: the text between its brackets, a view of its bytes, or a list.
     data: list[Any]
     indent: int | None
 
 
-def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] | None:
-    """Split a request into parts of `most` rows.
+def split(body: Body, head: int | None, max_rows: int, max_parts: int) -> list[RowsPart] | None:
+    """Split a request into parts of `max_rows` rows.
 
     A tensor's rows are along its first dimension, in which all tensors must agree. See
     docs/guides/batching.md.
@@ -53,14 +53,15 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
     Args:
         body: The body of the request.
         head: The bytes of JSON at the start of the body; None: all of it.
-        most: The largest number of rows of a part.
-        room: The largest number of parts.
+        max_rows: The largest number of rows of a part.
+        max_parts: The largest number of parts.
 
     Returns:
-        The parts, or None if the request has no more rows, or an error for the worker to report.
+        The parts. None if one part would suffice, or if the request has an error, which the worker
+        then reports.
 
     Raises:
-        PayloadTooLarge: There would be more than `room` parts.
+        PayloadTooLarge: There would be more than `max_parts` parts.
     """
     try:
         if not 0 < (len(body) if head is None else head) <= min(len(body), MAX_JSON_BYTES):
@@ -68,18 +69,18 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
         message = _read(RowsPart(0, head, body), "inputs")
         sizes = {tensor["shape"][0] for tensor in message.tensors}
         rows = sizes.pop()
-        # A tensor with one dimension is more likely one row.
-        flat = any(
+        # A tensor with one dimension is probably a single row.
+        has_flat_tensor = any(
             len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES"
             for tensor in message.tensors
         )
-        if sizes or flat or type(rows) is not int or rows <= most:
+        if sizes or has_flat_tensor or type(rows) is not int or rows <= max_rows:
             return None
-        count = -(-rows // most)
-        if count > room:
+        count = -(-rows // max_rows)
+        if count > max_parts:
             text = (
-                f"The request has {rows} rows, in {count} parts of {most} (splitRows), and the"
-                f" queue holds {room} (jobQueueSize)."
+                f"The request has {rows} rows, in {count} parts of {max_rows} (splitRows), and the"
+                f" queue holds {max_parts} (jobQueueSize)."
             )
             raise PayloadTooLarge(f"{text} Send fewer rows, or raise one of the two.")
         if (
@@ -93,13 +94,14 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
             > MAX_JSON_BYTES
         ):
             return None
-        cuts = [
+        cutters = [
             _cutter(tensor, data, rows)
             for tensor, data in zip(message.tensors, message.data, strict=True)
         ]
-        spans = [(start, min(start + most, rows)) for start in range(0, rows, most)]
+        ranges = [(start, min(start + max_rows, rows)) for start in range(0, rows, max_rows)]
         return [
-            _part(message, end - start, [cut(start, end) for cut in cuts]) for start, end in spans
+            _part(message, end - start, [cutter(start, end) for cutter in cutters])
+            for start, end in ranges
         ]
     except (
         ValueError,
@@ -117,7 +119,7 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
     """Join the answers to the parts of a request, as if one call had answered all rows.
 
     Returns:
-        The bytes of JSON at the start of the body, and the body.
+        The number of bytes of JSON at the start of the body, and the body.
 
     Raises:
         ValueError: The answers cannot be joined.
@@ -129,17 +131,17 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
         outputs = []
         if len({len(message.tensors) for message in messages}) > 1:
             raise ValueError("they have different numbers of outputs")
-        for number, first in enumerate(messages[0].tensors):
+        for number, first_output in enumerate(messages[0].tensors):
             for (rows, *_), message in zip(answers, messages, strict=True):
-                _check(message.tensors[number], first, rows)
+                _check_output(message.tensors[number], first_output, rows)
             output = {
-                **first,
-                "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]],
+                **first_output,
+                "shape": [sum(answer.rows for answer in answers), *first_output["shape"][1:]],
             }
             data = [message.data[number] for message in messages]
             if all(isinstance(piece, memoryview) for piece in data):
                 raw += data
-                output["parameters"] = {**first["parameters"], SIZE: sum(map(len, data))}
+                output["parameters"] = {**first_output["parameters"], SIZE: sum(map(len, data))}
             elif all(isinstance(piece, bytes) for piece in data):
                 texts.append(_join_texts(data))
             else:
@@ -195,22 +197,22 @@ def _read(part: RowsPart, key: str) -> _Message:
 
 
 def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int], Any]:
-    """Return a function that gives the data of the rows from `start` to `end`."""
-    take: Callable[[int, int], Any] = lambda start, end: data[start:end]  # noqa: E731  # like those below
+    """Return a function that cuts out the data of the rows from `start` to `end`."""
+    cut: Callable[[int, int], Any] = lambda start, end: data[start:end]  # noqa: E731  # like the others
     count = len(data)
     if isinstance(data, memoryview) and tensor["datatype"] == "BYTES":
-        ends = _ends(data)
-        count, take = len(ends) - 1, lambda start, end: data[ends[start] : ends[end]]
+        ends = _element_ends(data)
+        count, cut = len(ends) - 1, lambda start, end: data[ends[start] : ends[end]]
     elif isinstance(data, bytes):
         numbers = data.split(b",")
-        count, take = len(numbers), lambda start, end: b",".join(numbers[start:end])
-    step, odd = divmod(count, rows)
-    if odd:
+        count, cut = len(numbers), lambda start, end: b",".join(numbers[start:end])
+    values_per_row, remainder = divmod(count, rows)
+    if remainder:
         raise ValueError(f"{count} values are not {rows} rows")
-    return lambda start, end: take(start * step, end * step)
+    return lambda start, end: cut(start * values_per_row, end * values_per_row)
 
 
-def _ends(data: memoryview) -> list[int]:
+def _element_ends(data: memoryview) -> list[int]:
     """Return the ends of the elements of BYTES, preceded by 0."""
     ends = [0]
     while ends[-1] < len(data):
@@ -246,10 +248,10 @@ def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
 
 
 def _encode(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
-    first, *followers = json.dumps(content, indent=indent).encode().split(_MARKED)
+    beginning, *followers = json.dumps(content, indent=indent).encode().split(_MARKED)
     return b"".join(
         [
-            first,
+            beginning,
             *chain.from_iterable(
                 (b"[", text, b"]", follower)
                 for text, follower in zip(texts, followers, strict=True)
@@ -259,19 +261,26 @@ def _encode(content: dict[str, Any], texts: Sequence[bytes], indent: int | None)
 
 
 def _join_texts(texts: Sequence[bytes]) -> bytes:
-    """Join the texts of lists with the white space of the first one."""
+    """Join the texts of lists, with the white space of the first one."""
     texts = [text for text in texts if text.strip()] or [b""]
-    first = texts[0]
-    before, behind = first[: len(first) - len(first.lstrip())], first[len(first.rstrip()) :]
-    return before + (b"," + (before or b" ")).join([text.strip() for text in texts]) + behind
-
-
-def _check(output: dict[str, Any], first: dict[str, Any], rows: int) -> None:
-    alike = (
-        all(output[key] == first[key] for key in ("name", "datatype"))
-        and output["shape"][1:] == first["shape"][1:]
+    first_text = texts[0]
+    leading_space, trailing_space = (
+        first_text[: len(first_text) - len(first_text.lstrip())],
+        first_text[len(first_text.rstrip()) :],
     )
-    if not alike or output["shape"][0] != rows:
+    return (
+        leading_space
+        + (b"," + (leading_space or b" ")).join([text.strip() for text in texts])
+        + trailing_space
+    )
+
+
+def _check_output(output: dict[str, Any], expected: dict[str, Any], rows: int) -> None:
+    is_alike = (
+        all(output[key] == expected[key] for key in ("name", "datatype"))
+        and output["shape"][1:] == expected["shape"][1:]
+    )
+    if not is_alike or output["shape"][0] != rows:
         raise ValueError(
             f"its output {output['name']!r} has the shape {output['shape']} for {rows} rows"
         )

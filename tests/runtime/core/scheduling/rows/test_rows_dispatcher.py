@@ -68,8 +68,8 @@ async def serve_rows(workers: int = 1, most: int = 10_000):
     await wait_idle(dispatcher)
     assert dispatcher.in_flight == 0
     assert not dispatcher._requests
-    assert not dispatcher._due
-    assert not dispatcher._begun
+    assert not dispatcher._deadlines
+    assert not dispatcher._restarted
 
 
 async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
