@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from tsx_runtime.api.access.auth import Guard, Guards, build_guards, without_browsers
+from tsx_runtime.api.access.auth import Guard, Guards, build_guards, without_browser_checks
 from tsx_runtime.api.access.client_limits import client_limits
 from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.access_log import access_log
@@ -101,7 +101,7 @@ class GrpcServer:
         services = _services(registry, settings, guards, roles, ledger, admissions)
         self.health = HealthService(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts), admissions.probes))
-        guard = without_browsers(
+        guard = without_browser_checks(
             guards.inference if "grpc_inference" in roles else guards.management
         )
         services.append(
@@ -140,7 +140,7 @@ def _services(
     ledger: Ledger,
     admissions: Admissions,
 ) -> list[Service]:
-    inference = without_browsers(guards.inference)
+    inference = without_browser_checks(guards.inference)
     services: list[Service] = []
     if "grpc_inference" in roles:
         services.append(Inference(registry).service(inference, ledger, admissions))

@@ -16,17 +16,22 @@ from tsx_runtime.api.access.client_limits import (
     REFUSAL_DELAY_S,
     Caller,
     ClientLimits,
-    calling,
     client_limits,
+    current_caller,
 )
-from tsx_runtime.api.access.origins import adding, check_one_host, cors_headers, is_preflight
+from tsx_runtime.api.access.origins import (
+    check_one_host,
+    cors_headers,
+    is_preflight,
+    with_cors_headers,
+)
 from tsx_runtime.api.access.tokens import Keys, build_keys
 from tsx_runtime.api.access_log import LoggedResponse, access_log
 from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.headers import NO_CACHE, check_distinct
 from tsx_runtime.api.likely_paths import LikelyPaths
 from tsx_runtime.api.messages import (
-    COUNTED,
+    COUNTED_BYTES,
     MAX_HEADERS,
     MAX_MANAGEMENT_BODY,
     ClientGone,
@@ -160,7 +165,7 @@ class ServerApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
+        scope[COUNTED_BYTES] = counted = CountedBytes(self.bytes_in_flight)
         logged = (
             None
             if self.access_log is None or not self.access_log.wants()
@@ -175,7 +180,7 @@ class ServerApp(FastAPI):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
-            send = adding(send, self.cors)
+            send = with_cors_headers(send, self.cors)
         try:
             send = await self._admit(scope, send)
         except (TooManyRequests, BadRequest) as error:
@@ -331,14 +336,14 @@ class ServerApp(FastAPI):
         except TsxError as error:
             await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected(error, request_id)
+            refusal = errors.unexpected_error(error, request_id)
             if not has_begun:
                 await self._refuse(scope, send, request_id, refusal)
             elif not has_ended:
                 raise  # Only closing the connection tells the client, which has half a response.
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
-        status, headers, body = errors.fault(error, scope["path"])
+        status, headers, body = errors.error_response(error, scope["path"])
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 
@@ -457,7 +462,7 @@ def _build_app(
         jobs_guard = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
             app.add_routes(queue.build_router(jobs, guards.management))
-            jobs_guard = jobs_guard and jobs_guard._replace(also=keys.management)
+            jobs_guard = jobs_guard and jobs_guard._replace(second_key=keys.management)
         app.jobs = JobRoutes(jobs, registry, max_job_size, jobs_guard, counts, confined)
         app.paths |= {
             path: {method.upper(): operation["summary"] for method, operation in item.items()}
@@ -580,7 +585,7 @@ async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) ->
         TooManyRequests: The client has sent too many requests; this is raised after a delay.
     """
     caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
-    calling.set(caller)  # a variable of the request's task
+    current_caller.set(caller)  # a variable of the request's task
     if scope["path"] not in UNLIMITED_PATHS:
         try:
             limits.count_request(caller.client)
@@ -589,9 +594,9 @@ async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) ->
             raise
 
     async def delayed_send(message: Message) -> None:
-        if caller.hold:
-            await asyncio.sleep(caller.hold)
-            caller.hold = 0.0
+        if caller.delay_s:
+            await asyncio.sleep(caller.delay_s)
+            caller.delay_s = 0.0
         await send(message)
 
     return delayed_send

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.runtime.grpc.conftest import TIMEOUT, Client, a_server, connected, failure_of
 from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_PORTS, Running, started
-from tsx_runtime.api.access.auth import required_tokens
+from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.server import options
 from tsx_runtime.settings.schema import Settings
@@ -187,10 +187,12 @@ def test_grpc_without_a_package_is_reported_and_is_a_warning_where_it_was_asked_
 
 def test_an_open_address_needs_a_token() -> None:
     with pytest.raises(SettingError, match=r"grpc_management_address is 0\.0\.0\.0, .*_token"):
-        required_tokens(Settings(grpc_management_address="0.0.0.0"))
-    required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
-    required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
-    required_tokens(Settings(grpc_inference_address="::1", grpc_management_address="localhost"))
+        check_required_tokens(Settings(grpc_management_address="0.0.0.0"))
+    check_required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
+    check_required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
+    check_required_tokens(
+        Settings(grpc_inference_address="::1", grpc_management_address="localhost")
+    )
 
 
 @pytest.mark.parametrize("value", ["http://127.0.0.1", "127.0.0.1:7070", "a b", ""])

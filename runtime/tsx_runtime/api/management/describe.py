@@ -1,4 +1,4 @@
-"""The JSON that describes the models."""
+"""Descriptions of models, versions and workers for the management API, and their health."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PAGE = 100
 
 ItemT = TypeVar("ItemT")
-Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; a newer worker has no entry
+Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; workers that started later have no entry
 
 
 def memory_of(workers: Iterable[Worker]) -> Memory:
@@ -136,7 +136,7 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
 
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
-    """Return a page of models by name, without functions of workflows, which have no archive."""
+    """Return a page of models by name; functions of workflows have no archive and are omitted."""
     ordered = sorted(
         (model for model in models if model.versions[model.default].url),
         key=lambda model: model.name,
@@ -150,9 +150,9 @@ def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
 
 
 def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
-    """Return a page, and the start of the next one.
+    """Return a page of items, and the start of the next page.
 
-    As in TorchServe, an invalid limit becomes the largest, and an invalid start the first.
+    As in TorchServe, an invalid limit becomes the largest one, and a negative start becomes 0.
     """
     if not 1 <= limit <= PAGE:
         limit = PAGE
@@ -162,7 +162,7 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
 
 
 def not_ready(registry: Registry) -> list[NotReadyModel]:
-    """Return the default versions that should serve but cannot."""
+    """Return the default versions that have no ready worker but should have one."""
     now = time.monotonic()
     waiting = [
         NotReadyModel(
@@ -196,10 +196,10 @@ def not_ready(registry: Registry) -> list[NotReadyModel]:
 
 
 def is_healthy(models: Iterable[Model]) -> bool:
-    """Tell whether each default version has enough ready workers, or none that was given up.
+    """Tell whether each default version has enough ready workers, or no failed one.
 
-    A worker is given up after its restarts lasted for `maxRetryTimeoutInSec`, or failed in the same
-    way three times.
+    A worker has failed once its restarts have lasted for `maxRetryTimeoutInSec`, or have ended with
+    the same error three times.
     """
     for model in models:
         version = model.versions.get(model.default)
@@ -214,9 +214,9 @@ def is_healthy(models: Iterable[Model]) -> bool:
 
 
 def is_given_up(version: ModelVersion) -> bool:
-    """Tell whether no worker is ready and at least one has failed for good.
+    """Tell whether no worker is ready and at least one has failed.
 
-    A worker that restarts is no reason to replace the instance.
+    A worker that restarts may still become ready, so the instance need not be replaced.
     """
     states = Counter(worker.state for worker in version.workers)
     return (

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access_log import ENDED
+from tsx_runtime.api.access_log import BREAK_REASON
 from tsx_runtime.api.headers import Pair, answer_headers, stored_headers
 from tsx_runtime.api.messages import (
     ClientGone,
@@ -27,8 +27,8 @@ from tsx_runtime.api.messages import (
     Send,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
@@ -100,10 +100,10 @@ class Idempotency:
         except TsxError as error:
             if recorder is not None and recorder.has_begun:
                 raise  # Only closing the connection tells the client.
-            status, headers, text = errors.fault(error, scope["path"])
+            status, headers, text = errors.error_response(error, scope["path"])
             self.counts.add(status)
             await send_whole(
-                send, scope, status, headers, request_id, text, rest_of(error, receive)
+                send, scope, status, headers, request_id, text, unread_body_of(error, receive)
             )
 
     async def _replay(self, stored: StoredAnswer, scope: Scope, send: Send) -> None:
@@ -143,7 +143,7 @@ class AnswerRecorder:
             self._start is None
             or self._last is None
             or KEYED_SCOPE_KEY not in scope
-            or ENDED in scope
+            or BREAK_REASON in scope
         ):
             return None
         status, headers = self._start["status"], self._start["headers"]
@@ -157,7 +157,7 @@ class AnswerRecorder:
             error = Conflict(
                 f"{text}(max_kept_answer). Send the request under a new key to run it again."
             )
-            return self._runs.answer(self._keyed, *errors.fault(error, scope["path"]))
+            return self._runs.answer(self._keyed, *errors.error_response(error, scope["path"]))
         return self._runs.answer(self._keyed, status, headers, b"".join(self._parts))
 
     async def __call__(self, message: Message) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access.client_limits import calling
+from tsx_runtime.api.access.client_limits import current_caller
 from tsx_runtime.api.headers import (
     JSON,
     NO_CACHE,
@@ -36,8 +36,8 @@ from tsx_runtime.api.messages import (
     Send,
     as_sent,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import (
@@ -98,10 +98,12 @@ class JobRoutes:
         except ClientGone:
             return
         except TsxError as error:
-            response = _Response(*errors.fault(error, scope["path"]))
-            unread_body = rest_of(error, receive)
+            response = _Response(*errors.error_response(error, scope["path"]))
+            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
+            response = _Response(
+                *errors.error_response(errors.unexpected_error(error, request_id), scope["path"])
+            )
         self.counts.add(response.status)
         await send_whole(
             send,
@@ -249,7 +251,7 @@ class _Response(NamedTuple):
 
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:
-    status, headers, body = errors.fault(error)
+    status, headers, body = errors.error_response(error)
     return _Response(status, (*headers, (JOB_STATE, job.state.encode())), body)
 
 
@@ -259,7 +261,7 @@ def _to_json(data: dict[str, object]) -> bytes:
 
 def _client(scope: Scope) -> str:
     """Return the client that limits are counted for: that of a trusted proxy, if there is one."""
-    caller = calling.get()
+    caller = current_caller.get()
     if caller is not None:
         return str(caller.client)
     client = scope.get("client")

@@ -18,7 +18,7 @@ from typing import Any
 from tsx_runtime import wire
 from tsx_runtime.api import errors, openai
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access_log import BROKEN, ENDED, SERVED
+from tsx_runtime.api.access_log import BREAK_REASON, BROKEN, SERVED_ROUTE
 from tsx_runtime.api.headers import (
     JSON,
     NO_CACHE,
@@ -35,8 +35,8 @@ from tsx_runtime.api.messages import (
     as_sent,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
 from tsx_runtime.api.server_timing import TIMED, parse_timing_request, timing_header
@@ -82,7 +82,7 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            scope[SERVED] = route, job = await self._build_job(scope, receive, request_id)
+            scope[SERVED_ROUTE] = route, job = await self._build_job(scope, receive, request_id)
             if (span := current.get()) is not None:
                 job.trace(span, route)
             answer = await _run(route, job, receive)
@@ -93,7 +93,7 @@ class Predictions:
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:
-            status, pairs, body = errors.fault(error, scope["path"])
+            status, pairs, body = errors.error_response(error, scope["path"])
             await self._send(
                 send,
                 scope,
@@ -101,11 +101,14 @@ class Predictions:
                 status,
                 (*pairs, *_version_header(scope)),
                 body,
-                rest_of(error, receive),
+                unread_body_of(error, receive),
             )
         except Exception as error:  # the boundary of a request
             await self._send(
-                send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
+                send,
+                scope,
+                request_id,
+                *errors.error_response(errors.unexpected_error(error, request_id)),
             )
         else:
             if answer.streamed:
@@ -166,7 +169,7 @@ class Predictions:
         unread_body: Receive | None = None,
     ) -> None:
         self.counts.add(status)
-        if status >= 400 and (form := errors.form_of_path(scope["path"])) is not None:
+        if status >= 400 and (form := errors.converter_for_path(scope["path"])) is not None:
             body = form(body)
         await send_whole(send, scope, status, headers, request_id, body, unread_body)
 
@@ -198,7 +201,7 @@ class Predictions:
         except TsxError as error:
             if job.gone:  # The client has left, and so the worker has stopped.
                 return
-            scope[ENDED] = BROKEN
+            scope[BREAK_REASON] = BROKEN
             request_id = headers[0][1].decode()
             log_fields = {"request_id": request_id, "model": route.name}
             logger.warning(
@@ -246,7 +249,7 @@ async def read_request(
 
 def _version_header(scope: Scope) -> tuple[Pair, ...]:
     """Return the header of the version that the splitter picked, for a refusal of this version."""
-    version = scope[SERVED][1].routed if SERVED in scope else None
+    version = scope[SERVED_ROUTE][1].routed if SERVED_ROUTE in scope else None
     return () if version is None else ((VERSION_HEADER, version.version.encode()),)
 
 

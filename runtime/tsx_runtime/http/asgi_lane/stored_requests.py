@@ -98,7 +98,9 @@ class RequestExecutor:
             return _error_answer(error, request.path, waiting_job)
         except Exception as error:  # the boundary of a request
             return _error_answer(
-                errors.unexpected(error, request.request_id.encode()), request.path, waiting_job
+                errors.unexpected_error(error, request.request_id.encode()),
+                request.path,
+                waiting_job,
             )
 
     def _build_job(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
@@ -133,13 +135,13 @@ async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> S
     finally:
         job.gone = True
         answer.leave()
-    if answer.status >= 400 and (form := errors.form_of_path(path)) is not None:
+    if answer.status >= 400 and (form := errors.converter_for_path(path)) is not None:
         body = form(body)
     return StoredAnswer(answer.status, wire.header_block(headers), body)
 
 
 def _error_answer(error: TsxError, path: str, job: WaitingJob | None = None) -> StoredAnswer:
-    status, headers, body = errors.fault(error, path)
+    status, headers, body = errors.error_response(error, path)
     if job is not None and job.routed is not None:
         headers = (*headers, (VERSION_HEADER, job.routed.version.encode()))
     return StoredAnswer(status, wire.header_block(headers), body)

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from tsx_runtime.api import errors
-from tsx_runtime.api.access_log import ENDED
+from tsx_runtime.api.access_log import BREAK_REASON
 from tsx_runtime.api.headers import NO_CACHE, Pair
 from tsx_runtime.api.messages import (
     CLIENT_LEFT,
@@ -73,7 +73,7 @@ async def serve_websocket(
         send_refusal = await admit(request, send)
         check_path(predictions, request)
     except TsxError as error:
-        status, headers, body = errors.fault(error, scope["path"])
+        status, headers, body = errors.error_response(error, scope["path"])
         predictions.counts.add(status)
         pairs = [
             (b"x-request-id", request_id_of(scope)),
@@ -210,7 +210,7 @@ class SocketAnswer:
                 else list(self._events.feed(body + end))
             )
             # The last event is the error that interrupted the response.
-            if parts and ENDED in self._request:
+            if parts and BREAK_REASON in self._request:
                 self._status, self._error_body = 500, parts.pop()
             for part in parts:
                 await self._send_message({"type": "websocket.send", "bytes": part})

@@ -19,8 +19,8 @@ from tsx_runtime.api.messages import (
     as_sent,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
@@ -65,10 +65,12 @@ class WorkflowPredictions:
         except ClientGone:
             return
         except TsxError as error:
-            status, headers, body = errors.fault(error)
-            unread_body = rest_of(error, receive)
+            status, headers, body = errors.error_response(error)
+            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            status, headers, body = errors.fault(errors.unexpected(error, request_id))
+            status, headers, body = errors.error_response(
+                errors.unexpected_error(error, request_id)
+            )
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body, unread_body)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 from tsx_runtime.api.access.client_limits import REFUSAL_DELAY_S, Client, ClientLimits
-from tsx_runtime.api.errors import form_of_meta
+from tsx_runtime.api.errors import converter_for_meta
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.messages import MAX_HEADERS, MAX_PIECES
 from tsx_runtime.api.request_options import deadline
@@ -727,7 +727,7 @@ class FastLane(CasedProtocol):
         error.more = self._filled < head.length
         keep_alive = head.keep_alive and not self._is_stopping
         status, answer = lane.response_heads.refusal(
-            new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta)
+            new_request_id(), error, error.more or keep_alive, converter_for_meta(head.meta)
         )
         lane.counts.add(status)
         self._drop_body()

@@ -141,7 +141,7 @@ class Exchange(Job):
         except TsxError as error:
             self.refuse(error)
             return
-        if status >= 400 and (form := errors.form_of_meta(self.meta)) is not None:
+        if status >= 400 and (form := errors.converter_for_meta(self.meta)) is not None:
             body = form(bytes(body))
         if status == 205:
             body = b""  # Such a response has no content (RFC 9110, section 15.3.6).
@@ -175,7 +175,7 @@ class Exchange(Job):
             self.resume_stream()
             self._break_off(error.message)
             return
-        form = errors.form_of_meta(self.meta)
+        form = errors.converter_for_meta(self.meta)
         status, answer = connection.lane.response_heads.refusal(
             self.request_id, error, self.keep_alive, form, self._added
         )

@@ -17,8 +17,8 @@ import httptools
 
 from tsx_runtime import wire
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access.origins import names_one_host
-from tsx_runtime.api.errors import as_openai, for_openai, form_of_path
+from tsx_runtime.api.access.origins import has_one_host
+from tsx_runtime.api.errors import converter_for_path, set_openai_status, to_openai_error
 from tsx_runtime.api.headers import Pair, clashing_names
 from tsx_runtime.api.messages import MAX_HEADERS, MAX_LENGTH_DIGITS, PlatformHook
 from tsx_runtime.api.request_options import is_stored, priority_and_timeout
@@ -41,17 +41,17 @@ class RefusalRoute:
     client_timeout = 0.0
     name = version = ""  # fields of the access log
 
-    def __init__(self, error: TsxError, hold: float = 0.0) -> None:
-        """Refuse with `error` after `hold` seconds, which delays the whole connection."""
+    def __init__(self, error: TsxError, delay_s: float = 0.0) -> None:
+        """Refuse with `error` after `delay_s` seconds, which delays the whole connection."""
         self.error = error
-        self._hold = hold
+        self._delay_s = delay_s
 
     def by_head(self, headers: Headers) -> RefusalRoute:
         return self
 
     def submit(self, job: Job) -> None:
-        if self._hold:
-            asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
+        if self._delay_s:
+            asyncio.get_running_loop().call_later(self._delay_s, job.refuse, self.error)
         else:
             job.refuse(self.error)
 
@@ -176,7 +176,7 @@ class Heads:
         ):
             return None
         if (
-            not names_one_host(parsed.headers, "1.1")
+            not has_one_host(parsed.headers, "1.1")
             or clashing_names(parsed.headers)
             or is_stored(parsed.headers)
         ):
@@ -290,10 +290,10 @@ class _NoRoute(ResourceNotFound):
 
 def _refused_head(error: TsxError, raw: bytes, parsed: ParsedHead, length: int) -> Known:
     path = httptools.parse_url(parsed.url).path or b""
-    form = form_of_path(unquote(path.decode("ascii")))
-    if form is for_openai:
-        as_openai(error)
-    meta = b"\r\n\r\n" if form is None else OPENAI_META if form is for_openai else V2_META
+    form = converter_for_path(unquote(path.decode("ascii")))
+    if form is to_openai_error:
+        set_openai_status(error)
+    meta = b"\r\n\r\n" if form is None else OPENAI_META if form is to_openai_error else V2_META
     head = Head(
         Target(None),
         meta,

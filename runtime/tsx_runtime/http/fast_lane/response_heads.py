@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tsx_runtime.api import errors
-from tsx_runtime.api.access.origins import missing
+from tsx_runtime.api.access.origins import missing_cors_headers
 from tsx_runtime.api.headers import Pair, answer_headers, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import JSON_HEADER
@@ -88,7 +88,7 @@ class ResponseHeadCache:
             form: A function that turns the error JSON into that of another protocol.
             added: Further lines of the head.
         """
-        status, pairs, body = errors.fault(error)
+        status, pairs, body = errors.error_response(error)
         if form is not None:
             body = _convert_error(form, body) if len(body) <= MAX_REMEMBERED_BYTES else form(body)
         if self.server_state.default_headers is not self.default:
@@ -117,7 +117,7 @@ class ResponseHeadCache:
 
     def _pairs(self, status: int, block: bytes) -> tuple[Pair, ...]:
         pairs = answer_headers(status, handler_headers(block), confined=self._confined)
-        return (*pairs, *missing(pairs, self.cors))
+        return (*pairs, *missing_cors_headers(pairs, self.cors))
 
 
 class TailCache(dict[int, bytes]):

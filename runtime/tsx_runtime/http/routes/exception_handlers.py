@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tsx_runtime.api.errors import UNEXPECTED, fault
+from tsx_runtime.api.errors import UNEXPECTED, error_response
 from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.management.schemas import from_validation
 from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_last
@@ -71,7 +71,7 @@ def from_http(error: HTTPException) -> TsxError:
 
 def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
     """Build the response of an error; the app adds the headers of all responses."""
-    status, pairs, body = fault(error, path)
+    status, pairs, body = error_response(error, path)
     response_class = EarlyResponse if error.more else Response
     response = response_class(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:

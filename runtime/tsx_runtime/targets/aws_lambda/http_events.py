@@ -260,5 +260,5 @@ async def _error_answer(scope: Scope, error: TsxError) -> _BufferedAnswer:
 
 
 async def _send_error(scope: Scope, error: TsxError, send: Send) -> None:
-    status, headers, body = errors.fault(error, scope["path"])
+    status, headers, body = errors.error_response(error, scope["path"])
     await send_whole(send, scope, status, headers, new_request_id(), body)

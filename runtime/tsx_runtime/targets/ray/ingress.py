@@ -26,10 +26,10 @@ from ray.exceptions import (
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from tsx_runtime.api.errors import error_event, fault
+from tsx_runtime.api.errors import error_event, error_response
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.messages import (
-    COUNTED,
+    COUNTED_BYTES,
     REQUEST_ID,
     ClientGone,
     CountedBytes,
@@ -39,8 +39,8 @@ from tsx_runtime.api.messages import (
     Send,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
 )
 from tsx_runtime.api.openai import split_name
 from tsx_runtime.api.urls import find_target, is_form, model_in_body, model_in_form
@@ -204,13 +204,13 @@ class Ingress:
         )
         if _REQUEST_ID.fullmatch(request_id):
             scope[REQUEST_ID] = request_id
-        scope[COUNTED] = counted = CountedBytes(self._budget)
+        scope[COUNTED_BYTES] = counted = CountedBytes(self._budget)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
             return
         except TsxError as error:
-            status, headers, body = fault(
+            status, headers, body = error_response(
                 error, scope["path"].removeprefix(scope.get("root_path", ""))
             )
             await send_whole(
@@ -220,7 +220,7 @@ class Ingress:
                 headers,
                 request_id_of(scope),
                 body,
-                rest_of(error, receive),
+                unread_body_of(error, receive),
             )
         finally:
             counted.give_back()

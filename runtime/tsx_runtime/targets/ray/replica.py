@@ -17,7 +17,7 @@ from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_runtime.api.errors import fault
+from tsx_runtime.api.errors import error_response
 from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
@@ -227,7 +227,7 @@ class ModelReplica:
             with await self._loaded(model):
                 await self._app(scope, receive, messages.put)
         except TsxError as error:
-            status, headers, reason = fault(error, scope["path"])
+            status, headers, reason = error_response(error, scope["path"])
             await send_whole(messages.put, scope, status, headers, request_id_of(scope), reason)
 
     async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:

@@ -37,8 +37,8 @@ from tsx_runtime.api.messages import (
     as_sent,
     raw_path,
     read_body,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
@@ -144,9 +144,9 @@ class SageMakerApp:
         except ClientGone:
             return
         except TsxError as error:
-            await answer(*errors.fault(error), rest_of(error, receive))
+            await answer(*errors.error_response(error), unread_body_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await answer(*errors.fault(errors.unexpected(error, request_id)))
+            await answer(*errors.error_response(errors.unexpected_error(error, request_id)))
 
     async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
         """Answer a request that is neither a ping nor for parameters."""

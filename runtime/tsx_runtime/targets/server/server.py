@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.api.access.auth import required_tokens
-from tsx_runtime.api.access.tokens import Keys, made_up_tokens, start_keys
+from tsx_runtime.api.access.auth import check_required_tokens
+from tsx_runtime.api.access.tokens import Keys, generated_tokens, start_keys
 from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
@@ -167,7 +167,7 @@ async def serve_async(
     starts: Sequence[StartWorkflow],
 ) -> None:
     settings, passed = use_sockets(settings, passed_sockets(os.environ))
-    required_tokens(settings)
+    check_required_tokens(settings)
     log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
     worker_files = raise_file_limit()
     stopping = options.stopping or StopEvents()
@@ -342,7 +342,7 @@ async def _answer(
                 gc.freeze()
             path = handover_path(settings) if options.hosted is None else None
             # Clients renew the tokens, so they are read when they are needed.
-            tokens = partial(made_up_tokens, parts.keys, settings)
+            tokens = partial(generated_tokens, parts.keys, settings)
 
             def on_replaced() -> None:
                 stopping.replaced.set()
