@@ -21,7 +21,7 @@ from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_PORTS, Running, started
 from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.errors import SettingError
-from tsx_runtime.grpc.server import options
+from tsx_runtime.grpc.server import build_channel_options
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.server.grpc_listeners import check_free, grpc_addresses
@@ -220,7 +220,7 @@ def test_the_listeners_and_limits_of_grpc_are_those_of_the_settings() -> None:
         ("grpcs://0.0.0.0:9070", ["grpc_inference"]),
         ("grpcs://127.0.0.2:9071", ["grpc_management"]),
     ]
-    assert dict(options(settings))["grpc.max_receive_message_length"] == 1234
+    assert dict(build_channel_options(settings))["grpc.max_receive_message_length"] == 1234
 
 
 def test_the_default_addresses_are_not_open_to_other_machines() -> None:

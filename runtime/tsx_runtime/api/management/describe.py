@@ -161,7 +161,7 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
     return ordered[start:next_start], str(next_start) if next_start < len(ordered) else None
 
 
-def not_ready(registry: Registry) -> list[NotReadyModel]:
+def unready_versions(registry: Registry) -> list[NotReadyModel]:
     """Return the default versions that have no ready worker but should have one."""
     now = time.monotonic()
     waiting = [

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from fastapi import APIRouter, Response
 
-from tsx_runtime.api.management.describe import is_given_up, is_healthy, not_ready
+from tsx_runtime.api.management.describe import is_given_up, is_healthy, unready_versions
 from tsx_runtime.api.management.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes.responses import json_answer
@@ -29,7 +29,7 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
         return json_answer(Health(status="Dead" if dead else "Alive"), 503 if dead else 200)
 
     async def readyz() -> Response:
-        waiting = not_ready(registry)
+        waiting = unready_versions(registry)
         ready = not waiting and not registry.stopping
         status = "Stopping" if registry.stopping else "Ready" if ready else "Not ready"
         return json_answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.samples import example_of, input_of, sample_of, tensors_of
 from tsx_runtime.api.management.schemas import ServerMetadata
 from tsx_runtime.api.openai import split_name
@@ -176,7 +176,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         responses={503: {"model": Ready}},
     )
     async def ready() -> Response:
-        is_ready = not registry.stopping and not not_ready(registry)
+        is_ready = not registry.stopping and not unready_versions(registry)
         return json_answer(Ready(ready=is_ready), 200 if is_ready else 503)
 
 
