@@ -116,13 +116,13 @@ _STATEFUL_HEADERS = frozenset(
 )
 
 
-def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
-    """Return the headers of a model's response; `confined` if its address also manages models.
+def answer_headers(status: int, headers: Iterable[Pair], *, is_confined: bool) -> tuple[Pair, ...]:
+    """Return the headers of a model's response; `is_confined` if its address also manages models.
 
     A browser does not show a confined response as a page, and runs no script of it. The response
     cannot change the browser's state for its origin.
     """
-    if not confined:
+    if not is_confined:
         return tuple(headers)
     hidden_names = _STATEFUL_HEADERS.union(name for name, _ in _CONFINEMENT)
     if 300 <= status <= 399:  # A browser would repeat the request at any path of the address.

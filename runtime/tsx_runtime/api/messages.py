@@ -259,7 +259,7 @@ def raw_path(scope: Scope) -> bytes:
     return quote(scope["path"]).encode() if path is None else path
 
 
-def as_sent(scope: Scope) -> list[Pair]:
+def cased_headers(scope: Scope) -> list[Pair]:
     """Return the headers with the original case of their names, if the server reports it.
 
     Handlers for TorchServe rely on the original case.
@@ -273,7 +273,7 @@ def as_sent(scope: Scope) -> list[Pair]:
 
 def without_headers(scope: Scope, hidden_names: Collection[bytes]) -> Scope:
     """Return the scope with the headers that `shown_headers` keeps."""
-    visible_headers = shown_headers(as_sent(scope), hidden_names)
+    visible_headers = shown_headers(cased_headers(scope), hidden_names)
     return {
         **scope,
         "headers": [(name.lower(), value) for name, value in visible_headers],

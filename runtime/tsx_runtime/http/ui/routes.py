@@ -270,7 +270,7 @@ class Playground(Predictions):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The scope itself is changed, because the access log reads the model from it.
         scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"
-        if self.job_routes is not None and self.job_routes.accepts(scope):
+        if self.job_routes is not None and self.job_routes.is_async_request(scope):
             await self.job_routes(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

@@ -34,7 +34,7 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     raw_path,
     read_body,
     send_whole,
@@ -314,7 +314,7 @@ def _job_factory(
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
     passed = shown_headers(
-        as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"}
+        cased_headers(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"}
     )
 
     @cache

@@ -208,7 +208,7 @@ class _Server(uvicorn.Server):
 
         With `after_next`, idle connections end only after one more answer.
         """
-        self.app.leaving = after_next
+        self.app.is_replaced = after_next
         for connection in list(self.server_state.connections):
             connection.shutdown()
 

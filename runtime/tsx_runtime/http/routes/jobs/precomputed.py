@@ -25,8 +25,8 @@ _DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
-    """Build the route; `answer_headers` describes `confined`."""
+def build_router(jobs: Jobs, *, is_confined: bool) -> APIRouter:
+    """Build the route; `answer_headers` describes `is_confined`."""
     router = APIRouter(tags=["inference"])
 
     @router.get(
@@ -50,7 +50,7 @@ def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
         pairs = answer_headers(
-            answer.sound_status, stored_headers(answer.headers), confined=confined
+            answer.sound_status, stored_headers(answer.headers), is_confined=is_confined
         )
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
         return Response(answer.body, answer.sound_status, headers=headers)
