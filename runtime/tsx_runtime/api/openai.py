@@ -89,7 +89,7 @@ def model_in_json(body: Body) -> str | None:
         ) from None
 
 
-def listed(names: Collection[str], limit: int = 20) -> str:
+def name_list(names: Collection[str], limit: int = 20) -> str:
     """Return a text with at most `limit` names, and the number of the other names."""
     names_shown = sorted(names)[:limit]
     return ", ".join(names_shown) + (

@@ -177,7 +177,7 @@ def with_model(registry: Registry, target: Target, headers: Headers, body: Body)
         )
         stop = "" if problem.endswith("?") else "."
         raise type(error)(
-            f"{problem}{stop} Models here: {openai.listed(registry.names) or 'none'}."
+            f"{problem}{stop} Models here: {openai.name_list(registry.names) or 'none'}."
         ) from None
 
 

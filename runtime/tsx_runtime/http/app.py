@@ -81,7 +81,7 @@ from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
-from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
+from tsx_runtime.http.ui.routes import PREDICT_PREFIX, Playground, PlaygroundJobs
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
@@ -147,7 +147,7 @@ class ServerApp(FastAPI):
             str, str
         ] = {}  # addresses of the other listeners, by their roles
         self.likely_paths = LikelyPaths()
-        exception_handlers.install(self, self.not_found)
+        exception_handlers.add_exception_handlers(self, self.not_found)
         self.add_api_route(
             "/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False
         )
@@ -215,7 +215,7 @@ class ServerApp(FastAPI):
                 receive,
                 send,
             )
-        elif self.playground is not None and scope["path"].startswith(PREDICT):
+        elif self.playground is not None and scope["path"].startswith(PREDICT_PREFIX):
             await self.playground(scope, receive, send)
         else:
             await self._call_routes(scope, receive, send)
@@ -354,7 +354,7 @@ class ServerApp(FastAPI):
         """Return the OpenAPI document, including the routes that bypass FastAPI."""
         if self.openapi_schema is None:
             document = super().openapi()
-            openapi.correct(document)
+            openapi.replace_validation_errors(document)
             if self.predictions is not None:
                 openapi.add_predictions(document)
             if self.jobs is not None:
@@ -534,7 +534,7 @@ def _build_app(
             ui.build_router(registry, series, read_metrics, guards.management, addresses)
         )
         app.paths["/ui/"] = {"GET": "The web page"}
-        app.guards["ui"] = ui.shell_guard(guards.management)
+        app.guards["ui"] = ui.page_guard(guards.management)
     if "metrics" in roles:
         app.add_routes(collection.build_router(registry, counts, system, jobs))
         app.guards["metrics"] = guards.metrics

@@ -48,7 +48,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         name: getattr(plan, name) or (0 if limit.changeable else None)
         for name, limit in LIMITS.items()
     }
-    limits |= limits_now(version)
+    limits |= current_limits(version)
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -95,7 +95,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     )
 
 
-def limits_now(version: ModelVersion) -> dict[str, int]:
+def current_limits(version: ModelVersion) -> dict[str, int]:
     """Return the limits that a latency target changes with the load."""
     return (
         {}
@@ -137,19 +137,21 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
     """Return a page of models by name; functions of workflows have no archive and are omitted."""
-    ordered = sorted(
+    sorted_models = sorted(
         (model for model in models if model.versions[model.default].url),
         key=lambda model: model.name,
     )
-    page, next_start = page_of(ordered, limit, start)
-    listed = [
+    page, next_start = page_of(sorted_models, limit, start)
+    listed_models = [
         ListedModel(model_name=model.name, model_url=model.versions[model.default].url)
         for model in page
     ]
-    return ModelList(next_page_token=next_start, models=listed)
+    return ModelList(next_page_token=next_start, models=listed_models)
 
 
-def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
+def page_of(
+    sorted_models: Sequence[ItemT], limit: int, start: int
+) -> tuple[Sequence[ItemT], str | None]:
     """Return a page of items, and the start of the next page.
 
     As in TorchServe, an invalid limit becomes the largest one, and a negative start becomes 0.
@@ -158,7 +160,9 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
         limit = PAGE
     start = max(0, start)
     next_start = start + limit
-    return ordered[start:next_start], str(next_start) if next_start < len(ordered) else None
+    return sorted_models[start:next_start], str(next_start) if next_start < len(
+        sorted_models
+    ) else None
 
 
 def unready_versions(registry: Registry) -> list[NotReadyModel]:

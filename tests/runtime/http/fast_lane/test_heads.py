@@ -188,5 +188,7 @@ def test_a_flood_of_refusals_pushes_no_head_out():
     ),
 )
 def test_one_head_or_none_is_read_from_any_bytes(first, parts):
-    head = parse_head(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
+    head = parse_head(
+        b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n"
+    )
     assert head is None or (head.messages == 1 and not head.has_body)

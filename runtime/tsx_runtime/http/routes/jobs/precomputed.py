@@ -1,4 +1,4 @@
-"""The route of precomputed predictions, which `tsx batch` has stored.
+"""The route of precomputed predictions, whose responses `tsx batch` has stored.
 
 Its path is `/predictions/{model}/precomputed/{key}`.
 """
@@ -17,7 +17,7 @@ from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 
-_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "what the handler returned in the batch",
         "content": {"*/*": {"schema": {}}},
@@ -33,7 +33,7 @@ def build_router(jobs: Jobs, *, is_confined: bool) -> APIRouter:
         f"/predictions/{{model}}/{urls.PRECOMPUTED}/{{key:path}}",
         summary="Get an answer that was computed in advance",
         response_class=Response,
-        responses=openapi.failures(404, 503) | _DOCUMENTED,
+        responses=openapi.failures(404, 503) | _RESPONSES,
     )
     async def precomputed(
         model: ModelName,
