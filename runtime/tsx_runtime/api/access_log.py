@@ -28,7 +28,7 @@ MAX_NAME_CHARS = 128  # characters of a model's name that are shown
 _UNSAFE_CHARS = re.compile(
     r'[\x00-\x1f\x7f-\xff"\\]'
 )  # characters that would end the quotes or the line
-SERVED_ROUTE = "tsx.model_and_version"  # key of a scope: the route of the request, and its job
+SERVED_ROUTE = "tsx.served"  # key of a scope: the route of the request, and its job
 BREAK_REASON = "tsx.ended"  # key of a scope: why the response is incomplete, unless its client left
 CLIENT_DISCONNECTED = "the client disconnected"
 BROKEN = "the answer was interrupted"

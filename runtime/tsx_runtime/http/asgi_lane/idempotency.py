@@ -39,7 +39,7 @@ from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 # Key of a scope: its `KeyedRequest`, which is removed once a job has stored the response.
-KEYED_SCOPE_KEY = "tsx.keyed_request"
+KEYED_SCOPE_KEY = "tsx.keyed"
 REPLAYED_HEADER: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
 # `send_whole` sets these headers.

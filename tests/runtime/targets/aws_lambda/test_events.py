@@ -224,7 +224,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
         async def next(self) -> Invocation:
             return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
 
-        def parts(self, id: str) -> None:
+        def start_stream(self, id: str) -> None:
             """Stream nothing."""
 
         async def answer(self, id: str, body: bytes) -> None:
@@ -236,7 +236,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
     async def answer(*event: Any) -> str:
         assert len(api.answered) < 2, "it takes another, which would be lost"
         if len(api.answered) == 1:
-            assert poller.leave()
+            assert poller.stop()
         return "answer"
 
     api = Api()
@@ -245,7 +245,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
         cast("Any", api),
     )
     asyncio.run(poller.run())
-    assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
+    assert (api.answered, api.closed, poller.stop()) == (["0", "1"], True, False)
 
 
 def test_the_type_of_an_answer_is_guessed_from_its_body() -> None:
