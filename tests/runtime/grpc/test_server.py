@@ -24,7 +24,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.server import build_channel_options
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.grpc_listeners import check_free, grpc_addresses
+from tsx_runtime.targets.server.grpc_listeners import check_ports_free, grpc_addresses
 from tsx_runtime.targets.server.tls import read_pem
 
 
@@ -137,7 +137,7 @@ def test_one_port_has_both_services_and_a_stop_answers_running_calls_and_notifie
         assert client.ask()[0]
         assert "talker" in client.manage("ListModels")
         with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use"):
-            check_free(
+            check_ports_free(
                 grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port))
             )
 

@@ -138,7 +138,7 @@ class Keys(NamedTuple):
             if key is not None:
                 key.is_handed_over = True
 
-    def follow(self, handed_tokens: HandedTokens) -> None:
+    def adopt_tokens(self, handed_tokens: HandedTokens) -> None:
         """Copy the tokens that the replaced server has renewed since `build_keys`.
 
         Raises:

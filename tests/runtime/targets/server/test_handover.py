@@ -414,7 +414,7 @@ async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_la
         keys.renew("inference")
         successor = await asyncio.to_thread(_connect, path)
         assert successor is not None
-        following = build_keys(settings, handed=successor.tokens)
+        following = build_keys(settings, handed_tokens=successor.tokens)
         assert keys.inference is not None
         assert following.inference is not None
         assert following.inference.token == keys.inference.token
@@ -426,7 +426,7 @@ async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_la
             keys.renew("inference")
         handover.confirm()
         await asked
-        following.follow(successor.tokens)
+        following.adopt_tokens(successor.tokens)
         assert (
             generated_tokens(following, settings).keys() == generated_tokens(keys, settings).keys()
         )
