@@ -49,10 +49,10 @@ def generated_files() -> dict[Path, str]:
 
 def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
     yield f'"""The messages of {name}. Made by scripts/update_protos.py; do not edit."""\n\n'
-    yield "from tsx_runtime.grpc.pool import load\n\nFILES = [\n"
+    yield "from tsx_runtime.grpc.pool import load_messages\n\nFILES = [\n"
     for file, serialized in files:
         yield f"    ({file!r}, {serialized!r}),\n"
-    yield "]\nload(globals(), FILES)\n"
+    yield "]\nload_messages(globals(), FILES)\n"
 
 
 def main(check: bool) -> int:

@@ -101,10 +101,15 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
         }
         loaded, _ = load_settings(defaults | settings, {})
         starts = [start_model(_archive(model, Path(directory, "models"))) for model in models]
-        stopping, ready = StopEvents(), Future[RunningServer]()
+        stop_events, ready = StopEvents(), Future[RunningServer]()
         with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
             ended = portal.start_task_soon(
-                serve_async, loaded, starts, ready.set_result, ServeOptions(stopping=stopping), ()
+                serve_async,
+                loaded,
+                starts,
+                ready.set_result,
+                ServeOptions(stop_events=stop_events),
+                (),
             )
             try:
                 wait(cast("list[Future[Any]]", [ready, ended]), return_when=FIRST_COMPLETED)
@@ -117,7 +122,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
                     for client in server._clients:
                         client.close()
             finally:  # An interrupted start ends here as well.
-                for event in (stopping.hurry, stopping.asked):
+                for event in (stop_events.stop_now, stop_events.stop_requested):
                     portal.call(event.set)
                 wait([ended])
             ended.result()  # Raises the error of a server that failed later.

@@ -22,7 +22,7 @@ from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.server import GrpcServer
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
-from tsx_runtime.http.ui.routes import PREDICT
+from tsx_runtime.http.ui.routes import PREDICT_PREFIX
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
@@ -114,7 +114,7 @@ async def opened_by_http(settings: Settings) -> Opens:
             described = {
                 (method, path) for path, methods in app.paths.items() for method in methods
             }
-            described |= {("POST", f"{PREDICT}{{model}}")} if role == "management" else set()
+            described |= {("POST", f"{PREDICT_PREFIX}{{model}}")} if role == "management" else set()
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://192.0.2.1"
             ) as client:

@@ -22,7 +22,7 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
-from tsx_runtime.http.app import SEPARATE, build_apps
+from tsx_runtime.http.app import SEPARATE_LISTENERS, build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.jobs.service import Jobs
@@ -175,7 +175,7 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(
-    settings: Settings, listeners: Any = SEPARATE, tracer: Tracer | None = None
+    settings: Settings, listeners: Any = SEPARATE_LISTENERS, tracer: Tracer | None = None
 ) -> Iterator[RunningServer]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in listeners]
     addresses = {
@@ -317,7 +317,7 @@ def start_server(
     """Return a function that starts servers with settings, such as `inference_token="x"`."""
 
     def start(
-        listeners: Any = SEPARATE, **values: Any
+        listeners: Any = SEPARATE_LISTENERS, **values: Any
     ) -> contextlib.AbstractContextManager[RunningServer]:
         return running_server(make_settings(store, **values), listeners)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tsx_runtime.api.errors import for_v2
+from tsx_runtime.api.errors import to_v2_error
 from tsx_runtime.errors import (
     BadRequest,
     InvalidModel,
@@ -39,7 +39,7 @@ def test_an_error_of_the_servers_own_is_read():
         "type": "InternalServerException",
         "message": "é" * (64 << 10),
     }
-    assert json.loads(for_v2(body))["error"] == "é" * (64 << 10)
+    assert json.loads(to_v2_error(body))["error"] == "é" * (64 << 10)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_an_error_of_the_servers_own_is_read():
 )
 def test_other_bodies_of_a_handler_are_not_read(body):
     assert read_error(body) == {}
-    assert for_v2(body) == body
+    assert to_v2_error(body) == body

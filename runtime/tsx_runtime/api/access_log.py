@@ -25,18 +25,20 @@ from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 
 MAX_NAME_CHARS = 128  # characters of a model's name that are shown
-_UNSAFE_CHARS = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # would break the quotes or the line
-SERVED = "tsx.served"  # key of a scope: the route of the request, and its job
-ENDED = "tsx.ended"  # key of a scope: why the response is incomplete, if not for its client
+_UNSAFE_CHARS = re.compile(
+    r'[\x00-\x1f\x7f-\xff"\\]'
+)  # characters that would end the quotes or the line
+SERVED_ROUTE = "tsx.served"  # key of a scope: the route of the request, and its job
+BREAK_REASON = "tsx.ended"  # key of a scope: why the response is incomplete, unless its client left
 CLIENT_DISCONNECTED = "the client disconnected"
 BROKEN = "the answer was interrupted"
 
 
 class AccessLog:
-    """The log; a line has TorchServe's form, and outside of files also request id and model.
+    """The log in TorchServe's format; lines on the console also have request id and model.
 
-    A line is made after its response was sent. It waits at most `FLUSH_INTERVAL_S` seconds, so that
-    several lines are written together.
+    A line is formatted after its response was sent. It is held back for at most `FLUSH_INTERVAL_S`
+    seconds, so that several lines are written together.
     """
 
     def __init__(self, share: float = 1.0, *, is_json: bool = False, in_file: bool = False) -> None:
@@ -44,19 +46,19 @@ class AccessLog:
         self._is_json = is_json
         self._book = Logbook(ACCESS_LOG, is_json=is_json)
         self._in_file = in_file
-        self._skipped_until_next = _gap(share)  # responses until the next line
+        self._skipped_until_next = _draw_gap(share)  # responses until the next line
         self._lines: list[str] = []
         self._clock_offset = 0.0  # time.time() - time.monotonic() for the waiting lines
         self._millisecond, self._stamp = 0, ""
-        self._quoted_lines: dict[str, str] = {}  # request lines of the waiting lines, as shown
-        self._is_due = False  # whether a timer will flush
+        self._quoted_lines: dict[str, str] = {}  # sanitized request lines of the waiting lines
+        self._is_due = False  # whether a timer is set that flushes
 
     def wants(self) -> bool:
-        """Tell whether this response gets a line."""
+        """Tell whether the next response gets a line; call this once for each response."""
         self._skipped_until_next -= 1
         if self._skipped_until_next:
             return False
-        self._skipped_until_next = _gap(self.share)
+        self._skipped_until_next = _draw_gap(self.share)
         return True
 
     def add(
@@ -69,7 +71,7 @@ class AccessLog:
         request_id: bytes = b"",
         model: str = "",
         version: str = "",
-        broken: str = "",
+        broken_reason: str = "",
     ) -> None:
         """Add a line.
 
@@ -82,15 +84,15 @@ class AccessLog:
             request_id: The id of the request.
             model: The name of the model.
             version: The version of the model.
-            broken: Why the response is incomplete.
+            broken_reason: Why the response is incomplete.
         """
         lines = self._lines
         if not lines:
             self._clock_offset = time.time() - time.monotonic()
-        at = self._clock_offset + end_time
+        log_time = self._clock_offset + end_time
         quoted = self._quoted_lines.get(line)
         if quoted is None:
-            quoted = self._quoted_lines[line] = shown(line)
+            quoted = self._quoted_lines[line] = sanitized_line(line)
         elapsed_ms = int(1000 * (end_time - start_time))
         if self._is_json:
             fields = {
@@ -99,18 +101,22 @@ class AccessLog:
                 "ms": elapsed_ms,
                 "request_id": str(request_id, "latin-1"),
             }
-            fields |= {"model": shown(model[:MAX_NAME_CHARS]), "version": version, "broken": broken}
-            text = json_line(at, "info", ACCESS_LOG, quoted, fields)
+            fields |= {
+                "model": sanitized_line(model[:MAX_NAME_CHARS]),
+                "version": version,
+                "broken": broken_reason,
+            }
+            text = json_line(log_time, "info", ACCESS_LOG, quoted, fields)
         else:
-            millisecond = int(1000 * at)
+            millisecond = int(1000 * log_time)
             if millisecond != self._millisecond:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
             text = f'{self._stamp} - /{_peer(client)} "{quoted}" {status} {elapsed_ms}'
             if request_id and not self._in_file:
-                name = shown(model[:MAX_NAME_CHARS])  # A gRPC client may send any name.
+                name = sanitized_line(model[:MAX_NAME_CHARS])  # A gRPC client may send any name.
                 text += f" {str(request_id, 'latin-1')} {name or '-'} {version or '-'}"
-            if broken:
-                text += f" ({broken})"
+            if broken_reason:
+                text += f" ({broken_reason})"
         lines.append(text)
         if len(lines) >= MAX_BATCH_LINES:
             self.flush()
@@ -134,7 +140,7 @@ def _peer(client: Any) -> str:
 
 
 def access_log(settings: Settings) -> AccessLog | None:
-    """Return the log that the settings ask for, or None."""
+    """Return the access log, or None if the settings turn it off."""
     if not settings.access_log:
         return None
     in_file = settings.log_location is not None
@@ -142,16 +148,16 @@ def access_log(settings: Settings) -> AccessLog | None:
     return AccessLog(settings.access_log, is_json=is_json, in_file=in_file)
 
 
-def _gap(share: float) -> int:
-    """Return the number of responses until the next line.
+def _draw_gap(share: float) -> int:
+    """Return a random number of responses until the next line.
 
-    Each response has a line with the same independent probability, but only lines need a random
-    number.
+    Each response has the same independent probability of a line. The number of responses between
+    two lines is drawn, because a random number for each response would take more time.
     """
     return 1 if share >= 1.0 else 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - share))
 
 
-def shown(line: str) -> str:
+def sanitized_line(line: str) -> str:
     """Return a request line without secrets and without characters that break the log's line."""
     return escaped(redacted(line), _UNSAFE_CHARS)
 
@@ -178,15 +184,15 @@ class LoggedResponse:
                 (value for name, value in message["headers"] if name == b"x-request-id"), b""
             )
         elif not message.get("more_body", False):
-            self._write_line(self._scope.get(ENDED, ""))
+            self._write_line(self._scope.get(BREAK_REASON, ""))
 
     def close(self) -> None:
         if self._status:
-            self._write_line(self._scope.get(ENDED, CLIENT_DISCONNECTED))
+            self._write_line(self._scope.get(BREAK_REASON, CLIENT_DISCONNECTED))
 
-    def _write_line(self, broken: str) -> None:
+    def _write_line(self, broken_reason: str) -> None:
         scope, status, self._status = self._scope, self._status, 0
-        served = _served(scope)
+        model_and_version = _served_model(scope)
         self._log.add(
             scope.get("client"),
             _request_line(scope),
@@ -194,16 +200,16 @@ class LoggedResponse:
             self._start_time,
             time.monotonic(),
             self._request_id,
-            *served,
-            broken,
+            *model_and_version,
+            broken_reason,
         )
 
 
-def _served(scope: Scope) -> tuple[str, str]:
-    """Return name and version of the model that served a request."""
-    if SERVED not in scope:
+def _served_model(scope: Scope) -> tuple[str, str]:
+    """Return the name and version of the model that answered a request."""
+    if SERVED_ROUTE not in scope:
         return "", ""
-    route, job = scope[SERVED]
+    route, job = scope[SERVED_ROUTE]
     return route.name, getattr(job.routed or route, "version", "")
 
 

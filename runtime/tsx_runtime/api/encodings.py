@@ -9,9 +9,10 @@ from typing import Any
 
 from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
-MAX_OUTPUT_BYTES = 256 << 10  # takes less than a millisecond of the event loop
-MAX_INPUT_BYTES = 16 << 10  # given to zlib at once, which copies the data after each member
-# Keys of a message: whether the sender may still send, and the number of compressed bytes so far.
+MAX_OUTPUT_BYTES = 256 << 10  # output of one step, which takes less than 1 ms
+# Input of one step. At the end of each gzip member, zlib copies the unused input.
+MAX_INPUT_BYTES = 16 << 10
+# keys of a message: whether compressed bytes follow, and their number so far
 SENDER_MORE, COMPRESSED = "tsx.sender_more", "tsx.compressed"
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
@@ -55,7 +56,7 @@ async def decompress(
 
 
 def window_of(codings: bytes, *, more: bool) -> int | None:
-    """Return zlib's window for a Content-Encoding, or None for a body without compression.
+    """Return zlib's `wbits` for a Content-Encoding, or None for a body without compression.
 
     Raises:
         UnsupportedEncoding: The encoding is neither gzip nor deflate.

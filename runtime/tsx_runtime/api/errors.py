@@ -33,56 +33,56 @@ UNEXPECTED = (
     " answer."
 )
 
-V2_PREFIX = "/v2/"  # the routes of the Open Inference Protocol
+V2_PREFIX = "/v2/"  # paths of the Open Inference Protocol
 
 logger = logging.getLogger("tsx.http")
 
 
-def fault(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes]:
+def error_response(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes]:
     """Return status, headers and body for an error, in the form of the path's protocol.
 
-    Only a failed load carries the worker's traceback, for the person who registers the model.
+    Only a failed load shows the worker's traceback, because whoever registers a model needs it.
     """
     message = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"
-    convert = form_of_path(path)
-    if convert is for_openai:
-        as_openai(error)
+    convert = converter_for_path(path)
+    if convert is to_openai_error:
+        set_openai_status(error)
     body = error_body(error.status, error.type, message)
     return (
         error.status,
-        (JSON, *_extra(error), *NO_CACHE),
+        (JSON, *_error_headers(error), *NO_CACHE),
         body if convert is None else convert(body),
     )
 
 
-def form_of_path(path: str) -> Callable[[bytes], bytes] | None:
-    """Return the conversion of error JSON for the path's protocol, or None for TorchServe."""
+def converter_for_path(path: str) -> Callable[[bytes], bytes] | None:
+    """Return the function that converts error JSON for the path's protocol; None for TorchServe."""
     if speaks_openai(path):
-        return for_openai
-    return for_v2 if path.startswith(V2_PREFIX) else None
+        return to_openai_error
+    return to_v2_error if path.startswith(V2_PREFIX) else None
 
 
-def form_of_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
-    """Return `form_of_path` for a request's meta."""
+def converter_for_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
+    """Return `converter_for_path` for a request's meta."""
     if OPENAI_META in meta:
-        return for_openai
-    return for_v2 if V2_META in meta else None
+        return to_openai_error
+    return to_v2_error if V2_META in meta else None
 
 
-def for_v2(body: bytes) -> bytes:
+def to_v2_error(body: bytes) -> bytes:
     """Add the message as the field `error`, for clients of the Open Inference Protocol."""
     return _with_error(body, lambda error: error["message"])
 
 
-def as_openai(error: TsxError) -> None:
-    """Set OpenAI's status for a wrong API key, whatever TorchServe's is."""
+def set_openai_status(error: TsxError) -> None:
+    """Replace TorchServe's status for a wrong token by OpenAI's status 401."""
     if isinstance(error, InvalidToken) and error.status == InvalidToken.status:
         error.status = 401
 
 
-def for_openai(body: bytes) -> bytes:
+def to_openai_error(body: bytes) -> bytes:
     """Add OpenAI's object `error`."""
     return _with_error(body, _openai_error)
 
@@ -90,7 +90,7 @@ def for_openai(body: bytes) -> bytes:
 def _with_error(body: bytes, value: Callable[[dict[str, Any]], Any]) -> bytes:
     """Add the field `error` to an error JSON; other bodies stay unchanged.
 
-    Bodies of a handler may hold anything. None may raise here, while a batch is answered.
+    A handler's body may contain anything. An error here would fail the other requests of its batch.
     """
     error = read_error(body)
     if list(error) == ["code", "type", "message"]:
@@ -110,14 +110,14 @@ def is_event_stream(headers: bytes) -> bool:
 
 
 def error_event(message: str) -> bytes:
-    """Return an error, as a text or error JSON, as the last event of a stream.
+    """Return the last event of a stream that failed; `message` is a text or error JSON.
 
-    The stream may have ended inside an event.
+    Two newlines precede it, because the stream may have ended inside an event.
     """
     openai_error = None
     with suppress(ValueError, RecursionError, AttributeError):
         openai_error = (
-            json.loads(for_openai(message.encode(errors="replace"))).get("error")
+            json.loads(to_openai_error(message.encode(errors="replace"))).get("error")
             if len(message) <= MAX_PARSED_BYTES
             else None
         )
@@ -154,14 +154,14 @@ _OPENAI_CODES = {
 }
 
 
-def unexpected(error: BaseException, request_id: bytes) -> TsxError:
-    """Log a defect of the server with its traceback, and return an error without it."""
+def unexpected_error(error: BaseException, request_id: bytes) -> TsxError:
+    """Log a bug of the server with its traceback, and return an error without details."""
     extra = {"request_id": request_id.decode()}
     logger.error("request %s failed unexpectedly", extra["request_id"], exc_info=error, extra=extra)
     return TsxError(UNEXPECTED)
 
 
-def _extra(error: TsxError) -> list[Pair]:
+def _error_headers(error: TsxError) -> list[Pair]:
     pairs: list[Pair] = []
     if isinstance(error, InvalidToken) and error.status == 401:
         pairs.append((b"www-authenticate", b"Bearer"))

@@ -1,4 +1,4 @@
-"""Header pairs of HTTP and gRPC: what handlers see and may set, confinement, and request ids."""
+"""Rules for headers of HTTP and gRPC: what handlers read and set, confinement, request ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tsx_runtime.errors import BadRequest, PredictionFailed
 
 _process_uuid = str(uuid.uuid4())
 _PROCESS_PART = _process_uuid[:24].encode()
-_count = itertools.count(int(_process_uuid[24:], 16) >> 1)  # leaves half of the numbers free
+_count = itertools.count(
+    int(_process_uuid[24:], 16) >> 1
+)  # starts in the lower half of the numbers, so that it cannot overflow
 Pair: TypeAlias = tuple[bytes, bytes]
 NO_CACHE: tuple[Pair, ...] = (
     (b"pragma", b"no-cache"),
@@ -24,7 +26,7 @@ NO_CACHE: tuple[Pair, ...] = (
 
 
 JSON: Pair = (b"content-type", b"application/json")
-# Headers of servers, proxies and credentials: no handler sees one that is spelled with "_" for "-".
+# Headers of servers, proxies and credentials. Handlers do not see a spelling with "_" for "-".
 _RESERVED = frozenset(
     b"proxy-authorization content-type content-length transfer-encoding x-request-id x-real-ip".split()
 )
@@ -37,7 +39,7 @@ _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def clashing_names(headers: Iterable[Pair]) -> list[str]:
-    """Return the names that differ only in "_" and "-", which WSGI and CGI take for one."""
+    """Return names that differ only in "_" and "-", because WSGI and CGI do not tell them apart."""
     names = {name for name, _ in headers}
     if not any(b"_" in name for name in names):
         return []
@@ -59,7 +61,7 @@ def check_distinct(headers: Iterable[Pair]) -> None:
 
 
 def shown_headers(headers: Iterable[Pair], hidden_names: Collection[bytes]) -> list[Pair]:
-    """Return the headers that a handler sees: none of `hidden_names`, in any spelling."""
+    """Return the headers without `hidden_names`, whether spelled with "_" or "-"."""
     hidden = {name.replace(b"_", b"-") for name in hidden_names}
     return [pair for pair in headers if not _is_hidden(pair[0].lower(), hidden)]
 
@@ -71,7 +73,7 @@ def _is_hidden(name: bytes, hidden: Collection[bytes]) -> bool:
 
 
 def is_header(name: bytes, value: bytes) -> bool:
-    """Tell whether name and value form exactly one line of a head."""
+    """Tell whether name and value form exactly one header line."""
     return _NAME.fullmatch(name) is not None and not _NOT_IN_VALUE.search(value)
 
 
@@ -106,7 +108,7 @@ _CONFINEMENT: tuple[Pair, ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", b"sandbox; default-src 'none'"),
 )
-# Headers that change more of a browser's state than this response.
+# Headers that change a browser's state for the whole origin.
 _STATEFUL_HEADERS = frozenset(
     b"set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate"
     b" proxy-authenticate service-worker-allowed report-to reporting-endpoints nel accept-ch"
@@ -114,13 +116,13 @@ _STATEFUL_HEADERS = frozenset(
 )
 
 
-def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
-    """Return the headers of a model's response, `confined` if its address also manages models.
+def answer_headers(status: int, headers: Iterable[Pair], *, is_confined: bool) -> tuple[Pair, ...]:
+    """Return the headers of a model's response; `is_confined` if its address also manages models.
 
-    A browser neither shows a confined response as a page nor runs it. The response cannot change
-    anything else of its origin.
+    A browser does not show a confined response as a page, and runs no script of it. The response
+    cannot change the browser's state for its origin.
     """
-    if not confined:
+    if not is_confined:
         return tuple(headers)
     hidden_names = _STATEFUL_HEADERS.union(name for name, _ in _CONFINEMENT)
     if 300 <= status <= 399:  # A browser would repeat the request at any path of the address.
@@ -149,7 +151,7 @@ def check_status(status: int) -> None:
     """Check the status of a handler.
 
     Raises:
-        PredictionFailed: It is not between 200 and 599.
+        PredictionFailed: The status is not between 200 and 599.
     """
     if not 200 <= status <= 599:
         raise PredictionFailed(
@@ -158,8 +160,8 @@ def check_status(status: int) -> None:
 
 
 def new_request_id() -> bytes:
-    """Return a random UUID (version 4): a part drawn when the process starts, then a count.
+    """Return a UUID (version 4): a random part for the process, then a counter.
 
-    It takes a tenth of the time of `uuid.uuid4`.
+    This takes a tenth of the time of `uuid.uuid4`.
     """
     return b"%b%012x" % (_PROCESS_PART, next(_count))

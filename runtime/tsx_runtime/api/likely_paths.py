@@ -1,4 +1,4 @@
-"""The hint of a 404: the path that the client most likely meant, or another address."""
+"""The hint of a 404: the most similar path, or the address that has the path."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ INDEX = "GET / lists the paths of this address."
 
 
 class Match(NamedTuple):
-    mistakes: int  # segments that differ
+    mistakes: int  # number of segments that differ
     path: str
 
 
 class LikelyPaths:
-    """The paths of one listener, as templates of OpenAPI such as `/models/{model}`."""
+    """The paths of one listener, as OpenAPI templates such as `/models/{model}`."""
 
     def __init__(
         self,
         paths: Iterable[str] = (),
         other_listeners: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
-        """Take the paths of this listener, and those of other ones by their address as a text."""
+        """Take the paths of this listener, and the paths of other listeners by address."""
         self._paths = _split(paths)
         self._other_listeners = {
             address: _split(paths) for address, paths in (other_listeners or {}).items()
@@ -68,7 +68,7 @@ def _best(segments: list[str], templates: list[list[str]]) -> Match | None:
 
 
 def _match(segments: list[str], template: list[str]) -> Match | None:
-    """Return the match of a path with a template, or None; a last name may be missing."""
+    """Return the match of a path with a template, or None; a last parameter may be missing."""
     missing = len(template) - len(segments)
     if missing not in (0, 1) or (missing and not template[-1].endswith("}")):
         return None
@@ -86,7 +86,7 @@ def _match(segments: list[str], template: list[str]) -> Match | None:
 
 @lru_cache(maxsize=1024)
 def _likely_segment(segment: str, part: str) -> str:
-    """Return the segment for this part of a template: itself, the most similar one, or nothing."""
+    """Return the likely spelling of a segment for a part of a template, or an empty string."""
     if not part.startswith("{"):
         return segment if segment == part else nearest(segment.lower(), [part])
     verb = part.partition("}")[2]  # `{model}:predict`

@@ -1,4 +1,4 @@
-"""Reading of a request's body and writing of a response, directly on ASGI."""
+"""Functions that read a request's body and write a response by ASGI messages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
 MAX_HEADERS = 200  # headers of one request
 MAX_MANAGEMENT_BODY = 1 << 20  # bytes
-HEADER_NAMES = "tsx.header_names"  # key of a scope: the names of its headers in their order
+HEADER_NAMES = (
+    "tsx.header_names"  # key of a scope: the header names in their original case and order
+)
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ResultT = TypeVar("ResultT")
 
-MAX_PIECES = 1024  # pieces of a body, which a client may send byte by byte
+MAX_PIECES = 1024  # parts of a body; more are joined, because a client may send it byte by byte
 MAX_LENGTH_DIGITS = 19  # digits of a Content-Length
-COUNTED = "tsx.counted"  # key of a scope: its `CountedBytes`
-CLIENT_LEFT = "tsx.client_left"  # key of a WebSocket's scope: the event that its client has left
-REQUEST_ID = "tsx.request_id"  # key of a scope: the request id of a proxy
-# Bytes of a refused body that are read and dropped, so that the sender reads the refusal.
+COUNTED_BYTES = "tsx.counted"  # key of a scope: its `CountedBytes`
+CLIENT_LEFT = (
+    "tsx.client_left"  # key of a WebSocket's scope: the event that is set when its client leaves
+)
+REQUEST_ID = "tsx.request_id"  # key of a scope: the request id that a proxy has chosen
+# Bytes of a refused body that are discarded; a client that cannot send might not read the refusal.
 MAX_DISCARDED_BYTES = 64 << 20
 
 
@@ -35,7 +39,7 @@ class ClientGone(Exception):
 
 
 class CountedBytes:
-    """The bytes of one request's body in the server's budget, until the request ends."""
+    """The bytes that one request's body takes from the server's budget until the request ends."""
 
     __slots__ = ("_budget", "_size")
 
@@ -54,7 +58,7 @@ class CountedBytes:
             self._size = size
 
     def shrink_to(self, size: int) -> None:
-        """Count no more than `size` bytes."""
+        """Give back the bytes over `size`."""
         counted_size = min(self._size, size) if size > MAX_UNCOUNTED_BYTES else 0
         self._budget.give(self._size - counted_size)
         self._size = counted_size
@@ -77,14 +81,14 @@ async def read_body(
 ) -> bytes:
     """Read a complete body, decompressed by its Content-Encoding.
 
-    After a decompression, the scope's headers describe the result.
+    After a decompression, the scope's headers describe the decompressed body.
 
     Args:
         scope: The scope of the request.
         receive: Its `receive`.
-        limit: The largest size in both forms.
-        check: Called with each part; it may raise PayloadTooLarge.
-        setting: The setting of the limit.
+        limit: The largest size, both compressed and decompressed.
+        check: A function for each part, which may raise PayloadTooLarge.
+        setting: The name of the setting that has the limit, for the error.
 
     Raises:
         BadRequest: The body cannot be decompressed.
@@ -93,13 +97,13 @@ async def read_body(
         PayloadTooLarge: The body exceeds the limit; this is raised as early as possible.
         UnsupportedEncoding: The Content-Encoding is unknown.
     """
-    announced, waits_for_go, codings = _body_headers(scope["headers"])
-    if announced > limit:
-        raise _too_large(limit, setting, more=not waits_for_go)
-    window = window_of(codings, more=not waits_for_go) if codings else None
+    content_length, expects_continue, codings = _body_headers(scope["headers"])
+    if content_length > limit:
+        raise _too_large(limit, setting, more=not expects_continue)
+    window = window_of(codings, more=not expects_continue) if codings else None
     if window is not None:
         receive = decompress(receive, window).__anext__
-    counted: CountedBytes | None = scope.get(COUNTED)
+    counted: CountedBytes | None = scope.get(COUNTED_BYTES)
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -133,7 +137,7 @@ async def read_body(
 
 
 async def discard(receive: Receive) -> None:
-    """Drop the remaining body up to a limit, since an early end would lose the refusal."""
+    """Discard the remaining body up to a limit, so that the client can read the refusal."""
     unread = MAX_DISCARDED_BYTES
     while unread > 0:
         message = await receive()
@@ -142,26 +146,26 @@ async def discard(receive: Receive) -> None:
         unread -= len(message.get("body", b""))
 
 
-def rest_of(error: TsxError, receive: Receive) -> Receive | None:
-    """Return the source of a refused body's remainder, or None if nothing remains."""
+def unread_body_of(error: TsxError, receive: Receive) -> Receive | None:
+    """Return the `receive` of a refused body's unread part, or None if all of it was read."""
     return receive if error.more else None
 
 
 def _body_headers(headers: list[Pair]) -> tuple[int, bool, bytes]:
-    """Return what the headers say about the body.
+    """Return the headers that describe the body.
 
     Returns:
-        The length (0 if unknown), whether the sender waits for a go-ahead, and the encodings.
+        The length (0 if unknown), whether the client waits for "100 Continue", and the encodings.
     """
-    length, waits, codings = 0, False, b""
+    length, expects_continue, codings = 0, False, b""
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS else 0
         elif name == b"expect":
-            waits = value.lower() == b"100-continue"
+            expects_continue = value.lower() == b"100-continue"
         elif name == b"content-encoding":
             codings += b"," + value
-    return length, waits, codings
+    return length, expects_continue, codings
 
 
 def _too_large(limit: int, setting: str, *, more: bool = False) -> PayloadTooLarge:
@@ -191,7 +195,7 @@ async def send_whole(
         headers: The headers, without length and request id.
         request_id: The id of the request.
         body: The body of the response.
-        unread: The source of the request's remaining body, which is dropped.
+        unread: The `receive` of the request's remaining body, which is discarded.
     """
     pairs = [(b"x-request-id", request_id), *headers]
     if status in (204, 205, 304):
@@ -203,7 +207,7 @@ async def send_whole(
 
 
 async def send_last(send: Send, body: bytes, unread: Receive | None) -> None:
-    """Send the last part of a response, and drop the request's remaining body."""
+    """Send the last part of a response, and discard the request's remaining body."""
     if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await discard(unread)
@@ -214,7 +218,7 @@ async def send_last(send: Send, body: bytes, unread: Receive | None) -> None:
 async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
     """Return the result of a coroutine, which is cancelled if the client leaves first.
 
-    It may be called after the body was read.
+    Call this only after the body was read, because `receive` then waits for the disconnect.
 
     Raises:
         ClientGone: The client has left.
@@ -233,13 +237,13 @@ async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receiv
 
 
 class PlatformHook(Protocol):
-    """An ASGI application of a hosting platform that decides which requests it takes.
+    """An ASGI application of a hosting platform that chooses the requests that it handles.
 
-    It precedes the server's own routes in both lanes.
+    In both lanes it is tried before the server's own routes.
     """
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """Tell whether to take a request, by nothing but path and headers.
+        """Tell whether to handle a request; only the path and headers are known yet.
 
         Args:
             path: The path, percent-encoded and without its query.
@@ -250,15 +254,15 @@ class PlatformHook(Protocol):
 
 
 def raw_path(scope: Scope) -> bytes:
-    """Return the path as it was sent, if the server reports it."""
+    """Return the percent-encoded path, as it was sent if the server reports that."""
     path: bytes | None = scope.get("raw_path")
     return quote(scope["path"]).encode() if path is None else path
 
 
-def as_sent(scope: Scope) -> list[Pair]:
-    """Return the headers under the client's own names, if the server reports them.
+def cased_headers(scope: Scope) -> list[Pair]:
+    """Return the headers with the original case of their names, if the server reports it.
 
-    TorchServe's handlers look these names up.
+    Handlers for TorchServe rely on the original case.
     """
     headers: list[Pair] = scope["headers"]
     names: list[bytes] = scope.get(HEADER_NAMES, ())
@@ -269,7 +273,7 @@ def as_sent(scope: Scope) -> list[Pair]:
 
 def without_headers(scope: Scope, hidden_names: Collection[bytes]) -> Scope:
     """Return the scope with the headers that `shown_headers` keeps."""
-    visible_headers = shown_headers(as_sent(scope), hidden_names)
+    visible_headers = shown_headers(cased_headers(scope), hidden_names)
     return {
         **scope,
         "headers": [(name.lower(), value) for name, value in visible_headers],

@@ -12,7 +12,7 @@ from tsx_runtime.wire import Body, Parts
 
 CHAT, COMPLETIONS, EMBEDDINGS = "v1/chat/completions", "v1/completions", "v1/embeddings"
 RESPONSES, TRANSCRIPTIONS, RERANK = "v1/responses", "v1/audio/transcriptions", "v1/rerank"
-# Paths with the header `url_path` of the request for the worker.
+# values of the header `url_path` for the worker, by path
 PATHS = {
     f"/{path}": path.encode()
     for path in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, RERANK)
@@ -20,14 +20,14 @@ PATHS = {
 PATHS |= {"/rerank": RERANK.encode(), "/v2/rerank": b"v2/rerank"}
 MODELS = "/v1/models"
 UNCHECKED_BYTES = 64 << 10  # smaller bodies are parsed without counting their values
-MAX_VALUES = 1_000_000  # values of a body, which take up to 100 ms of the event loop
+MAX_VALUES = 1_000_000  # values of a body; as many take up to 100 ms of the event loop
 MAX_NAME_CHARS = 1000
 
 
 class ModelName(NamedTuple):
     """The parts of `NAME[:VERSION][/ADAPTER]`; the version may be a label.
 
-    The worker has the adapters, and reads their name itself.
+    Only the worker knows its adapters, so it reads the adapter's name itself.
     """
 
     name: str
@@ -42,7 +42,7 @@ class _NamedModel(BaseModel):
 
 
 def speaks_openai(path: str) -> bool:
-    """Tell whether errors at a path have OpenAI's form.
+    """Tell whether errors at a path have OpenAI's format.
 
     KServe's predictions at `/v1/models/MODEL:predict` are excluded.
     """
@@ -60,11 +60,11 @@ def split_name(text: str) -> ModelName:
 def model_in_json(body: Body) -> str | None:
     """Return the field `model` of a JSON object, or None.
 
-    Values are checked without making Python objects of them: an image of 6 MB takes 0.4 ms, and
-    long texts 40 ms.
+    The JSON is validated without creating Python objects. This takes 0.4 ms for an image of 6 MB,
+    and 40 ms for long texts.
 
     Raises:
-        BadRequest: The body is no JSON object, or its `model` is no short string.
+        BadRequest: The body is not a JSON object, or its `model` is not a short string.
     """
     data = b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
     if len(data) > UNCHECKED_BYTES and sum(map(data.count, (b",", b"{", b"["))) > MAX_VALUES:
@@ -89,8 +89,8 @@ def model_in_json(body: Body) -> str | None:
         ) from None
 
 
-def listed(names: Collection[str], limit: int = 20) -> str:
-    """Return names as a text, with the number of those that are left out."""
+def name_list(names: Collection[str], limit: int = 20) -> str:
+    """Return a text with at most `limit` names, and the number of the other names."""
     names_shown = sorted(names)[:limit]
     return ", ".join(names_shown) + (
         f" and {len(names) - limit} more, which GET {MODELS} lists" if len(names) > limit else ""

@@ -1,4 +1,4 @@
-"""Options in a request's headers: a priority, a deadline, and a response that is stored."""
+"""Options in a request's headers: priority, deadline, asynchronous response, idempotency key."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PREFER = b"prefer"
 IDEMPOTENCY_KEY = b"idempotency-key"
 CALLBACK = b"x-tsx-callback-url"
 JOB_SIZE = "max_job_size"  # the setting that limits bodies of stored requests
-MAX_WAIT_S = 600  # longer waits are reduced to that
+MAX_WAIT_S = 600  # longer waits are reduced to this
 
 
 def priority_and_timeout(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int | None]:
-    """Return the priority and the timeout in milliseconds of headers with lower case names.
+    """Return the priority, and the timeout in milliseconds; header names are in lower case.
 
-    The default priority is 0, and larger ones are served first.
+    The default priority is 0. Requests with a larger priority are served first.
 
     Raises:
         BadRequest: A value is invalid.
@@ -58,13 +58,13 @@ def _whole_number(name: bytes, value: bytes, minimum: int, maximum: int) -> int:
 
 
 class Preference(NamedTuple):
-    """The wish not to wait for the response, or at most `wait` seconds."""
+    """A client's preference for an asynchronous response after at most `wait` seconds."""
 
     wait: int = 0
 
 
 def is_stored(headers: Iterable[Pair]) -> bool:
-    """Tell whether the store of jobs may be involved; names are in lower case."""
+    """Tell whether the request may use the job store; header names are in lower case."""
     return any(
         name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower())
         for name, value in headers
@@ -72,9 +72,9 @@ def is_stored(headers: Iterable[Pair]) -> bool:
 
 
 def parse_preference(headers: Iterable[Pair]) -> Preference | None:
-    """Return the preference of a client that does not wait for the response, or None.
+    """Return the preference for an asynchronous response, or None.
 
-    The first of several preferences of a name counts; an invalid wait is 0.
+    If a preference is repeated, the first one counts. An invalid wait counts as 0.
     """
     preferences: dict[str, str] = {}
     for name, value in headers:

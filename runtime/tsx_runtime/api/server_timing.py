@@ -1,4 +1,4 @@
-"""Requests for a `Server-Timing` header, and sampled traces that become exemplars of metrics."""
+"""Requests for a `Server-Timing` header, and sampled traces that metrics show as exemplars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED = TimingRequest(timing=True, trace_id="")
 
 
 def parse_timing_request(headers: Sequence[Pair]) -> TimingRequest | None:
-    """Return the request for measurements, or None; names of headers are in lower case."""
+    """Return the request for measurements, or None; header names are in lower case."""
     timing, parent = False, None
     for name, value in headers:
         if name == TIMING_HEADER:
@@ -35,7 +35,7 @@ def parse_timing_request(headers: Sequence[Pair]) -> TimingRequest | None:
 
 
 def server_timing(times: BatchTimes, arrived: float) -> bytes:
-    """Return the value of the header with the milliseconds of each part (W3C Server Timing)."""
+    """Return the header's value: the milliseconds of each step (W3C Server Timing)."""
     parts = times.seconds(arrived).items()
     return ", ".join(
         f"{name};dur={MS_PER_SECOND * seconds:.3f}" for name, seconds in parts if name != "other"
@@ -43,7 +43,7 @@ def server_timing(times: BatchTimes, arrived: float) -> bytes:
 
 
 def timing_header(request: TimingRequest, job: Job, status: int, batch: Batch) -> bytes:
-    """Return the line of `Server-Timing`, or nothing; the request is recorded in any case."""
+    """Record the request's times, and return the line of `Server-Timing`, or nothing."""
     stats = (job.routed or job.destination).stats
     times = stats.times(batch)
     stats.remember(job.request_id, job.arrived, status, times)

@@ -1,4 +1,4 @@
-"""The span of an HTTP request in both lanes; `core/telemetry/tracing.py` has the spans below it."""
+"""The span of an HTTP request in both lanes; `core/telemetry/tracing.py` has its child spans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def route_of(path: str) -> str:
-    """Return a path without model names and ids, because OpenTelemetry needs few names."""
+    """Return a path without model names and ids, because span names should be few."""
     if path in openai.PATHS:
         return path
     segments = path.rstrip("/").split("/")
@@ -75,7 +75,7 @@ async def traced(
     parent = None if tracer is None else parent_of(scope["headers"])
     if tracer is None or not tracer.should_trace(parent):
         if tracer is not None:
-            # uvicorn runs pipelined requests in the task of the first one.
+            # uvicorn may run this in the task of a traced request that was pipelined before it.
             current.set(None)
         await app(scope, receive, send)
         return
@@ -112,7 +112,7 @@ async def traced(
             error = f"status {status}" if is_failure(status) else ""
         await send(message)
 
-    current.set(span)  # valid in the request's own task
+    current.set(span)  # set only in the context of the request's task
     try:
         await app(scope, traced_receive, traced_send)
     finally:

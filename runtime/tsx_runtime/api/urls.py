@@ -25,7 +25,7 @@ _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
 # A query string or form with more fields is not searched for the model's name.
 MAX_FIELDS = 1000
-# Longer headers of a part of a form, or a longer content type, are not read.
+# Longer headers are not parsed: a content type, or the headers of a part of a form.
 MAX_HEAD_BYTES = 4096
 # First segments of the server's own paths.
 RESERVED_PATHS = {
@@ -44,20 +44,20 @@ RESERVED_PATHS = {
     "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
-# Takes the place of a version before a key: a stored response, without a model.
+# The segment in place of the version that marks a stored response; no model is run.
 PRECOMPUTED = "precomputed"
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
 class Target(NamedTuple):
-    """The meaning of a URL; without a name, it is for the only model (`/invocations`)."""
+    """The model that a URL addresses; without a name, the only model (`/invocations`)."""
 
     name: str | None
     version: str | None = None
-    headers: tuple[Pair, ...] = ()  # headers of the route for the handler
-    json: bool = False  # whether a body without a type is JSON
+    headers: tuple[Pair, ...] = ()  # headers that the route adds for the handler
+    json: bool = False  # whether a body without a content type is JSON
     query: bool = False  # whether the parameters of the query string are inputs
-    # Whether an unknown version is an error. Like TorchServe, KServe's routes use the default one.
+    # Whether an unknown version is an error. Otherwise the default one is used, as in TorchServe.
     strict: bool = True
     in_body: bool = False  # whether the body names the model, as in OpenAI's API (`with_model`)
 
@@ -84,7 +84,7 @@ def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
     except ResourceNotFound:
-        return True  # The route answers what is missing.
+        return True  # The route's error tells what is missing.
 
 
 def find_target(path: str, query: bytes = b"") -> Target | None:
@@ -118,7 +118,7 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
     Raises:
         ModelNotFound: No model has this name.
         ModelVersionNotFound: The model has no such version.
-        BadRequest: The target has no name, and there are several models or none.
+        BadRequest: The target has no name, and the server does not have exactly one model.
     """
     if target.name is None:
         return registry.route(_only_model(registry), None, headers)
@@ -133,10 +133,10 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
 
 
 def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelName:
-    """Return the model that the body names; its name may be empty.
+    """Return the model that the body names; the name is empty if the body has none.
 
     Raises:
-        BadRequest: The body has another form.
+        BadRequest: The body has the wrong format.
         PayloadTooLarge: The form has too many fields.
     """
     if target.json and not is_form(headers):
@@ -158,7 +158,7 @@ def with_model(registry: Registry, target: Target, headers: Headers, body: Body)
     """Return a target with the name and the version that the body names.
 
     Raises:
-        BadRequest: The body has another form or no name.
+        BadRequest: The body has the wrong format, or names no model although there are several.
         ModelNotFound: No model has this name.
         PayloadTooLarge: The form has too many fields.
     """
@@ -177,7 +177,7 @@ def with_model(registry: Registry, target: Target, headers: Headers, body: Body)
         )
         stop = "" if problem.endswith("?") else "."
         raise type(error)(
-            f"{problem}{stop} Models here: {openai.listed(registry.names) or 'none'}."
+            f"{problem}{stop} Models here: {openai.name_list(registry.names) or 'none'}."
         ) from None
 
 
@@ -262,7 +262,7 @@ def url_path(remaining: str) -> bytes:
 
 
 def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] = ()) -> list[Pair]:
-    """Return headers with those of the target in place of the client's, and without hidden ones."""
+    """Return the visible headers; the target's replace those of the client with the same name."""
     target_headers = target.headers
     if target.json and not any(
         name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers
@@ -279,9 +279,9 @@ def is_form(headers: Headers) -> bool:
 
 
 def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str | None:
-    """Return the last value of a form's field that names the model, or None.
+    """Return the last value of the field that names the model in a form, or None.
 
-    Only that field is parsed, after the fields were counted. The worker reports other errors.
+    The fields are counted, and only this field is parsed. The worker reports other errors.
 
     Raises:
         PayloadTooLarge: The form has too many fields.
@@ -298,10 +298,10 @@ def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str |
 
 
 def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
-    """Return a function for the parts of a form that raises PayloadTooLarge for too many fields.
+    """Return a function that counts a form's fields part by part, and raises PayloadTooLarge.
 
-    A form that would not be searched is thus not stored either. A separator that spans two parts
-    is not counted.
+    A form with too many fields would be refused later, so the server need not hold it in memory.
+    A separator that spans two parts is not counted.
     """
     content_type = _content_type(headers)
     boundary = _option(content_type, b"boundary")
@@ -361,7 +361,7 @@ def _values_in_pairs(body: bytes) -> Iterator[bytes]:
 
 
 def _positions(body: bytes, separator: bytes, limit: int) -> Iterator[int]:
-    """Yield the positions of a separator, up to `limit + 1`, so that the time is bounded."""
+    """Yield at most `limit + 1` positions of a separator, so that the time is limited."""
     at = body.find(separator)
     for _ in range(limit + 1):
         if at < 0:

@@ -1,4 +1,4 @@
-"""gRPC, the extra `grpc`: the services of TorchServe and of the Open Inference Protocol.
+"""The gRPC services of TorchServe and of the Open Inference Protocol (the extra `grpc`).
 
-They share the queues of models with HTTP.
+Their requests wait in the same queues of models as those of HTTP.
 """

@@ -1,4 +1,4 @@
-"""The admission of calls, and their timeouts: limits that gRPC's core lacks."""
+"""Limits of gRPC calls that gRPC's core lacks: the number of calls, and timeouts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.statuses import CallRefused, Refusal
 from tsx_runtime.settings.schema import Settings
 
-WATCHER_NAME = "_schedule_rpc_coro"  # coroutine of grpc._cython.cygrpc: waits for a call's end
+WATCHER_NAME = (
+    "_schedule_rpc_coro"  # the coroutine of grpc._cython.cygrpc that waits for a call's end
+)
 RETRY_METADATA = (("grpc-retry-pushback-ms", "1000"), ("retry-after", "1"))
 
 
 class Admission:
-    """The calls of one port."""
+    """The calls in progress of one kind on a port, with their limits."""
 
     def __init__(self, settings: Settings, budget: ByteBudget) -> None:
         self.budget = budget
@@ -34,7 +36,7 @@ class Admission:
         """Check that another call may begin.
 
         Raises:
-            CallRefused: The largest number of calls is in progress.
+            CallRefused: The limit of concurrent calls is reached.
         """
         if len(self.calls) >= self.limit:
             text = (
@@ -46,7 +48,7 @@ class Admission:
             )
 
     def expire(self, task: asyncio.Task[Any]) -> None:
-        """End the call of a task: its stream is reset, and gRPC frees its memory."""
+        """End the call of a task: gRPC resets its stream and frees its memory."""
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end_expired)
         self._expired.add(task)
@@ -61,11 +63,11 @@ class Admission:
 
 
 def _watched_tasks(task: asyncio.Task[Any]) -> list[Any]:
-    """Return the tasks to which a gRPC task refers if it waits for a call's end.
+    """Return the tasks that a gRPC task waits for, if it waits for a call's end.
 
-    The task that runs the call is among them. Python cannot reset a stream whose client reads
-    nothing, because a status would wait behind the response. gRPC's core resets it once nothing
-    refers to the call. Both tasks refer to it, and gRPC has no interface to the first.
+    One of them runs the call. If a client reads nothing, a status would wait behind the unread
+    response, so Python cannot end the stream. gRPC's core resets the stream once nothing refers to
+    the call. The waiting task also refers to it, but gRPC has no function that returns this task.
     """
     coroutine = task.get_coro()
     if getattr(coroutine, "__qualname__", "") != WATCHER_NAME:
@@ -79,11 +81,11 @@ def _watched_tasks(task: asyncio.Task[Any]) -> list[Any]:
 
 
 class Call:
-    """The share of one call in its port's limits, from its metadata until gRPC releases it.
+    """A call that counts against its port's limits until gRPC releases it.
 
-    The call may outlive the task in which it begins, because gRPC's core still holds a response
-    that the client has not read. Another gRPC task refers to the first one until the core is done,
-    so the call ends when the first task is freed.
+    The call may outlive the task that runs it, because gRPC's core still holds a response that the
+    client has not read. Until then, another gRPC task refers to the finished task. The call has
+    therefore ended once the finished task is freed.
     """
 
     __slots__ = ("_admission", "_loop", "_size", "_task", "_timer")
@@ -101,8 +103,8 @@ class Call:
     def budget(self) -> ByteBudget:
         return self._admission.budget
 
-    def on_message(self) -> None:
-        """Stop the timeout for the message; messages of a stream have a timeout of their own."""
+    def stop_message_timeout(self) -> None:
+        """Stop the timeout for the first message; it does not apply to a stream's further ones."""
         self._timer.cancel()
 
     def take(self, size: int) -> None:
@@ -119,7 +121,7 @@ class Call:
         self.budget.give(size)
         self._size -= size
 
-    def finish(self) -> None:
+    def start_read_timeout(self) -> None:
         """Start the timeout for reading the response.
 
         The status would wait forever behind a response that the client does not read.
@@ -138,7 +140,7 @@ class Call:
 
 
 class Admissions(NamedTuple):
-    """Separate limits for health probes and other calls, so that neither displaces the other."""
+    """Separate limits for health probes and other calls, so that neither blocks the other."""
 
     calls: Admission
     probes: Admission

@@ -1,4 +1,4 @@
-"""A call to a model from the queue to the response: code that the inference services share."""
+"""Requests of gRPC calls to models: the code that both inference services use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
-from tsx_runtime.grpc.messages import as_headers, from_block
+from tsx_runtime.grpc.messages import block_to_metadata, metadata_to_headers
 from tsx_runtime.grpc.statuses import STATUS_KEY, CallRefused, worker_refusal
 from tsx_runtime.wire import Body
 
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PendingRequest:
-    """One request of a call; leaving the `with` early withdraws it."""
+    """One request of a call; leaving its `with` block early withdraws it."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PendingRequest:
         Args:
             context: The context of the call.
             route: The route of the model.
-            route_headers: Headers beside those of the call's metadata.
+            route_headers: Headers in addition to the call's metadata.
             body: The body of the request.
             hidden: The headers that handlers do not see.
 
@@ -50,14 +50,14 @@ class PendingRequest:
             Unavailable: `max_inflight_bytes` has no room for the body.
         """
         request_id = new_request_id()
-        headers = as_headers(context.invocation_metadata() or ())
+        headers = metadata_to_headers(context.invocation_metadata() or ())
         priority, timeout_ms = priority_and_timeout(headers)
         route = route.route_for_headers(headers)
         now = time.monotonic()
-        due = deadline(now, route.client_timeout, timeout_ms)
+        expires_at = deadline(now, route.client_timeout, timeout_ms)
         remaining = context.time_remaining()
         if remaining is not None:
-            due = now + remaining if due is None else min(due, now + remaining)
+            expires_at = now + remaining if expires_at is None else min(expires_at, now + remaining)
         self.id = request_id.decode()
         visible_headers = shown_headers(headers, hidden.for_model(route.name))
         self.route = route
@@ -65,7 +65,7 @@ class PendingRequest:
             wire.request_meta(self.id, b"", [*visible_headers, *route_headers]),
             body,
             now,
-            due,
+            expires_at,
             priority,
         )
         self._answer: Answer | None = None
@@ -81,7 +81,7 @@ class PendingRequest:
 
     @property
     def version(self) -> ModelVersion:
-        """The version serving this request: picked by the splitter, or addressed directly."""
+        """The version that serves this request: chosen by the splitter or by the client."""
         routed = self.job.routed
         return cast("ModelVersion", self.route if routed is None else routed)
 
@@ -105,12 +105,12 @@ class PendingRequest:
     def leave(self) -> None:
         """Withdraw a request whose client no longer waits, unless it is answered."""
         self._release_bytes()
-        done = self.job.done
-        if not done.done() or done.cancelled():
-            done.cancel()
+        future = self.job.done
+        if not future.done() or future.cancelled():
+            future.cancel()
             self.route.leave(self.job)
         else:
-            done.exception()  # asyncio logs errors that nobody retrieves.
+            future.exception()  # Otherwise asyncio would log the error.
         if self._answer is not None and self._answer.is_streamed:
             self.route.leave(self.job)
             self._answer.leave()
@@ -127,7 +127,7 @@ class PendingRequest:
 
 
 async def complete_answer(context: Context, pending: PendingRequest) -> tuple[Answer, bytes]:
-    """Return the response and its body, after its headers were sent as metadata."""
+    """Send the response's headers as metadata, and return the response and its body."""
     answer = await _first_answer(context, pending)
     await send_headers(context, pending, answer)
     return answer, await answer.read_all(pending.version.max_response_size)
@@ -136,7 +136,7 @@ async def complete_answer(context: Context, pending: PendingRequest) -> tuple[An
 async def answer_parts(
     context: Context, pending: PendingRequest
 ) -> AsyncGenerator[tuple[Answer, bytes], None]:
-    """Yield the response with each of its parts; a slow client delays the worker."""
+    """Yield the response with each of its parts, as fast as the client reads them."""
     answer = await _first_answer(context, pending)
     await send_headers(context, pending, answer)
     async for part in answer.parts():
@@ -144,7 +144,7 @@ async def answer_parts(
 
 
 async def _first_answer(context: Context, pending: PendingRequest) -> Answer:
-    """Return the response; a refusal carries the version if a splitter chose one."""
+    """Return the response; an error's metadata has the version if a splitter chose one."""
     context.set_trailing_metadata((("x-request-id", pending.id),))
     try:
         return await pending.answer()
@@ -159,9 +159,9 @@ async def _first_answer(context: Context, pending: PendingRequest) -> Answer:
 async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:
     """Send the handler's headers and status as metadata.
 
-    Without any, nothing is sent, because it costs a write of its own.
+    If there are none, no metadata is sent, because this would cost a separate write.
     """
-    headers = from_block(answer.headers)
+    headers = block_to_metadata(answer.headers)
     if answer.status != 200:
         headers = ((STATUS_KEY, str(answer.status)), *headers)
     if headers:

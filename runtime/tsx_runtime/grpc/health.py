@@ -8,40 +8,43 @@ from collections.abc import AsyncGenerator, Collection
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.calls import Context
-from tsx_runtime.grpc.messages import SMALL
+from tsx_runtime.grpc.messages import SMALL_MESSAGE_BYTES
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, details_text
 
-NAME = "grpc.health.v1.Health"
+SERVICE_NAME = "grpc.health.v1.Health"
 
 
 class HealthService:
-    """The health service: `/readyz` for the server and its services, else the model's readiness.
+    """The health service, which reports the server, its services, and models.
 
-    Models are named `MODEL` or `MODEL/VERSION`.
+    The server and its services have the status of `/readyz`. A model is named `MODEL` or
+    `MODEL/VERSION`.
     """
 
     def __init__(self, registry: Registry, services: Collection[str]) -> None:
         self.registry = registry
-        self.services = {"", NAME, *services}
-        self._ended = False
+        self.services = {"", SERVICE_NAME, *services}
+        self._is_stopped = False
         self._watchers: set[asyncio.Event] = set()
         registry.on_readiness.append(self._wake)
 
     def service(self, ledger: Ledger, probes: Admission) -> Service:
-        service = Service(NAME, None, ledger, Admissions(probes, probes), SMALL)
+        service = Service(
+            SERVICE_NAME, None, ledger, Admissions(probes, probes), SMALL_MESSAGE_BYTES
+        )
         service.unary("Check", self.check, HealthCheckRequest, HealthCheckResponse)
         service.stream("Watch", self.watch, HealthCheckRequest, HealthCheckResponse)
         return service
 
     def end(self) -> None:
-        """Send the last status to all watchers, and end their calls, because the server stops."""
-        self._ended = True
+        """Send the last status to all watchers and end their calls, because the server stops."""
+        self._is_stopped = True
         self._wake()
         self.registry.on_readiness.remove(self._wake)
 
@@ -55,25 +58,25 @@ class HealthService:
     async def watch(
         self, request: HealthCheckRequest, context: Context
     ) -> AsyncGenerator[HealthCheckResponse, None]:
-        sent, changed = None, asyncio.Event()
-        self._watchers.add(changed)
+        last_status, change_event = None, asyncio.Event()
+        self._watchers.add(change_event)
         try:
             while True:
-                changed.clear()
+                change_event.clear()
                 status = self._status(request.service)
-                if status != sent:
-                    sent = status
+                if status != last_status:
+                    last_status = status
                     yield HealthCheckResponse(status=status)
-                elif self._ended:  # The last status was sent.
+                elif self._is_stopped:  # The last status was sent.
                     return
                 else:
-                    await changed.wait()
+                    await change_event.wait()
         finally:
-            self._watchers.discard(changed)
+            self._watchers.discard(change_event)
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
         if service in self.services:
-            is_serving = not not_ready(self.registry)
+            is_serving = not unready_versions(self.registry)
         else:
             name, _, number = service.partition("/")
             try:
@@ -81,9 +84,9 @@ class HealthService:
             except (ModelNotFound, ModelVersionNotFound):
                 return HealthCheckResponse.SERVICE_UNKNOWN
             is_serving = version.ready
-        is_serving = is_serving and not self._ended and not self.registry.stopping
+        is_serving = is_serving and not self._is_stopped and not self.registry.stopping
         return HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
 
     def _wake(self) -> None:
-        for changed in self._watchers:
-            changed.set()
+        for change_event in self._watchers:
+            change_event.set()

@@ -27,7 +27,7 @@ from tsx_runtime.grpc.protos.inference_pb2 import (
     TorchServeHealthResponse,
 )
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, refusal
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_for_status, refusal
 from tsx_runtime.wire import (
     INPUTS,
     MAX_COPIED_BYTES,
@@ -40,29 +40,29 @@ from tsx_runtime.wire import (
     parse_header_block,
 )
 
-NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
-MAX_PIECES = 1024  # more inputs are joined into one body
+SERVICE_NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
+MAX_PIECES = 1024  # pieces of a body that is not copied; more pieces are joined
 MAX_SEQUENCES = 10_000  # open sequences of one stream
-MAX_REQUESTS_AHEAD = 64  # requests of one stream that the model may have at a time
+MAX_REQUESTS_AHEAD = 64  # submitted requests of one stream without a response
 
 _LENGTHS = struct.Struct("<IQ")
-_BREAKS = re.compile(r"[\r\n\0]")
-_CONTENT: Pair = (b"content-type", INPUTS)
+_LINE_BREAK_OR_NUL = re.compile(r"[\r\n\0]")
+_CONTENT_TYPE: Pair = (b"content-type", INPUTS)
 
 
-class _Turn(NamedTuple):
-    """One request of a stream, with its refusal if no queue took it."""
+class _StreamRequest(NamedTuple):
+    """One request of a stream, or its refusal if it could not be submitted."""
 
     sequence: str | None
     pending: PendingRequest | None
     refusal: Refusal | None = None
 
 
-class _Turns(NamedTuple):
-    """The unanswered requests of a stream in their order, and None after the last one."""
+class _StreamQueue(NamedTuple):
+    """The unanswered requests of a stream in order; None follows the last one."""
 
-    queue: asyncio.Queue[_Turn | None]
-    room: asyncio.Semaphore
+    queue: asyncio.Queue[_StreamRequest | None]
+    free_slots: asyncio.Semaphore
 
 
 class Inference:
@@ -71,8 +71,8 @@ class Inference:
         self.max_header_size = registry.settings.max_header_size
 
     def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
-        service = Service(NAME, guard, ledger, admissions)
-        service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
+        service = Service(SERVICE_NAME, guard, ledger, admissions)
+        service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, is_probe=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)
         service.stream(
@@ -80,7 +80,7 @@ class Inference:
             self.stream2,
             PredictionsRequest,
             PredictionResponse,
-            both_ways=True,
+            is_bidirectional=True,
         )
         return service
 
@@ -113,35 +113,41 @@ class Inference:
         self, requests: AsyncIterator[PredictionsRequest], context: Context
     ) -> AsyncGenerator[PredictionResponse, None]:
         """Yield the responses to a stream of requests, in the order of the requests."""
-        turns = _Turns(asyncio.Queue(), asyncio.Semaphore(MAX_REQUESTS_AHEAD))
-        reader = asyncio.create_task(self._read(requests, context, turns))
+        stream_queue = _StreamQueue(asyncio.Queue(), asyncio.Semaphore(MAX_REQUESTS_AHEAD))
+        reader = asyncio.create_task(self._read(requests, context, stream_queue))
         reader.add_done_callback(_retrieve_error)
         try:
-            while (turn := await turns.queue.get()) is not None:
-                async with aclosing(self._answers(turn)) as responses:
+            while (stream_request := await stream_queue.queue.get()) is not None:
+                async with aclosing(self._answers(stream_request)) as responses:
                     async for response in responses:
                         yield response
-                turns.room.release()
+                stream_queue.free_slots.release()
             await reader
         finally:
             reader.cancel()
-            while not turns.queue.empty():
-                if (turn := turns.queue.get_nowait()) is not None and turn.pending is not None:
-                    turn.pending.leave()
+            while not stream_queue.queue.empty():
+                if (
+                    stream_request := stream_queue.queue.get_nowait()
+                ) is not None and stream_request.pending is not None:
+                    stream_request.pending.leave()
 
     async def _read(
-        self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns
+        self,
+        requests: AsyncIterator[PredictionsRequest],
+        context: Context,
+        stream_queue: _StreamQueue,
     ) -> None:
-        """Submit each request as it arrives, so that requests of one stream share batches.
+        """Submit each request as it arrives, so that requests of one stream can share batches.
 
-        Requests for a stateful model without a sequence form a sequence of the stream itself.
+        For a stateful model, the stream's requests without a sequence id form one sequence.
         """
         open_sequences: set[str] = set()
         stream_sequence = f"ts-seq-{uuid.uuid4()}"
         try:
             async for request in requests:
-                # Without an await between submit and queue, the end of the stream finds each turn.
-                await turns.room.acquire()
+                # There is no await between submitting and queueing a request. The end of the stream
+                # therefore finds every submitted request in the queue.
+                await stream_queue.free_slots.acquire()
                 sequence = _sequence_of(request) or (
                     stream_sequence if self._is_stateful(request) else None
                 )
@@ -151,19 +157,19 @@ class Inference:
                             f"The stream has {MAX_SEQUENCES} sequences that have not ended. End"
                             " some, or open another stream."
                         )
-                    turn = _Turn(
+                    stream_request = _StreamRequest(
                         sequence,
                         self._submit(
-                            request, context, sequence, starts=sequence not in open_sequences
+                            request, context, sequence, is_first=sequence not in open_sequences
                         ),
                     )
                 except (TsxError, CallRefused) as error:
-                    turn = _Turn(
+                    stream_request = _StreamRequest(
                         sequence,
                         None,
                         refusal(error) if isinstance(error, TsxError) else error.refusal,
                     )
-                turns.queue.put_nowait(turn)
+                stream_queue.queue.put_nowait(stream_request)
                 if sequence is not None and (
                     sequence in open_sequences or len(open_sequences) < MAX_SEQUENCES
                 ):
@@ -173,29 +179,31 @@ class Inference:
                         else open_sequences.add
                     )(sequence)
         finally:
-            turns.queue.put_nowait(None)
+            stream_queue.queue.put_nowait(None)
 
-    async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
+    async def _answers(
+        self, stream_request: _StreamRequest
+    ) -> AsyncGenerator[PredictionResponse, None]:
         """Yield the responses to one request of a stream.
 
-        An error is a response of its own, because the other requests continue.
+        An error is sent as a response, because the other requests continue.
         """
-        refusal_ = turn.refusal
-        if turn.pending is not None:
-            with turn.pending as pending:
+        error_status = stream_request.refusal
+        if stream_request.pending is not None:
+            with stream_request.pending as pending:
                 try:
                     answer = await pending.answer()
                     async for part in answer.parts():
                         yield PredictionResponse(
                             prediction=part,
-                            sequence_id=self._response_sequence(turn.sequence, answer),
+                            sequence_id=self._response_sequence(stream_request.sequence, answer),
                         )
                     return
                 except (TsxError, CallRefused) as error:
-                    refusal_ = refusal(error) if isinstance(error, TsxError) else error.refusal
-        assert refusal_ is not None
-        status = {"code": refusal_.code.value[0], "message": refusal_.details}
-        yield PredictionResponse(sequence_id=turn.sequence, status=status)
+                    error_status = refusal(error) if isinstance(error, TsxError) else error.refusal
+        assert error_status is not None
+        status = {"code": error_status.code.value[0], "message": error_status.details}
+        yield PredictionResponse(sequence_id=stream_request.sequence, status=status)
 
     def _submit(
         self,
@@ -203,30 +211,30 @@ class Inference:
         context: Context,
         sequence: str | None,
         *,
-        starts: bool = False,
+        is_first: bool = False,
     ) -> PendingRequest:
-        """Submit a request; `starts` marks the first one of its sequence.
+        """Submit a request; `is_first` marks the first one of its sequence.
 
-        Inputs with the names of a sequence's marks are sent as headers as well.
+        The inputs that start or end a sequence are also sent as headers.
         """
-        route = self._find(request)
-        own_headers: list[Pair] = [_CONTENT]
+        route = self._find_route(request)
+        route_headers: list[Pair] = [_CONTENT_TYPE]
         if sequence:
-            if _BREAKS.search(sequence):
+            if _LINE_BREAK_OR_NUL.search(sequence):
                 raise BadRequest(
                     f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use"
                     " another id."
                 )
-            # UTF-8 keeps different ids different.
-            own_headers.append((SEQUENCE_ID.encode("latin-1"), sequence.encode()))
-            if starts and SEQUENCE_START not in request.input:
-                own_headers.append((SEQUENCE_START.encode("latin-1"), b"true"))
-        own_headers += [
+            # A lossy encoding could turn two different ids into the same one.
+            route_headers.append((SEQUENCE_ID.encode("latin-1"), sequence.encode()))
+            if is_first and SEQUENCE_START not in request.input:
+                route_headers.append((SEQUENCE_START.encode("latin-1"), b"true"))
+        route_headers += [
             (name.encode("latin-1"), _first_line(request.input[name]))
             for name in (SEQUENCE_START, SEQUENCE_END)
             if name in request.input
         ]
-        size = sum(len(value) for _, value in own_headers)
+        size = sum(len(value) for _, value in route_headers)
         if size > self.max_header_size:
             text = (
                 f"The sequence_id, {SEQUENCE_START} and {SEQUENCE_END} have {size} bytes together,"
@@ -236,11 +244,11 @@ class Inference:
                 f"{text} (max_header_size): they are headers. Use a shorter sequence_id."
             )
         return PendingRequest(
-            context, route, own_headers, body_of(request.input), self.registry.hidden_headers
+            context, route, route_headers, join_inputs(request.input), self.registry.hidden_headers
         )
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
-        """Tell whether a version that may get the request is stateful."""
+        """Tell whether any version that may get the request is stateful."""
         model = self.registry.models.get(request.model_name)
         versions = [*model.versions.values()] if model is not None else []
         if request.model_version:
@@ -261,21 +269,21 @@ class Inference:
             None,
         )
 
-    def _find(self, request: PredictionsRequest) -> Route:
+    def _find_route(self, request: PredictionsRequest) -> Route:
         """Return the route of a request.
 
-        An unknown model is INTERNAL, as TorchServe's clients expect.
+        The status for an unknown model is INTERNAL, as TorchServe's clients expect.
         """
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
         try:
             return self.registry.route(request.model_name, request.model_version or None)
         except (ModelNotFound, ModelVersionNotFound) as error:
-            raise CallRefused(refusal(error)._replace(code=code_of(500))) from error
+            raise CallRefused(refusal(error)._replace(code=code_for_status(500))) from error
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task, because asyncio logs others."""
+    """Retrieve the error of a task, because otherwise asyncio would log it."""
     if not task.cancelled():
         task.exception()
 
@@ -285,12 +293,12 @@ def _sequence_of(request: PredictionsRequest) -> str | None:
 
 
 def _first_line(value: bytes) -> bytes:
-    """Return the first line of a value, as headers have a single line."""
+    """Return the first line of a value, because a header cannot have more."""
     return value.split(b"\r")[0].split(b"\n")[0]
 
 
-def body_of(inputs: Mapping[str, bytes]) -> Body:
-    """Return the inputs as one body of the type `wire.INPUTS`; large ones are not copied."""
+def join_inputs(inputs: Mapping[str, bytes]) -> Body:
+    """Return the inputs as one body of type `wire.INPUTS`; large inputs are not copied."""
     pieces: list[Buffer] = []
     for name, value in inputs.items():
         text = name.encode()

@@ -16,7 +16,7 @@ from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context
-from tsx_runtime.grpc.messages import SMALL
+from tsx_runtime.grpc.messages import SMALL_MESSAGE_BYTES
 from tsx_runtime.grpc.protos.management_pb2 import (
     DescribeModelRequest,
     ListModelsRequest,
@@ -28,12 +28,12 @@ from tsx_runtime.grpc.protos.management_pb2 import (
 )
 from tsx_runtime.grpc.service import Ledger, Service
 
-REPLACE_KEY = "x-tsx-replace"  # metadata of RegisterModel: the parameter `replace` of REST
-NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
+REPLACE_KEY = "x-tsx-replace"  # metadata of RegisterModel for the parameter `replace` of REST
+SERVICE_NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
 
 class ManagementCalls:
-    """The calls of the service; empty and zero fields count as absent.
+    """The calls of the management service; empty and zero fields count as absent.
 
     `synchronous` is false by default, unlike in REST.
     """
@@ -42,7 +42,7 @@ class ManagementCalls:
         self.management = management
 
     def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
-        service = Service(NAME, guard, ledger, admissions, SMALL)
+        service = Service(SERVICE_NAME, guard, ledger, admissions, SMALL_MESSAGE_BYTES)
         for method, call, request in (
             ("DescribeModel", self.describe, DescribeModelRequest),
             ("ListModels", self.list_models, ListModelsRequest),
@@ -66,7 +66,7 @@ class ManagementCalls:
         )
 
     async def register(self, request: RegisterModelRequest, context: Context) -> ManagementResponse:
-        """Register a model; `replace` is metadata, because the message has no such field."""
+        """Register a model; `replace` is read from metadata, because the message lacks it."""
         replace = dict(context.invocation_metadata() or ()).get(REPLACE_KEY, "false")
         parameters = parameters_of(
             RegisterParameters,
@@ -79,8 +79,8 @@ class ManagementCalls:
 
     async def scale(self, request: ScaleWorkerRequest, context: Context) -> ManagementResponse:
         fields = _set_fields(request)
-        for ignored in ("model_name", "model_version", "number_gpu", "timeout"):
-            fields.pop(ignored, None)
+        for name in ("model_name", "model_version", "number_gpu", "timeout"):
+            fields.pop(name, None)
         parameters = parameters_of(ScaleParameters, fields, synchronous=request.synchronous)
         result, _ = await self.management.change(
             _required_name(request), request.model_version or None, parameters, ()
@@ -113,7 +113,7 @@ def _set_fields(request: Any) -> dict[str, Any]:
 
 
 def _required_name(request: Any) -> str:
-    """Return the model's name; a missing one is an unknown model, as in TorchServe."""
+    """Return the model's name; as in TorchServe, a missing name is an unknown model."""
     name: str = request.model_name
     if not name:
         raise ModelNotFound("Model not found: . The request names no model: set model_name.")

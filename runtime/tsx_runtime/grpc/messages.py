@@ -1,4 +1,4 @@
-"""Messages from their bytes, refused if they are too large or invalid, and metadata as headers."""
+"""The parsing of protobuf messages within limits, and the conversion of metadata to headers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tsx_runtime.wire import TENSORS_HEAD
 Metadata = tuple[tuple[str, str], ...]
 
 _KEY = re.compile(rb"[0-9a-z_.-]+")
-# Metadata that belongs to the framing of the call, or of its body on the way to the worker.
+# Prefixes of metadata that is not passed to handlers, because it describes the call's framing.
 _RESERVED = ("grpc-", "content-type", TENSORS_HEAD.decode())
 _FRAMING = (b"grpc-", b"content-", TENSORS_HEAD)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 _VARINT, _LENGTH = 0, 2  # wire types
-_FIXED_SIZES = {1: 8, 5: 4}  # bytes of the other wire types
-GZIP = b"\x1f\x8b"  # No message begins like this, because protobuf has no wire type 7.
-# Tensors, map entries and strings of one message. Packed numbers are one field in total.
+_FIXED_SIZES = {1: 8, 5: 4}  # sizes of the other wire types' values
+GZIP = b"\x1f\x8b"  # No protobuf message begins with these bytes, because there is no wire type 7.
+# Limit of one message's fields: tensors, map entries, strings. Packed numbers are one field.
 MAX_FIELDS = 20_000
-SMALL = 64 << 10  # bytes of a message without data for a model
+SMALL_MESSAGE_BYTES = 64 << 10  # limit of messages that carry no data for a model
 
 
 async def read_message(kind: Any, raw: bytes, max_size: int) -> Any:
@@ -37,14 +37,14 @@ async def read_message(kind: Any, raw: bytes, max_size: int) -> Any:
 
     Args:
         kind: The class of the message.
-        raw: The bytes of the message, perhaps compressed.
-        max_size: The largest size without compression.
+        raw: The bytes of the message, which may be compressed.
+        max_size: The largest size of the decompressed message.
 
     Raises:
-        BadRequest: The bytes are no such message, or have too many fields.
+        BadRequest: The bytes cannot be parsed, or have too many fields.
         PayloadTooLarge: The message is larger than `max_size`.
     """
-    # zlib releases the event loop.
+    # A thread helps, because zlib releases the GIL.
     data = await asyncio.to_thread(decompress, raw, max_size) if raw.startswith(GZIP) else raw
     if len(data) > max_size:
         raise _too_large(max_size)
@@ -61,10 +61,10 @@ async def read_message(kind: Any, raw: bytes, max_size: int) -> Any:
 
 
 def decompress(raw: bytes, max_size: int) -> bytes:
-    """Decompress gzip up to a size; gRPC's own core would decompress everything.
+    """Decompress gzip up to a size; gRPC's core would have no limit.
 
     Raises:
-        BadRequest: The data are no complete gzip.
+        BadRequest: The data is not complete gzip data.
         PayloadTooLarge: The result is larger than `max_size`.
     """
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -82,7 +82,7 @@ def decompress(raw: bytes, max_size: int) -> bytes:
 
 
 def check_fields(kind: Descriptor, data: bytes) -> None:
-    """Count the fields before they are parsed, since two bytes may become a hundred in memory.
+    """Count the fields before parsing, because a field of 2 bytes may need 100 bytes of memory.
 
     Raises:
         BadRequest: There are too many fields.
@@ -109,12 +109,12 @@ def check_fields(kind: Descriptor, data: bytes) -> None:
             elif wire_type == _VARINT:
                 _, at = _varint(data, at)
             else:
-                # The fields of a group follow.
+                # After the start of a group, its fields follow.
                 at += _FIXED_SIZES.get(wire_type, 0)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and its end; truncated data yield 0, and protobuf rejects them later."""
+    """Return a number and its end; for truncated data 0, because protobuf rejects it later."""
     value = shift = 0
     for byte in data[at : at + 10]:
         at += 1
@@ -132,8 +132,8 @@ def _too_large(max_size: int) -> PayloadTooLarge:
     )
 
 
-def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
-    """Return the metadata of a client as headers, without those that HTTP forbids.
+def metadata_to_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
+    """Return a client's metadata as headers, without names and values that HTTP forbids.
 
     Binary values become base64.
     """
@@ -149,7 +149,7 @@ def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
     return [pair for pair in pairs if is_header(*pair)]
 
 
-def from_block(block: bytes) -> Metadata:
+def block_to_metadata(block: bytes) -> Metadata:
     """Return a handler's header block as metadata, without names that gRPC forbids.
 
     Raises:
@@ -159,12 +159,12 @@ def from_block(block: bytes) -> Metadata:
         return ()
     pairs = (pair for pair in handler_headers(block) if pair not in NO_CACHE)
     return tuple(
-        (name.decode(), _value(value))
+        (name.decode(), _header_text(value))
         for name, value in pairs
         if _KEY.fullmatch(name) and not name.startswith(_FRAMING)
     )
 
 
-def _value(value: bytes) -> str:
+def _header_text(value: bytes) -> str:
     text = value.decode("latin-1")
     return text if text.isascii() and text.isprintable() else quote(text, safe=_PRINTABLE)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, under both of its names: for KServe and Triton."""
+"""The Open Inference Protocol, version 2, under its standard name and TorchServe's name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.schemas import ServerMetadata
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
@@ -18,24 +18,26 @@ from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, complete_answer
-from tsx_runtime.grpc.pool import load, renamed
+from tsx_runtime.grpc.pool import copy_under_package, load_messages
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, details_text, refusal
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_for_status, details_text, refusal
 from tsx_runtime.wire import TENSORS_HEAD
 
-# The package name that TorchServe gave the protocol.
+# TorchServe's package name of the protocol.
 _TORCHSERVE = "org.pytorch.serve.grpc.openinference"
 _messages: dict[str, Any] = {}
-load(_messages, [(f"{_TORCHSERVE}.proto", renamed("grpc_predict_v2.proto", _TORCHSERVE))])
-NAMES = {
+load_messages(
+    _messages, [(f"{_TORCHSERVE}.proto", copy_under_package("grpc_predict_v2.proto", _TORCHSERVE))]
+)
+MESSAGES_BY_SERVICE = {
     "inference.GRPCInferenceService": grpc_predict_v2_pb2,
     f"{_TORCHSERVE}.GRPCInferenceService": SimpleNamespace(**_messages),
 }
 
 
 class OpenInference:
-    """One of the two services, whose messages differ only in the package name."""
+    """The service under one of its two names; the messages differ only in the package."""
 
     def __init__(self, registry: Registry, messages: Any) -> None:
         self.registry = registry
@@ -59,14 +61,14 @@ class OpenInference:
                 call,
                 getattr(messages, f"{method}Request"),
                 getattr(messages, f"{method}Response"),
-                open_to_all=is_probe,
+                is_probe=is_probe,
             )
         service.stream(
             "ModelStreamInfer",
             self.stream_infer,
             messages.ModelInferRequest,
             messages.ModelStreamInferResponse,
-            both_ways=True,
+            is_bidirectional=True,
         )
         return service
 
@@ -74,12 +76,12 @@ class OpenInference:
         return self.messages.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: Any, context: Context) -> Any:
-        ready = not self.registry.stopping and not not_ready(self.registry)
+        ready = not self.registry.stopping and not unready_versions(self.registry)
         return self.messages.ServerReadyResponse(ready=ready)
 
     async def model_ready(self, request: Any, context: Context) -> Any:
         return self.messages.ModelReadyResponse(
-            ready=self._find(request.name, request.version, "name").ready
+            ready=self._find_version(request.name, request.version, "name").ready
         )
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
@@ -90,8 +92,8 @@ class OpenInference:
         )
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
-        """Return a model's versions; archives do not describe their tensors."""
-        version = self._find(request.name, request.version, "model_name")
+        """Return a model's versions, without tensors, because archives do not describe them."""
+        version = self._find_version(request.name, request.version, "model_name")
         versions = (
             [version.version]
             if request.version
@@ -110,7 +112,7 @@ class OpenInference:
     async def stream_infer(
         self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncGenerator[Any, None]:
-        """Answer a stream of requests one after the other; each part is a response."""
+        """Answer a stream's requests one after the other; each part of an answer is a message."""
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
@@ -120,14 +122,14 @@ class OpenInference:
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
             except (TsxError, CallRefused) as error:
                 reason = refusal(error) if isinstance(error, TsxError) else error.refusal
-                failed = self.messages.ModelInferResponse(
+                failed_response = self.messages.ModelInferResponse(
                     id=request.id, model_name=request.model_name
                 )
                 yield self.messages.ModelStreamInferResponse(
-                    error_message=reason.details, infer_response=failed
+                    error_message=reason.details, infer_response=failed_response
                 )
 
-    def _find(self, name: str, version: str, parameter: str) -> ModelVersion:
+    def _find_version(self, name: str, version: str, parameter: str) -> ModelVersion:
         _check_name(name, parameter)
         return self.registry.find(name, version or None)
 
@@ -136,7 +138,7 @@ class OpenInference:
         return self.registry.route(name, version or None)
 
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
-        """Return a message for the response of a worker.
+        """Return a worker's response as a message.
 
         Raises:
             CallRefused: The handler has set an error status, so its body has no tensors.
@@ -144,7 +146,7 @@ class OpenInference:
         if answer.status >= 400:
             raise CallRefused(
                 Refusal(
-                    code_of(answer.status),
+                    code_for_status(answer.status),
                     details_text(body.decode(errors="replace")),
                     status=answer.status,
                 )
@@ -153,7 +155,10 @@ class OpenInference:
             model_name=version.name, model_version=version.version, id=request.id
         )
         tensors.unpack(
-            response, _json_length(answer.headers), body, typed=not request.raw_input_contents
+            response,
+            _json_length(answer.headers),
+            body,
+            use_contents=not request.raw_input_contents,
         )
         return response
 

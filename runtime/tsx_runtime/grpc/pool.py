@@ -1,8 +1,8 @@
 """A separate protobuf pool for the descriptors of the messages.
 
-In protobuf's default pool a name exists only once in a process. The generated code of a client
-(`inference_pb2` of TorchServe's users, `tritonclient`) has the same names. It and this server would
-fail to import beside each other. Descriptors are data, so they also fit any protobuf release.
+In protobuf's default pool, a message's name can exist only once in a process. Clients' generated
+code (TorchServe's `inference_pb2`, `tritonclient`) uses the same names, and could not be imported
+in a process with this server. Serialized descriptors also work with any protobuf release.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ POOL = DescriptorPool()
 _loaded_files: set[str] = set()
 
 
-def load(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
-    """Add files to the pool, and put the messages of the last one into `namespace`.
+def load_messages(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
+    """Add files to the pool, and add the message classes of the last one to `namespace`.
 
     Args:
         namespace: The globals of a module.
-        files: Names with serialized descriptors; a file follows those that it imports.
+        files: Names with serialized descriptors; imported files come first.
     """
     for name, serialized in files:
         if name not in _loaded_files:
@@ -34,8 +34,8 @@ def load(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
         namespace[name] = GetMessageClass(message)
 
 
-def renamed(name: str, package: str) -> bytes:
-    """Return the descriptor of a file of the pool under another package name."""
+def copy_under_package(name: str, package: str) -> bytes:
+    """Return a copy of a file's descriptor with another package name."""
     file = FileDescriptorProto.FromString(POOL.FindFileByName(name).serialized_pb)
     text = text_format.MessageToString(file).replace(f'".{file.package}.', f'".{package}.')
     copy = text_format.Parse(text, FileDescriptorProto())

@@ -1,4 +1,4 @@
-"""The gRPC servers: one per port, on the event loop of the HTTP servers."""
+"""The gRPC server of a port, which runs on the event loop of the HTTP servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from tsx_runtime.api.access.auth import Guard, Guards, build_guards, without_browsers
+from tsx_runtime.api.access.auth import Guard, Guards, build_guards, without_browser_checks
 from tsx_runtime.api.access.client_limits import client_limits
 from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.access_log import access_log
@@ -22,8 +22,8 @@ from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.health import HealthService
 from tsx_runtime.grpc.inference import Inference
 from tsx_runtime.grpc.management import ManagementCalls
-from tsx_runtime.grpc.messages import SMALL
-from tsx_runtime.grpc.open_inference import NAMES, OpenInference
+from tsx_runtime.grpc.messages import SMALL_MESSAGE_BYTES
+from tsx_runtime.grpc.open_inference import MESSAGES_BY_SERVICE, OpenInference
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -31,29 +31,31 @@ from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
 
 MAX_CALLS_PER_CONNECTION = 100
-CONNECTION_IDLE_MS = 300_000  # time without a call after which a connection is closed
-MIN_PING_INTERVAL_MS = 10_000  # interval of pings that keep a connection open
-MAX_PING_STRIKES = 2  # earlier pings before the connection is closed with ENHANCE_YOUR_CALM
-# Calls that the core holds before Python sees them. Up to twice as many are accepted at random,
-# and the remainder gets RESOURCE_EXHAUSTED.
+CONNECTION_IDLE_MS = 300_000  # A connection without calls is closed after this time.
+MIN_PING_INTERVAL_MS = 10_000  # clients may ping this often to keep a connection open
+MAX_PING_STRIKES = 2  # too frequent pings that are tolerated before ENHANCE_YOUR_CALM
+# Calls that gRPC's core queues before Python sees them. Between this limit and twice of it, the
+# core refuses calls at random with RESOURCE_EXHAUSTED; over that, it refuses all.
 MAX_PENDING_CALLS = 200
 IDENTITY_AND_GZIP = 0b101  # bits of GRPC_COMPRESS_NONE and GRPC_COMPRESS_GZIP
-KEEPALIVE_MS = 120_000  # time without data after which a client is pinged
-KEEPALIVE_TIMEOUT_MS = 20_000  # time for the client's answer
+KEEPALIVE_MS = 120_000  # A client that sends nothing for this time is pinged.
+KEEPALIVE_TIMEOUT_MS = 20_000  # limit for the client's reply to the ping
 
 
 class _DepartedClientFilter(logging.Filter):
-    """A filter for the traceback that gRPC logs when a client leaves early."""
+    """A filter that drops the traceback that gRPC logs when a client leaves early."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
-DEPARTED_CLIENT_FILTER = _DepartedClientFilter()  # A logger adds the same object only once.
+DEPARTED_CLIENT_FILTER = (
+    _DepartedClientFilter()
+)  # A single instance, because a logger adds the same object only once.
 
 
 class GrpcServer:
-    """The server of one port, which is bound when it is made and serves after `start`."""
+    """The server of one port; the constructor binds the port, and `start` begins to serve."""
 
     def __init__(
         self,
@@ -75,17 +77,16 @@ class GrpcServer:
             keys: The tokens.
             roles: `grpc_inference`, `grpc_management` or both.
             target: HOST:PORT.
-            certificate: Private key and chain in PEM.
-            counts: The response counts that HTTP shares.
-            shares_port: Whether other servers of this user may bind the port too. If not, a second
-                one fails.
+            certificate: The private key and the certificate chain as PEM.
+            counts: The response counts, which HTTP also uses.
+            shares_port: Whether other servers of this user may bind the port at the same time.
 
         Raises:
             SettingError: The port cannot be bound.
         """
         logging.getLogger("grpc._cython.cygrpc").addFilter(DEPARTED_CLIENT_FILTER)
         self.server = grpc.aio.server(
-            options=[*options(settings), ("grpc.so_reuseport", int(shares_port))]
+            options=[*build_channel_options(settings), ("grpc.so_reuseport", int(shares_port))]
         )
         self.log = access_log(settings)
         clients = client_limits(
@@ -101,7 +102,7 @@ class GrpcServer:
         services = _services(registry, settings, guards, roles, ledger, admissions)
         self.health = HealthService(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts), admissions.probes))
-        guard = without_browsers(
+        guard = without_browser_checks(
             guards.inference if "grpc_inference" in roles else guards.management
         )
         services.append(
@@ -125,7 +126,7 @@ class GrpcServer:
         await self.server.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, and give running ones `grace` seconds."""
+        """Refuse new calls, and give running calls `grace` seconds to finish."""
         self.health.end()
         await self.server.stop(grace)
         if self.log is not None:
@@ -140,11 +141,11 @@ def _services(
     ledger: Ledger,
     admissions: Admissions,
 ) -> list[Service]:
-    inference = without_browsers(guards.inference)
+    inference = without_browser_checks(guards.inference)
     services: list[Service] = []
     if "grpc_inference" in roles:
         services.append(Inference(registry).service(inference, ledger, admissions))
-        for name, messages in NAMES.items():
+        for name, messages in MESSAGES_BY_SERVICE.items():
             services.append(
                 OpenInference(registry, messages).service(name, inference, ledger, admissions)
             )
@@ -160,36 +161,36 @@ def _services(
 def _reflection(
     names: list[str], guard: Guard | None, ledger: Ledger, admissions: Admissions
 ) -> Service:
-    """Return the reflection service, which needs the token of its port.
+    """Return the reflection service, which requires the port's token.
 
-    Health checking and reflection have their messages in protobuf's default pool. They are added
-    to the server's pool, so that a client gets all messages from one.
+    The messages of health checking and reflection are in protobuf's default pool. They are copied
+    to the server's pool, because the reflection service describes the messages of one pool only.
     """
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)
     servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME], pool=POOL)
-    service = Service(reflection.SERVICE_NAME, guard, ledger, admissions, SMALL)
+    service = Service(reflection.SERVICE_NAME, guard, ledger, admissions, SMALL_MESSAGE_BYTES)
     service.stream(
         "ServerReflectionInfo",
         servicer.ServerReflectionInfo,
         ServerReflectionRequest,
         ServerReflectionResponse,
-        both_ways=True,
+        is_bidirectional=True,
     )
     return service
 
 
-def options(settings: Settings) -> list[tuple[str, Any]]:
-    """Return the channel arguments of a port; docs/guides/security.md names the attacks."""
+def build_channel_options(settings: Settings) -> list[tuple[str, Any]]:
+    """Return the channel arguments of a port; docs/guides/security.md explains the attacks."""
     timeout_ms = settings.header_timeout * 1000
     channel_options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", settings.max_request_size),
         ("grpc.max_send_message_length", -1),  # The worker enforces max_response_size.
-        # The core would decompress 1 MB to 1 GB; `messages.decompress` stops at the limit.
+        # gRPC's core could decompress 1 MB to 1 GB. `messages.decompress` stops at the limit.
         ("grpc.per_message_decompression", 0),
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_AND_GZIP),
         ("grpc.max_metadata_size", settings.max_header_size),
-        # A smaller soft limit would refuse a random share of the calls between both limits.
+        # With a smaller soft limit, the core would refuse some calls between both limits at random.
         ("grpc.absolute_max_metadata_size", settings.max_header_size),
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),

@@ -1,4 +1,4 @@
-"""A gRPC service: it authorizes calls first, and turns every exception into a status."""
+"""A gRPC service that authorizes its calls, and converts every exception to a status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent
 from tsx_runtime.errors import InvalidToken, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
 from tsx_runtime.grpc.calls import Context
-from tsx_runtime.grpc.messages import as_headers, read_message
+from tsx_runtime.grpc.messages import metadata_to_headers, read_message
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, refusal
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
@@ -37,19 +37,19 @@ logger = logging.getLogger("tsx.grpc")
 
 
 class Ledger(NamedTuple):
-    """The records of ended calls: REST's counters, the access log, and spans of traced calls."""
+    """The records of calls: response counts, the access log, spans, and limits per client."""
 
     counts: ResponseCounts
     log: AccessLog | None = None
     tracer: Tracer | None = None
-    clients: ClientLimits | None = None  # limits of single clients
+    clients: ClientLimits | None = None
 
 
 class Service(grpc.GenericRpcHandler):
     """One service under its full name; `unary` and `stream` add its methods.
 
-    Tokens and the number of calls are checked before a message is received, so a client without
-    rights sends no bodies.
+    The token and the number of calls are checked before a message is received. A client without a
+    valid token therefore cannot use memory by sending messages.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Service(grpc.GenericRpcHandler):
         admissions: Admissions,
         max_size: int | None = None,
     ) -> None:
-        """Name a service; `max_size` lowers the largest message below `max_request_size`."""
+        """Create a service without methods; messages have at most `max_size` bytes."""
         self.name = name
         self._admissions = admissions
         self._max_size = (
@@ -75,14 +75,14 @@ class Service(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call; gRPC calls this in the call's task after its metadata."""
+        """Return the handler of a call; gRPC calls this in the call's task, with its metadata."""
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
         try:
             method.admission.check()
-            headers = as_headers(handler_call_details.invocation_metadata or ())
-            if self._guard is not None and not method.open_to_all:
+            headers = metadata_to_headers(handler_call_details.invocation_metadata or ())
+            if self._guard is not None and not method.is_probe:
                 self._guard.check(headers)
             check_distinct(headers)
         except Exception as error:  # the boundary of a call
@@ -97,23 +97,23 @@ class Service(grpc.GenericRpcHandler):
         request: Any,
         response: Any,
         *,
-        open_to_all: bool = False,
+        is_probe: bool = False,
     ) -> None:
-        """Add a method with one response; `open_to_all` needs no token, as for probes in REST."""
+        """Add a method with one response; a probe needs no token, as in REST."""
 
-        async def guarded(raw: bytes, context: Context) -> Any:
-            call_share = current_call.get()
-            call_share.on_message()
+        async def run_call(raw: bytes, context: Context) -> Any:
+            admitted_call = current_call.get()
+            admitted_call.stop_message_timeout()
             async with self._ending_call(method, context) as call_end:
-                self._count(context)
+                self._count_request(context)
                 message = await read_message(request, raw, self._max_size)
                 call_end.model = getattr(message, "model_name", "")
                 data = (await call(message, context)).SerializeToString()
-                call_share.take(len(data))
-                call_share.finish()
+                admitted_call.take(len(data))
+                admitted_call.start_read_timeout()
                 return data
 
-        self._add(method, grpc.unary_unary_rpc_method_handler(guarded), open_to_all=open_to_all)
+        self._add(method, grpc.unary_unary_rpc_method_handler(run_call), is_probe=is_probe)
 
     def stream(
         self,
@@ -122,66 +122,66 @@ class Service(grpc.GenericRpcHandler):
         request: Any,
         response: Any,
         *,
-        both_ways: bool = False,
+        is_bidirectional: bool = False,
     ) -> None:
         """Add a method whose `call` yields the responses.
 
-        With `both_ways`, `call` gets an iterator of requests.
+        With `is_bidirectional`, `call` gets an iterator of requests.
         """
 
-        async def guarded(raw: Any, context: Context) -> None:
-            current_call.get().on_message()
+        async def run_call(raw: Any, context: Context) -> None:
+            current_call.get().stop_message_timeout()
             async with self._ending_call(method, context) as call_end:
-                self._count(context)
+                self._count_request(context)
                 message = (
                     self._messages(request, raw)
-                    if both_ways
+                    if is_bidirectional
                     else await read_message(request, raw, self._max_size)
                 )
                 call_end.model = getattr(message, "model_name", "")
-                # A client that leaves ends the responses here, not when they are collected.
+                # If the client leaves, the generator is closed here, not by the garbage collector.
                 async with aclosing(call(message, context)) as responses:
                     async for response in responses:
                         await self._write(context, response)
-                current_call.get().finish()
+                current_call.get().start_read_timeout()
 
         new_handler = (
             grpc.stream_stream_rpc_method_handler
-            if both_ways
+            if is_bidirectional
             else grpc.unary_stream_rpc_method_handler
         )
-        self._add(method, new_handler(guarded))
+        self._add(method, new_handler(run_call))
 
     def _add(
-        self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, open_to_all: bool = False
+        self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, is_probe: bool = False
     ) -> None:
-        admission = self._admissions.probes if open_to_all else self._admissions.calls
-        self._methods[f"/{self.name}/{method}"] = _Method(method, handler, admission, open_to_all)
+        admission = self._admissions.probes if is_probe else self._admissions.calls
+        self._methods[f"/{self.name}/{method}"] = _Method(method, handler, admission, is_probe)
 
     def _refusing_handler(self, method: str, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return a handler that ends the call without its message.
+        """Return a handler that ends the call before its message is read.
 
-        For a client, methods with one message and with many are the same.
+        It may be a stream handler for any method, because the wire format is the same.
         """
 
         async def refuse(_: Any, context: Context) -> None:
             async with self._ending_call(method, context):
-                self._count(context, error)
+                self._count_request(context, error)
                 raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     async def _messages(
-        self, request: Any, raws: AsyncIterator[bytes]
+        self, request: Any, raw_messages: AsyncIterator[bytes]
     ) -> AsyncGenerator[Any, None]:
-        async for raw in raws:
+        async for raw in raw_messages:
             yield await read_message(request, raw, self._max_size)
 
     async def _write(self, context: Context, response: Any) -> None:
         """Write one response.
 
         Raises:
-            CallRefused: The client reads nothing, which would delay the worker.
+            CallRefused: The client has read nothing for `write_timeout`.
             Unavailable: The budget has no room for the response.
         """
         data, call, timeout_s = (
@@ -197,10 +197,10 @@ class Service(grpc.GenericRpcHandler):
             raise CallRefused(
                 Refusal(grpc.StatusCode.ABORTED, SLOW_CLIENT_TEXT.format(timeout_s), status=408)
             ) from None
-        call.give(len(data))  # After a failure, the end of the call does that.
+        call.give(len(data))  # After an error, the bytes are given back when the call ends.
 
-    def _count(self, context: Context, error: Exception | None = None) -> None:
-        """Count a request of a client, and a wrong token if `error` is one.
+    def _count_request(self, context: Context, error: Exception | None = None) -> None:
+        """Count a client's request, and its wrong token if `error` is an InvalidToken.
 
         Raises:
             TooManyRequests: The client exceeds its limits.
@@ -209,7 +209,7 @@ class Service(grpc.GenericRpcHandler):
         if clients is None or (peer := _peer(context)) is None:
             return
         client = clients.caller(
-            unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ())
+            unquote(peer[0]).strip("[]"), metadata_to_headers(context.invocation_metadata() or ())
         )
         clients.count_request(client)
         if isinstance(error, InvalidToken) and error.has_token:
@@ -217,17 +217,17 @@ class Service(grpc.GenericRpcHandler):
 
     @asynccontextmanager
     async def _ending_call(self, method: str, context: Context) -> AsyncGenerator[_CallEnd, None]:
-        """End the call with a status, whatever is raised inside."""
-        with self._recorded(method, context) as call_end:
+        """End the call with a status, for any exception in the `with` block."""
+        with self._record_call(method, context) as call_end:
             try:
                 yield call_end
                 call_end.code, call_end.status = grpc.StatusCode.OK, 200
             except Exception as error:  # the boundary of a call
-                reason = self._reason(method, error, context)
-                call_end.code, call_end.status = reason.code, reason.status
-                await _end(context, reason)
+                call_refusal = self._refusal_of_error(method, error, context)
+                call_end.code, call_end.status = call_refusal.code, call_refusal.status
+                await _abort(context, call_refusal)
 
-    def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
+    def _refusal_of_error(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):
             return refusal(error)
         if isinstance(error, CallRefused):
@@ -237,15 +237,15 @@ class Service(grpc.GenericRpcHandler):
         return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED_TEXT)
 
     @contextmanager
-    def _recorded(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
-        """Count the call, and log it in TorchServe's form with gRPC's number as the status."""
+    def _record_call(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
+        """Count the call, trace it, and log it in TorchServe's format with its gRPC status code."""
         call_end, start_time = _CallEnd(), time.monotonic()
         span = (
             None
             if self._ledger.tracer is None
             else self._span(self._ledger.tracer, method, context, start_time)
         )
-        current.set(span)  # valid in the call's own task
+        current.set(span)  # set only in the context of the call's task
         try:
             yield call_end
         finally:
@@ -279,7 +279,7 @@ class Service(grpc.GenericRpcHandler):
         """Return the span of a call to a model, or None if it is not traced."""
         if method not in TRACED_METHODS:
             return None
-        parent = parent_of(as_headers(context.invocation_metadata() or ()))
+        parent = parent_of(metadata_to_headers(context.invocation_metadata() or ()))
         if not tracer.should_trace(parent):
             return None
         span = tracer.begin(parent, start_time)
@@ -295,15 +295,15 @@ class _Method(NamedTuple):
     name: str
     handler: grpc.RpcMethodHandler[Any, Any]
     admission: Admission
-    open_to_all: bool
+    is_probe: bool
 
 
 class _CallEnd:
-    """The end of a call; without changes, its client has left."""
+    """The outcome of a call; by default, its client has left."""
 
     code = grpc.StatusCode.CANCELLED
-    model = ""  # name in the message
-    status = 0  # REST's status; a client that has left gets no response to count
+    model = ""  # the model's name in the message
+    status = 0  # REST's status; 0 if the client has left, because then no response is counted
 
 
 def _request_id(context: Context) -> str:
@@ -314,15 +314,17 @@ def _request_id(context: Context) -> str:
 
 
 def _peer(context: Context) -> tuple[str, str] | None:
-    """Return host and port of the client; gRPC's form is `ipv4:127.0.0.1:50258`."""
+    """Return the client's host and port, from gRPC's format `ipv4:127.0.0.1:50258`."""
     _, _, address = context.peer().partition(":")
     host, colon, port = address.rpartition(":")
     return (host, port) if colon else None
 
 
-async def _end(context: Context, reason: Refusal) -> None:
+async def _abort(context: Context, call_refusal: Refusal) -> None:
     if (call := current_call.get(None)) is not None:
-        call.finish()
+        call.start_read_timeout()
     await context.abort(
-        reason.code, reason.details, (*(context.trailing_metadata() or ()), *reason.metadata)
+        call_refusal.code,
+        call_refusal.details,
+        (*(context.trailing_metadata() or ()), *call_refusal.metadata),
     )

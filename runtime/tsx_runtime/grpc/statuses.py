@@ -1,4 +1,4 @@
-"""gRPC statuses for errors, as TorchServe chooses them."""
+"""The gRPC status codes and details of errors, as in TorchServe."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tsx_runtime.errors import (
 )
 
 MODEL_API_DISABLED = "Model API disabled"
-STATUS_KEY = "x-http-status"  # metadata: the handler's HTTP status if it is not 200
-MAX_DETAILS_CHARS = 4000  # Clients accept 8 KiB of trailers.
-_TAIL_CHARS = 2500  # kept end of longer details, where a traceback has its message
+STATUS_KEY = "x-http-status"  # metadata with the handler's HTTP status, if it is not 200
+MAX_DETAILS_CHARS = 4000  # more would exceed the 8 KiB of trailers that clients accept
+_TAIL_CHARS = 2500  # length of the end of longer details that is kept: a traceback's message
 
 _ARCHIVE_ERRORS = {
     "ModelException",
@@ -46,12 +46,12 @@ _CODES = {
 
 
 class Refusal(NamedTuple):
-    """The end of a call without a response."""
+    """The status that ends a call without a response."""
 
     code: StatusCode
     details: str
     metadata: tuple[tuple[str, str], ...] = ()
-    status: int = 500  # REST's status, for the counters
+    status: int = 500  # REST's status, which is counted
 
 
 class CallRefused(Exception):
@@ -62,7 +62,7 @@ class CallRefused(Exception):
         self.refusal = refusal
 
 
-def code_of(status: int) -> StatusCode:
+def code_for_status(status: int) -> StatusCode:
     """Return the gRPC code for an HTTP status of 400 or more."""
     return _CODES.get(status) or (
         StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL
@@ -73,50 +73,61 @@ def refusal(error: TsxError) -> Refusal:
     if isinstance(error, MethodNotAllowed):
         return Refusal(
             StatusCode.PERMISSION_DENIED,
-            described(MODEL_API_DISABLED, "ModelException"),
+            details_with_type(MODEL_API_DISABLED, "ModelException"),
             status=error.status,
         )
     details = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in details:
         details = f"{details}\n{error.traceback}"
-    return Refusal(_code(error), described(details, error.type), _retry(error), error.status)
+    return Refusal(
+        _code_for_error(error),
+        details_with_type(details, error.type),
+        _retry_metadata(error),
+        error.status,
+    )
 
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
-    """Return the status for an error JSON of a worker (`errors.error_body`).
+    """Return the status for a worker's error JSON (`errors.error_body`).
 
-    A handler's own response is no such JSON, and yields None.
+    None is returned for a response that the handler itself has written.
     """
     error = read_error(body)
     if len(error) == 3 and error.get("code") == status and isinstance(error.get("type"), str):
-        return Refusal(code_of(status), described(error["message"], error["type"]), status=status)
+        return Refusal(
+            code_for_status(status),
+            details_with_type(error["message"], error["type"]),
+            status=status,
+        )
     return None
 
 
-def described(message: str, type: str) -> str:
+def details_with_type(message: str, type: str) -> str:
     """Return a message with the class name on its last line, as TorchServe's clients expect."""
     package = "archive.model" if type in _ARCHIVE_ERRORS else "http"
     return details_text(f"{message}\norg.pytorch.serve.{package}.{type}")
 
 
 def details_text(text: str) -> str:
-    """Return a text that fits into a call's details."""
+    """Return a text without lone surrogates that is short enough for a call's details."""
     # A lone surrogate cannot be encoded in UTF-8.
     return shortened(
         text.encode(errors="backslashreplace").decode(), MAX_DETAILS_CHARS, tail=_TAIL_CHARS
     )
 
 
-def _code(error: TsxError) -> StatusCode:
+def _code_for_error(error: TsxError) -> StatusCode:
     if isinstance(error, InvalidToken):
         return StatusCode.PERMISSION_DENIED
     return (
-        StatusCode.DEADLINE_EXCEEDED if isinstance(error, DeadlinePassed) else code_of(error.status)
+        StatusCode.DEADLINE_EXCEEDED
+        if isinstance(error, DeadlinePassed)
+        else code_for_status(error.status)
     )
 
 
-def _retry(error: TsxError) -> tuple[tuple[str, str], ...]:
-    """Return metadata for a retry: the first name is for programs, the second for people."""
+def _retry_metadata(error: TsxError) -> tuple[tuple[str, str], ...]:
+    """Return metadata with the time until a retry: first for gRPC clients, then for people."""
     if (
         isinstance(error, (Unavailable, TooManyRequests))
         and error.retry_after is not None

@@ -1,8 +1,8 @@
-"""Tensors of the Open Inference Protocol, converted between gRPC messages and a worker's form.
+"""The conversion of tensors between the Open Inference Protocol's gRPC and REST formats.
 
-A worker gets the protocol's REST form with binary data: a JSON head, whose length is in a header,
-and the raw bytes of each tensor whose `binary_data_size` the head names. Single numbers are not
-inspected.
+A worker gets the REST format with binary data. It is a JSON head, whose length is in a header, and
+the raw bytes of each tensor whose `binary_data_size` is in the head. Raw numbers are copied without
+being parsed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SIZE_PARAMETER = "binary_data_size"
 
 
 class ContentsField(NamedTuple):
-    """The field of `InferTensorContents` for a data type, and the type code of `array`."""
+    """The field of `InferTensorContents` for a data type, and its type code in `array`."""
 
     field: str
     code: str
 
 
-# BYTES has a field too. FP16 and BF16 have none, and are sent as raw contents only.
+# BYTES also has a field. FP16 and BF16 have none, and can be sent only as raw contents.
 CONTENTS_FIELDS = {
     "BOOL": ContentsField("bool_contents", "b"),
     "INT8": ContentsField("int_contents", "b"),
@@ -47,7 +47,7 @@ CONTENTS_FIELDS = {
 
 
 def pack(request: Any) -> tuple[int, Body]:
-    """Return the length of the JSON head, and the body, of a `ModelInferRequest` for a worker.
+    """Convert a `ModelInferRequest` to the length of the JSON head, and the body for a worker.
 
     Raises:
         BadRequest: The tensors are inconsistent.
@@ -94,26 +94,26 @@ def pack(request: Any) -> tuple[int, Body]:
     )
 
 
-def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None:
+def unpack(response: Any, head: int | None, body: bytes, *, use_contents: bool) -> None:
     """Fill a `ModelInferResponse` from a worker's response.
 
-    A response without tensors becomes one tensor of type BYTES.
+    A body that is not in the protocol's format becomes one tensor of type BYTES.
 
     Args:
         response: The message to fill.
         head: The length of the JSON head, or None without tensors.
         body: The body of the worker's response.
-        typed: Whether to put numbers into `contents`, as in the request.
+        use_contents: Whether to put numbers into `contents`, as in the request.
 
     Raises:
-        PredictionFailed: The outputs are no tensors.
+        PredictionFailed: The outputs are not valid tensors.
     """
     response_head, binary = _parse_head(head, body)
     try:
-        outputs = _outputs(response_head, binary)
+        outputs = _read_outputs(response_head, binary)
         response.id = str(response_head.get("id") or response.id)
         _set_parameters(response.parameters, response_head.get("parameters") or {})
-        typed = typed and all(
+        use_contents = use_contents and all(
             output.datatype in CONTENTS_FIELDS or output.datatype == "BYTES" for output in outputs
         )
         for output in outputs:
@@ -121,7 +121,7 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
                 name=output.name, datatype=output.datatype, shape=output.shape
             )
             _set_parameters(tensor.parameters, output.parameters)
-            if typed:
+            if use_contents:
                 unpack_contents(tensor.contents, output.datatype, output.raw)
             else:
                 response.raw_output_contents.append(output.raw)
@@ -142,9 +142,9 @@ def pack_contents(tensor: Any) -> bytes:
         else None
     )
     if field is None:
-        known = ", ".join([*CONTENTS_FIELDS, "BYTES"])
+        datatypes = ", ".join([*CONTENTS_FIELDS, "BYTES"])
         raise BadRequest(
-            f"The input {name!r} is of type {datatype!r}: contents take {known}, and"
+            f"The input {name!r} is of type {datatype!r}: contents take {datatypes}, and"
             " raw_input_contents FP16 and BF16 as well."
         )
     values = getattr(tensor.contents, field)
@@ -182,7 +182,7 @@ def unpack_bytes(raw: bytes) -> list[bytes]:
     """Return the elements of a BYTES tensor.
 
     Raises:
-        PredictionFailed: The lengths do not fit the bytes.
+        PredictionFailed: The lengths of the elements exceed the bytes.
     """
     values, at = [], 0
     while at < len(raw):
@@ -196,7 +196,7 @@ def unpack_bytes(raw: bytes) -> list[bytes]:
 
 
 def parameters(parameter_map: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a map of `InferParameter` as values of JSON."""
+    """Return a map of `InferParameter` as JSON values."""
     return {
         name: getattr(value, choice)
         for name, value in parameter_map.items()
@@ -226,7 +226,7 @@ def _set_parameters(target: Any, values: Mapping[str, Any]) -> None:
 
 
 def _parse_head(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Return the JSON of a response, and the raw bytes after it."""
+    """Return the JSON of a response, and the raw bytes that follow it."""
     view = memoryview(body)
     length = len(body) if head is None else head
     try:
@@ -255,11 +255,11 @@ class _Output(NamedTuple):
     raw: bytes
 
 
-def _outputs(response_head: dict[str, Any], binary: memoryview) -> list[_Output]:
+def _read_outputs(response_head: dict[str, Any], binary: memoryview) -> list[_Output]:
     outputs, at = [], 0
     for output in response_head["outputs"]:
-        parameters_ = dict(output.get("parameters") or {})
-        size = parameters_.pop(SIZE_PARAMETER, None)
+        output_parameters = dict(output.get("parameters") or {})
+        size = output_parameters.pop(SIZE_PARAMETER, None)
         if size is not None and not 0 <= size <= len(binary) - at:
             raise ValueError(f"{SIZE_PARAMETER} is {size}, but {len(binary) - at} bytes are left")
         raw = (
@@ -269,7 +269,9 @@ def _outputs(response_head: dict[str, Any], binary: memoryview) -> list[_Output]
         )
         at += size or 0
         outputs.append(
-            _Output(output["name"], output["datatype"], list(output["shape"]), parameters_, raw)
+            _Output(
+                output["name"], output["datatype"], list(output["shape"]), output_parameters, raw
+            )
         )
     return outputs
 

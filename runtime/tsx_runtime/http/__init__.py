@@ -1,1 +1,1 @@
-"""HTTP: the fast lane for predictions, the routes of every API, the web page."""
+"""The HTTP server: the fast lane for predictions, the routes of every API, the web page."""

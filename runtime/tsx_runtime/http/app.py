@@ -1,4 +1,4 @@
-"""The FastAPI apps of the three listeners, each with the routes of its roles."""
+"""The FastAPI app of each listener, with the routes of the roles that the listener has."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from tsx_runtime.api.access.client_limits import (
     REFUSAL_DELAY_S,
     Caller,
     ClientLimits,
-    calling,
     client_limits,
+    current_caller,
 )
-from tsx_runtime.api.access.origins import adding, check_one_host, cors_headers, is_preflight
+from tsx_runtime.api.access.origins import (
+    check_one_host,
+    cors_headers,
+    is_preflight,
+    with_cors_headers,
+)
 from tsx_runtime.api.access.tokens import Keys, build_keys
 from tsx_runtime.api.access_log import LoggedResponse, access_log
 from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.headers import NO_CACHE, check_distinct
 from tsx_runtime.api.likely_paths import LikelyPaths
 from tsx_runtime.api.messages import (
-    COUNTED,
+    COUNTED_BYTES,
     MAX_HEADERS,
     MAX_MANAGEMENT_BODY,
     ClientGone,
@@ -76,7 +81,7 @@ from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
-from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
+from tsx_runtime.http.ui.routes import PREDICT_PREFIX, Playground, PlaygroundJobs
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
@@ -89,23 +94,23 @@ from tsx_runtime.workflows.manager import Workflows
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-# Probes and Prometheus ask for these paths.
+# Probes and Prometheus request these paths, so they have no limit per client.
 UNLIMITED_PATHS = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH_PATHS})
-MAX_PATH_CHARS = 8192  # All routes of the framework are shorter.
-SEPARATE = tuple((role,) for role in ROLES)
+MAX_PATH_CHARS = 8192  # longer than any path of FastAPI's routes
+SEPARATE_LISTENERS = tuple((role,) for role in ROLES)
 
 
 class ServerApp(FastAPI):
-    """A FastAPI app that sends predictions to their endpoint without FastAPI.
+    """The app of one listener; predictions bypass FastAPI, which serves the other routes.
 
-    Every response has a request id and forbids caching. Every error is the error JSON. Each route
-    is behind its guard.
+    Every response has a request id and forbids caching. Every error has the error JSON as its body.
+    Each route checks its guard first.
     """
 
     def __init__(
         self, title: str, counts: ResponseCounts, settings: Settings, system: System | None = None
     ) -> None:
-        # FastAPI's page at /docs would load its scripts from another host.
+        # FastAPI's own page at /docs is off, because it loads scripts from another host.
         super().__init__(
             title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
         )
@@ -117,30 +122,32 @@ class ServerApp(FastAPI):
             body_idle=settings.body_idle_timeout,
             write=settings.write_timeout,
         )
-        # The budget of the registry replaces this one, if there is a registry.
+        # `build_apps` replaces this budget by that of the registry.
         self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)
         self.max_header_size = settings.max_header_size
         self._lane: Lane | None = None
-        # Whether another server accepts new connections. The connections of this one then end with
-        # their next response.
-        self.leaving = False
+        # Whether another server accepts the new connections. Each connection of this server then
+        # ends after its next response.
+        self.is_replaced = False
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
         self.access_log = access_log(settings)
         self.tracer: Tracer | None = None
         self.system = system or System(settings)
-        self.jobs: JobRoutes | None = None  # None if every client waits for its response
+        self.jobs: JobRoutes | None = None  # None if there are no asynchronous requests
         self.idempotency: Idempotency | None = None
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: PlatformHook | None = None
         self.clients: ClientLimits | None = None  # None if no client is limited
-        self.guards: dict[str, Guard | None] = {}  # guards by first segment of the path
+        self.guards: dict[str, Guard | None] = {}  # guards by the first segment of the path
         self.paths: dict[str, dict[str, str]] = {}  # summaries by path template and method
-        self.other_addresses: dict[str, str] = {}  # addresses of the other listeners by roles
+        self.other_addresses: dict[
+            str, str
+        ] = {}  # addresses of the other listeners, by their roles
         self.likely_paths = LikelyPaths()
-        exception_handlers.install(self, self.not_found)
+        exception_handlers.add_exception_handlers(self, self.not_found)
         self.add_api_route(
             "/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False
         )
@@ -160,22 +167,22 @@ class ServerApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
-        logged = (
+        scope[COUNTED_BYTES] = counted = CountedBytes(self.bytes_in_flight)
+        logged_response = (
             None
             if self.access_log is None or not self.access_log.wants()
             else LoggedResponse(self.access_log, scope, send)
         )
         try:
-            await self._answer(scope, receive, logged or send)
+            await self._answer(scope, receive, logged_response or send)
         finally:
             counted.give_back()
-            if logged is not None:
-                logged.close()
+            if logged_response is not None:
+                logged_response.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
-            send = adding(send, self.cors)
+            send = with_cors_headers(send, self.cors)
         try:
             send = await self._admit(scope, send)
         except (TooManyRequests, BadRequest) as error:
@@ -189,12 +196,12 @@ class ServerApp(FastAPI):
             await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
         elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
-        elif self.jobs is not None and self.jobs.shows(scope["path"]):
+        elif self.jobs is not None and self.jobs.is_job_path(scope["path"]):
             await self.jobs(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
             predictions = (
                 self.jobs
-                if self.jobs is not None and self.jobs.accepts(scope)
+                if self.jobs is not None and self.jobs.is_async_request(scope)
                 else self.predictions
             )
             await traced(
@@ -208,21 +215,21 @@ class ServerApp(FastAPI):
                 receive,
                 send,
             )
-        elif self.playground is not None and scope["path"].startswith(PREDICT):
+        elif self.playground is not None and scope["path"].startswith(PREDICT_PREFIX):
             await self.playground(scope, receive, send)
         else:
             await self._call_routes(scope, receive, send)
 
     async def _admit(self, scope: Scope, send: Send) -> Send:
-        """Check a request before it is routed, and return the `send` of its response.
+        """Check a request before it is routed, and return the `send` for its response.
 
         Raises:
             TooManyRequests: The client has sent too many requests.
-            BadRequest: The headers do not name one host, or contradict each other.
+            BadRequest: `Host` is missing or repeated, or names of headers clash.
         """
         if self.clients is not None and scope.get("client"):
             send = await apply_client_limits(self.clients, scope, send)
-        # On Lambda a service has parsed the request's head.
+        # On Lambda, AWS has parsed the request's head, and may have left out `Host`.
         if "aws.event" not in scope:
             check_one_host(scope["headers"], scope["http_version"])
         check_distinct(scope["headers"])
@@ -236,7 +243,7 @@ class ServerApp(FastAPI):
         )
 
     def missing_route(self, path: str) -> ResourceNotFound | None:
-        """Return the error of a path whose first segment has no routes, else None."""
+        """Return the error if no route begins with the path's first segment, else None."""
         segment = path[1:].partition("/")[0]
         return (
             None
@@ -245,11 +252,11 @@ class ServerApp(FastAPI):
         )
 
     def not_found(self, path: str) -> ResourceNotFound:
-        """Return the error of an unknown path, which suggests similar paths."""
+        """Return the error of an unknown path; its message suggests similar paths."""
         return self.likely_paths.not_found(path)
 
     def add_routes(self, router: APIRouter) -> None:
-        """Add a router, and its paths to those that errors and the index show."""
+        """Add a router; its documented paths appear in the index and in errors."""
         self.include_router(router)
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
@@ -258,10 +265,10 @@ class ServerApp(FastAPI):
                 )
 
     def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of this listener, which the first connection creates."""
+        """Return the lane of this listener; the first call creates it."""
         if self._lane is None:
             predictions, heads = self.predictions, None
-            # Plugins may decide differently about the same head the next time.
+            # A plugin may refuse a head that it has accepted before, so heads cannot be cached.
             if predictions is not None and not (predictions.guard and predictions.guard.plugins):
                 heads = Heads(
                     predictions.registry,
@@ -277,7 +284,7 @@ class ServerApp(FastAPI):
                 ResponseHeadCache(
                     server_state,
                     self.cors,
-                    confined=predictions is not None and predictions.confined,
+                    is_confined=predictions is not None and predictions.is_confined,
                 ),
                 Clock(cast("Collection[TimedConnection]", server_state.connections)),
                 Turns(asyncio.get_running_loop()),
@@ -297,7 +304,7 @@ class ServerApp(FastAPI):
         request_id = request_id_of(scope)
         has_begun = has_ended = False
 
-        async def answer(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             nonlocal has_begun, has_ended
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -310,10 +317,10 @@ class ServerApp(FastAPI):
         try:
             check_query(scope["query_string"])
             path: str = scope["path"]
-            # Each route would be matched against the whole path.
+            # Every route would match its pattern against the whole path, which takes long.
             if len(path) > MAX_PATH_CHARS:
                 raise ResourceNotFound(NOT_FOUND)
-            if path.endswith("/"):  # `/models/` means `/models`.
+            if path.endswith("/"):  # `/models/` is the same as `/models`.
                 scope["path"] = path = path.rstrip("/") or "/"
             if not_found := self.missing_route(path):
                 raise not_found
@@ -321,32 +328,33 @@ class ServerApp(FastAPI):
                 guard := self.guards.get(path[1:].partition("/")[0])
             ):
                 guard.check(scope["headers"])
-            # A plugin's path may give an empty parameter a meaning.
+            # Only on the server's own paths: an empty parameter may have a meaning for a plugin.
             if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:
-                # The scope is copied, because the access log shows the original query.
+                # The original scope stays unchanged, because the access log shows its query string.
                 scope = {**scope, "query_string": without_empty(scope["query_string"])}
-            await super().__call__(scope, receive, answer)
+            await super().__call__(scope, receive, send_response)
         except ClientGone:
             return
         except TsxError as error:
             await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected(error, request_id)
+            refusal = errors.unexpected_error(error, request_id)
             if not has_begun:
                 await self._refuse(scope, send, request_id, refusal)
             elif not has_ended:
-                raise  # Only closing the connection tells the client, which has half a response.
+                # The client has a part of the response, so only closing the connection helps.
+                raise
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
-        status, headers, body = errors.fault(error, scope["path"])
+        status, headers, body = errors.error_response(error, scope["path"])
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document, with the routes that FastAPI does not serve."""
+        """Return the OpenAPI document, including the routes that bypass FastAPI."""
         if self.openapi_schema is None:
             document = super().openapi()
-            openapi.correct(document)
+            openapi.replace_validation_errors(document)
             if self.predictions is not None:
                 openapi.add_predictions(document)
             if self.jobs is not None:
@@ -363,7 +371,7 @@ class ServerApp(FastAPI):
 
 
 def _strip_root(scope: Scope) -> None:
-    """Remove the prefix (`root_path`) from the path that guards and routes match."""
+    """Remove the prefix (`root_path`) from the path, because guards and routes do not have it."""
     root, path = scope["root_path"].rstrip("/"), scope["path"]
     if path.startswith(f"{root}/"):
         scope["path"] = path[len(root) :]
@@ -373,7 +381,7 @@ def _strip_root(scope: Scope) -> None:
 def build_apps(
     registry: Registry,
     settings: Settings,
-    listeners: Sequence[Collection[str]] = SEPARATE,
+    listeners: Sequence[Collection[str]] = SEPARATE_LISTENERS,
     keys: Keys | None = None,
     workflows: Workflows | None = None,
     series: TimeSeries | None = None,
@@ -387,10 +395,10 @@ def build_apps(
         settings: The settings of the server.
         listeners: The roles of each listener.
         keys: The tokens; None reads them from the settings.
-        workflows: The workflows; None begins without any.
+        workflows: The workflows; None means that there are none yet.
         series: The data of the web page's charts.
-        addresses: The real address of each role, in place of those in the settings.
-        jobs: The stored requests; None means that every client waits for its response.
+        addresses: The actual address of each role, which overrides that of the settings.
+        jobs: The job service; None means that there are no asynchronous requests.
     """
     workflows = workflows or Workflows(registry)
     keys = keys or build_keys(settings)
@@ -411,7 +419,7 @@ def build_apps(
         )
         for roles in listeners
     ]
-    configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(
+    addresses_by_role = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(
         addresses or {}
     )
     _share_paths(
@@ -419,7 +427,7 @@ def build_apps(
             " and ".join(role for role in ROLES if role in roles): app
             for roles, app in zip(listeners, apps, strict=True)
         },
-        configured,
+        addresses_by_role,
     )
     return apps
 
@@ -452,13 +460,13 @@ def _build_app(
     limit = settings.max_request_size
     max_management_body = min(limit, MAX_MANAGEMENT_BODY)
     max_job_size = settings.max_job_size or limit
-    confined = "management" in roles  # See `answer_headers`.
+    is_confined = "management" in roles  # See `answer_headers`.
     if jobs is not None and ("inference" in roles or "management" in roles):
         jobs_guard = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
             app.add_routes(queue.build_router(jobs, guards.management))
-            jobs_guard = jobs_guard and jobs_guard._replace(also=keys.management)
-        app.jobs = JobRoutes(jobs, registry, max_job_size, jobs_guard, counts, confined)
+            jobs_guard = jobs_guard and jobs_guard._replace(second_key=keys.management)
+        app.jobs = JobRoutes(jobs, registry, max_job_size, jobs_guard, counts, is_confined)
         app.paths |= {
             path: {method.upper(): operation["summary"] for method, operation in item.items()}
             for path, item in openapi.job_path().items()
@@ -472,18 +480,18 @@ def _build_app(
             counts,
             openapi.describe_predictions,
             timing_share,
-            confined,
+            is_confined,
         )
         app.workflow_predictions = WorkflowPredictions(
-            workflows, limit, guards.inference, counts, confined
+            workflows, limit, guards.inference, counts, is_confined
         )
         keyed_runs = None if jobs is None else jobs.keyed_runs
         credentials = registry.hidden_headers.exposed_credential_headers
         app.idempotency = Idempotency(
-            keyed_runs, limit, max_job_size, guards.inference, counts, credentials, confined
+            keyed_runs, limit, max_job_size, guards.inference, counts, credentials, is_confined
         )
         if jobs is not None:
-            app.add_routes(precomputed.build_router(jobs, confined=confined))
+            app.add_routes(precomputed.build_router(jobs, is_confined=is_confined))
             app.guards["predictions"] = guards.inference
         path_items = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
         app.paths |= {
@@ -493,7 +501,7 @@ def _build_app(
     if "management" in roles:
         if jobs is None:
             app.add_routes(queue.build_closed_router())
-        # Other routers take any path segment for a version, so this one comes first.
+        # This router comes first, because others would match its path segments as a version.
         app.add_routes(traffic.build_router(registry, max_management_body))
         app.add_routes(rollout.build_router(registry, max_management_body))
         app.add_routes(recording.build_router(registry, max_management_body))
@@ -508,7 +516,7 @@ def _build_app(
         app.add_routes(workflow_routes.build_router(workflows, max_management_body))
         app.guards["workflows"] = guards.management
         playground_jobs = (
-            PlaygroundJobs(jobs, registry, max_job_size, guards.management, counts, confined)
+            PlaygroundJobs(jobs, registry, max_job_size, guards.management, counts, is_confined)
             if jobs is not None
             else None
         )
@@ -518,7 +526,7 @@ def _build_app(
             guards.management,
             counts,
             openapi.describe_predictions,
-            confined=confined,
+            is_confined=is_confined,
             job_routes=playground_jobs,
         )
         read_metrics = collection.reader(registry, counts, system, jobs)
@@ -526,7 +534,7 @@ def _build_app(
             ui.build_router(registry, series, read_metrics, guards.management, addresses)
         )
         app.paths["/ui/"] = {"GET": "The web page"}
-        app.guards["ui"] = ui.shell_guard(guards.management)
+        app.guards["ui"] = ui.page_guard(guards.management)
     if "metrics" in roles:
         app.add_routes(collection.build_router(registry, counts, system, jobs))
         app.guards["metrics"] = guards.metrics
@@ -553,9 +561,9 @@ def _build_app(
 
 
 def _share_paths(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) -> None:
-    """Tell each listener the paths of the others, for its errors and its index.
+    """Set the paths and addresses of the other listeners, for an app's errors and index.
 
-    `apps` are by their roles. Addresses are only told if other machines cannot connect.
+    The keys of `apps` are roles. Addresses are set only if no other machine can connect.
     """
     is_local = all(parse_address(address).is_local for address in addresses.values())
     for app in apps.values():
@@ -574,13 +582,13 @@ def _share_paths(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) ->
 
 
 async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) -> Send:
-    """Count a request, and return the `send` that delays responses to wrong tokens.
+    """Count a request, and return a `send` that delays the response to a wrong token.
 
     Raises:
-        TooManyRequests: The client has sent too many requests; this is raised after a delay.
+        TooManyRequests: The client has sent too many requests; this is raised with a delay.
     """
     caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
-    calling.set(caller)  # a variable of the request's task
+    current_caller.set(caller)  # set only in the context of the request's task
     if scope["path"] not in UNLIMITED_PATHS:
         try:
             limits.count_request(caller.client)
@@ -589,9 +597,9 @@ async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) ->
             raise
 
     async def delayed_send(message: Message) -> None:
-        if caller.hold:
-            await asyncio.sleep(caller.hold)
-            caller.hold = 0.0
+        if caller.delay_s:
+            await asyncio.sleep(caller.delay_s)
+            caller.delay_s = 0.0
         await send(message)
 
     return delayed_send

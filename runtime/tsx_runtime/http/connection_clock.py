@@ -1,6 +1,6 @@
-"""The timeouts of connections and the clock that checks them once a second.
+"""The timeouts of connections, and the clock that checks them once a second.
 
-A timer for each request would cost more than its parsing.
+A timer for each request would take more time than the parsing of the request.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ TICK_S = 1.0
 class Timeouts(NamedTuple):
     """The timeouts of a connection, in seconds."""
 
-    keep_alive: int  # longest pause before a request
+    keep_alive: int  # longest wait for a request
     head: int  # longest time that a request's head may take
-    body: int  # longest time of a body, besides the time of its bytes at `body_rate`
+    body: int  # longest time of a body, in addition to its bytes divided by `body_rate`
     body_idle: int  # longest pause between two reads of a body
-    write: int  # longest time in which a client reads nothing of its response
-    body_rate: int = 16 << 10  # bytes a second
+    write: int  # longest time for which a client may read nothing of its response
+    body_rate: int = 16 << 10  # bytes per second
 
 
 class TimedConnection(Protocol):
-    """A connection that checks its timeouts when the clock ticks."""
+    """A connection that checks its timeouts at each tick of the clock."""
 
     def on_tick(self) -> None:
         """Count a second and check the timeouts."""
 
 
 class Clock:
-    """A clock that ticks for the connections of one server while there are any."""
+    """A clock that ticks as long as the server has connections."""
 
     def __init__(self, connections: Collection[TimedConnection]) -> None:
         self._connections = connections

@@ -1,4 +1,7 @@
-"""The queue that spreads the work of many connections over short turns of the event loop."""
+"""The queue that spreads many connections' work over several iterations of the event loop.
+
+One iteration is called a turn.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from collections.abc import Callable
 from contextvars import Context
 from itertools import islice
 
-# A connection that has read more bytes at once lets the others have their turn.
+# A connection that has read more bytes at once lets the other connections run first.
 LARGE_READ_BYTES = 64 << 10
-# Each callback begins a request that was sent ahead, or reads up to 256 KB.
+# A callback begins a request that its client has sent ahead, or reads up to 256 KB.
 MAX_CALLBACKS_PER_TURN = 2
 
 
@@ -22,17 +25,17 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._waiting.append(callback)
-        if len(self._waiting) == 1:
+        self._callbacks.append(callback)
+        if len(self._callbacks) == 1:
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        waiting = self._waiting
-        for callback in list(islice(waiting, MAX_CALLBACKS_PER_TURN)):
+        callbacks = self._callbacks
+        for callback in list(islice(callbacks, MAX_CALLBACKS_PER_TURN)):
             self._loop.call_soon(callback, context=Context())
-            waiting.popleft()
-        if waiting:
+            callbacks.popleft()
+        if callbacks:
             self._loop.call_soon(self._run)

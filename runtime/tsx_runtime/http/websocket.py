@@ -1,6 +1,6 @@
-"""A WebSocket connection, which serves an ASGI app with the package `websockets`.
+"""A WebSocket connection, which runs an ASGI app and uses the package `websockets`.
 
-It keeps the limits of this server's other connections. `asgi_lane/websockets.py` describes the
+It has the same limits as this server's other connections. `asgi_lane/websockets.py` describes the
 messages.
 """
 
@@ -31,31 +31,34 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 SUBPROTOCOL = "tsx.v1"
-# Close codes of RFC 6455 and of IANA's registry.
+# close codes of RFC 6455 and IANA's registry
 INVALID, POLICY, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013
-MAX_REASON_BYTES = 120  # A control frame holds 125 bytes.
-# Bytes that a client may send before its current message is answered; then reading pauses.
+MAX_REASON_BYTES = 120  # A control frame has room for 125 bytes.
+# Reading pauses if a client has sent more bytes before its current message is answered.
 MAX_AHEAD_BYTES = 64 << 10
-MESSAGE_OVERHEAD_BYTES = 1024  # memory of a waiting message besides its content
-FRAMES_PER_TURN = 16  # frames parsed in one turn of the event loop, at about 15 µs each
-MAX_IDLE_FRAMES = 100  # pings, pongs and empty fragments of one second
-MAX_FRAGMENTS = 1024  # fragments of a message, besides one for each KiB of it
-# A client that broke a limit can read the reason in this time, and cannot connect again.
-HOLD_S = 1.0
+MESSAGE_OVERHEAD_BYTES = 1024  # memory of a waiting message in addition to its content
+FRAMES_PER_TURN = 16  # frames that are parsed in one turn, in about 15 µs each
+MAX_IDLE_FRAMES = 100  # pings, pongs and empty fragments per second
+MAX_FRAGMENTS = 1024  # fragments of a message, in addition to one for each KiB of it
+# time for which a client that exceeded a limit stays connected, to read the reason
+REFUSAL_HOLD_S = 1.0
 LENGTH_BYTES = {126: 2, 127: 8}  # size of a frame's extended length (RFC 6455, section 5.2)
-MASK_BYTES = 4  # size of the mask in each frame of a client
-PING_AFTER_S = 20  # A silent client gets a ping then, and is cut off after the same time again.
+MASK_BYTES = 4  # size of the mask in a client's frame
+PING_AFTER_S = (
+    20  # A client that sends nothing gets a ping, and is disconnected after the same time again.
+)
 
 logger = logging.getLogger("tsx.http")
-# The package reports each connection to this logger.
+# `websockets` logs each connection to this logger at a lower level.
 package_logger = logging.getLogger("tsx.http.websocket")
 package_logger.setLevel(logging.WARNING)
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """A WebSocket connection that reads ahead, within bounds, to notice when its client leaves.
+    """A WebSocket connection that reads ahead up to a limit, to notice when its client leaves.
 
-    Bytes that wait, to be read here or by the client, count against `max_inflight_bytes`.
+    Received bytes that wait here, and sent bytes that the client has not read, count against
+    `max_inflight_bytes`.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class WebSocketConnection(asyncio.Protocol):
         """Prepare the response to a handshake.
 
         Args:
-            head: The request that asks for the upgrade.
+            head: The head of the upgrade request.
             server_state: The connections and tasks of the server.
             max_size: The largest message in bytes.
             bytes_in_flight: The budget of `max_inflight_bytes`.
@@ -80,7 +83,7 @@ class WebSocketConnection(asyncio.Protocol):
             on_lost: A function that is called once the connection is closed.
 
         Raises:
-            BadRequest: `head` is no handshake.
+            BadRequest: `head` is not a valid handshake.
         """
         self._protocol = ServerProtocol(
             max_size=max_size, select_subprotocol=_choose_subprotocol, logger=package_logger
@@ -98,25 +101,25 @@ class WebSocketConnection(asyncio.Protocol):
         self._timeouts = timeouts
         self._turns = turns
         self._on_lost = on_lost
-        self._counted = CountedBytes(bytes_in_flight)
-        self._ahead = bytearray()  # bytes that are not parsed yet
+        self._counted_bytes = CountedBytes(bytes_in_flight)
+        self._unparsed = bytearray()  # bytes that are not parsed yet
         self._missing_bytes = 0  # bytes of the current frame that are not parsed yet
-        self._fragments = 0  # frames of the current message
-        self._idle_frames = 0  # pings, pongs and empty fragments of this second
-        self._message = bytearray()  # the complete frames of the current message
-        self._partial_bytes = 0  # bytes of the current message, incomplete frame included
+        self._fragments = 0  # number of frames of the current message
+        self._idle_frames = 0  # pings, pongs and empty fragments in this second
+        self._partial_message = bytearray()  # content of the current message's complete frames
+        self._partial_bytes = 0  # bytes of the current message, including an incomplete frame
         self._is_text = False
-        self._messages: deque[bytes | str] = deque()  # complete messages
+        self._complete_messages: deque[bytes | str] = deque()  # complete messages
         self._waiting_bytes = 0  # bytes of the complete messages
         self._wakeup = asyncio.Event()
         self._client_left = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
-        self._is_paused = self._is_leaving = self._is_held_open = self._has_turn = False
+        self._is_paused = self._is_stopping = self._is_held_open = self._is_turn_scheduled = False
         self._message_s = 0  # seconds since the current message began
         self._silent_s = 0  # seconds since the last bytes from the client
-        self._unsent_bytes = 0  # bytes that the client had not taken at the last tick
-        self._stalled_s = 0  # ticks since the client last took bytes
+        self._unsent_bytes = 0  # bytes that the client had not read at the last tick
+        self._stalled_s = 0  # seconds since the client last read bytes
 
     def start(
         self,
@@ -144,7 +147,7 @@ class WebSocketConnection(asyncio.Protocol):
         except Exception:  # the boundary of a connection
             logger.exception("a WebSocket connection ends, because the server failed")
             self._fail(FAILED, "The server failed; its log says why.")
-        if self._is_leaving:
+        if self._is_stopping:
             self._fail(RESTART, "The server stops.")
         if not self._is_held_open:
             self.transport.close()
@@ -156,23 +159,23 @@ class WebSocketConnection(asyncio.Protocol):
         if self._is_held_open:
             return
         self._silent_s = 0
-        self._ahead += data
+        self._unparsed += data
         try:
-            self._counted.grow_to(self._held_bytes)
+            self._counted_bytes.grow_to(self._held_bytes)
         except NoRoom as error:
             self._fail(TRY_AGAIN, error.message)
             return
-        if not self._has_turn:
+        if not self._is_turn_scheduled:
             self._parse()
         if len(data) > LARGE_READ_BYTES:
-            self._take_turn()  # Otherwise the event loop would read on in this turn.
+            self._take_turn()  # Otherwise the event loop would continue to read in this turn.
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake the application and give the counted bytes back."""
+        """Wake the application, and give the counted bytes back to the budget."""
         for event in (self._client_left, self._wakeup, self._writable):
             event.set()
-        self._counted.give_back()
+        self._counted_bytes.give_back()
         self._budget.set_unread(self, 0)
         self._connections.discard(cast("Any", self))
         self._on_lost(exc)
@@ -188,22 +191,24 @@ class WebSocketConnection(asyncio.Protocol):
         self._count_unread(0)
 
     def shutdown(self) -> None:
-        """End after the current response, because the server stops."""
-        self._is_leaving = True
+        """Close after the current response, because the server stops."""
+        self._is_stopping = True
         self._wakeup.set()
 
     def on_tick(self) -> None:
         """Check the timeouts; `connection_clock.py` calls this once a second."""
-        timeouts, unsent = self._timeouts, self.transport.get_write_buffer_size()
+        timeouts, unsent_bytes = self._timeouts, self.transport.get_write_buffer_size()
         self._idle_frames = 0
-        self._stalled_s = self._stalled_s + 1 if unsent and unsent >= self._unsent_bytes else 0
-        self._unsent_bytes = unsent
-        # Replies to pings do not wait until the client reads, so they are counted here.
-        self._count_unread(unsent)
+        self._stalled_s = (
+            self._stalled_s + 1 if unsent_bytes and unsent_bytes >= self._unsent_bytes else 0
+        )
+        self._unsent_bytes = unsent_bytes
+        # Replies to pings are written even if the client reads nothing, so they are counted here.
+        self._count_unread(unsent_bytes)
         if self._stalled_s > timeouts.write:
             self.transport.abort()
-        if self._is_paused or unsent or self._protocol.state is not State.OPEN:
-            # The client is not read from, or has no reason to send bytes.
+        if self._is_paused or unsent_bytes or self._protocol.state is not State.OPEN:
+            # Reading is paused, or the client need not send bytes now.
             self._silent_s = 0
             return
         self._silent_s += 1
@@ -222,26 +227,26 @@ class WebSocketConnection(asyncio.Protocol):
                 )
 
     def cut_off(self) -> None:
-        """Abort the connection, whose unread responses overdraw the budget."""
+        """Abort the connection, because its unread responses exceed the budget."""
         self.transport.abort()
 
-    # The interface of the application
+    # Methods that the application calls
 
     async def receive(self) -> Message:
-        """Return the next message, one in each turn of the loop, or a disconnect."""
+        """Return the next message, at most one in each turn of the loop, or a disconnect."""
         while not (
-            (self._wakeup.is_set() and self._messages)
+            (self._wakeup.is_set() and self._complete_messages)
             or self._client_left.is_set()
-            or self._is_leaving
+            or self._is_stopping
         ):
             self._wakeup.clear()
             await self._wakeup.wait()
-        if self._client_left.is_set() or self._is_leaving:
+        if self._client_left.is_set() or self._is_stopping:
             return {"type": "websocket.disconnect"}
-        message = self._messages.popleft()
+        message = self._complete_messages.popleft()
         self._waiting_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
-        self._counted.shrink_to(self._held_bytes)
-        if self._messages or self._ahead or self._is_paused:
+        self._counted_bytes.shrink_to(self._held_bytes)
+        if self._complete_messages or self._unparsed or self._is_paused:
             self._wakeup.clear()
             self._take_turn()
         return {
@@ -280,20 +285,20 @@ class WebSocketConnection(asyncio.Protocol):
             raise ConnectionResetError from error
         self._write()
 
-    # The protocol
+    # The WebSocket protocol
 
     @property
     def _held_bytes(self) -> int:
         """Bytes that the application has not received yet."""
-        return len(self._ahead) + self._partial_bytes + self._waiting_bytes
+        return len(self._unparsed) + self._partial_bytes + self._waiting_bytes
 
     @property
     def _has_enough(self) -> bool:
-        return bool(self._messages) and self._held_bytes > MAX_AHEAD_BYTES
+        return bool(self._complete_messages) and self._held_bytes > MAX_AHEAD_BYTES
 
     def _parse(self) -> None:
         """Parse the frames of one turn, until enough messages wait."""
-        ahead, protocol = self._ahead, self._protocol
+        ahead, protocol = self._unparsed, self._protocol
         for _ in range(FRAMES_PER_TURN):
             size = 0 if self._has_enough else self._next_size()
             if not size or protocol.state in (State.CLOSING, State.CLOSED):
@@ -304,45 +309,47 @@ class WebSocketConnection(asyncio.Protocol):
             frames = cast("list[Frame]", protocol.events_received())
             for frame in frames:
                 self._add_frame(frame)
-            self._partial_bytes = len(self._message) if frames else self._partial_bytes + size
+            self._partial_bytes = (
+                len(self._partial_message) if frames else self._partial_bytes + size
+            )
         else:
             self._take_turn()
         self._write()
 
     def _next_size(self) -> int:
-        """Return the bytes of one frame to parse next, or 0 before its length is known."""
-        ahead = self._ahead
+        """Return the number of bytes to parse next, or 0 if the frame's length is unknown."""
+        ahead = self._unparsed
         if not self._missing_bytes and len(ahead) > 1:
             size = ahead[1] & 0x7F
-            begin = 2 + LENGTH_BYTES.get(size, 0)
-            if len(ahead) >= begin:
+            header_size = 2 + LENGTH_BYTES.get(size, 0)
+            if len(ahead) >= header_size:
                 self._missing_bytes = (
-                    begin
+                    header_size
                     + MASK_BYTES
-                    + (int.from_bytes(ahead[2:begin], "big") if begin > 2 else size)
+                    + (int.from_bytes(ahead[2:header_size], "big") if header_size > 2 else size)
                 )
         return min(self._missing_bytes, len(ahead))
 
     def _take_turn(self) -> None:
-        """Continue in another turn of the event loop, after the other connections."""
-        if not self._has_turn:
-            self._has_turn = True
+        """Continue in another turn of the event loop, so that other connections run before."""
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
             self._turns.call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        self._has_turn = False
+        self._is_turn_scheduled = False
         if not self.transport.is_closing():
             self._parse()
             self._update_reading()
-            if self._messages:
+            if self._complete_messages:
                 self._wakeup.set()
 
     def _update_reading(self) -> None:
-        """Pause reading while bytes or many messages wait."""
-        pauses = self._has_enough or self._has_turn or self._is_held_open
-        if pauses is not self._is_paused and not self.transport.is_closing():
-            self._is_paused = pauses
-            (self.transport.pause_reading if pauses else self.transport.resume_reading)()
+        """Pause reading while a turn is scheduled or enough messages wait, else resume it."""
+        should_pause = self._has_enough or self._is_turn_scheduled or self._is_held_open
+        if should_pause is not self._is_paused and not self.transport.is_closing():
+            self._is_paused = should_pause
+            (self.transport.pause_reading if should_pause else self.transport.resume_reading)()
 
     def _add_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -360,23 +367,25 @@ class WebSocketConnection(asyncio.Protocol):
             return
         if frame.opcode is not Opcode.CONT:
             self._is_text = frame.opcode is Opcode.TEXT
-        self._message += frame.data
+        self._partial_message += frame.data
         self._fragments += 1
-        if self._fragments > MAX_FRAGMENTS + (len(self._message) >> 10):
+        if self._fragments > MAX_FRAGMENTS + (len(self._partial_message) >> 10):
             self._refuse(
                 f"A message has at most {MAX_FRAGMENTS} fragments, and one more for each KiB."
             )
         if frame.fin:
             self._fragments = 0
             try:
-                self._messages.append(
-                    self._message.decode() if self._is_text else bytes(self._message)
+                self._complete_messages.append(
+                    self._partial_message.decode()
+                    if self._is_text
+                    else bytes(self._partial_message)
                 )
             except UnicodeDecodeError:
                 self._fail(INVALID, "The text is not UTF-8.")
                 return
-            self._waiting_bytes += len(self._messages[-1]) + MESSAGE_OVERHEAD_BYTES
-            self._message.clear()
+            self._waiting_bytes += len(self._complete_messages[-1]) + MESSAGE_OVERHEAD_BYTES
+            self._partial_message.clear()
             self._message_s = 0
             self._wakeup.set()
 
@@ -384,22 +393,22 @@ class WebSocketConnection(asyncio.Protocol):
         for data in self._protocol.data_to_send():
             if data and not self.transport.is_closing():
                 self.transport.write(data)
-            elif not data and not self._is_held_open:  # Empty data marks the end.
+            elif not data and not self._is_held_open:  # Empty data means that the connection ends.
                 self.transport.close()
 
     def _count_unread(self, size: int) -> None:
         self._budget.set_unread(self, size)
         if self._budget.overdrawn:
-            # A write may be under way here, so shedding happens later.
+            # A write may be in progress here, so connections are closed later.
             asyncio.get_running_loop().call_soon(self._budget.shed)
 
     def _refuse(self, reason: str) -> None:
-        """Report a broken limit to the client, stop reading, and close after `HOLD_S`."""
+        """Tell the client the exceeded limit, stop reading, and close after `REFUSAL_HOLD_S`."""
         if not self._is_held_open:
             self._is_held_open = True
             self._fail(POLICY, reason)
             self._client_left.set()
-            asyncio.get_running_loop().call_later(HOLD_S, self.transport.close)
+            asyncio.get_running_loop().call_later(REFUSAL_HOLD_S, self.transport.close)
 
     def _fail(self, code: int, reason: str) -> None:
         self._protocol.fail(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))

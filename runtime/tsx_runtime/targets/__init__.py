@@ -1,1 +1,1 @@
-"""The platforms that the runtime is started on: a server process, images, SageMaker, Lambda."""
+"""The platforms of the runtime: a server process, container images, SageMaker, Lambda, Ray."""

@@ -9,13 +9,13 @@ sagemaker, lambda or container. If it is not set, the platform is
 
 Any argument but `serve` is a command, as in `docker run IMAGE bash`, and replaces this process.
 
-The modules of a platform are imported once it is known: on Lambda every import adds to the cold
-start.
+A platform's modules are imported only if it is selected, because on Lambda every import makes the
+cold start longer.
 """
 
 import sys
 
-if __name__ == "__main__":  # Even __future__ must not be imported earlier.
+if __name__ == "__main__":  # This comes before every other import, even that of __future__.
     from tsx_runtime.shared.safe_path import remove_working_directory
 
     remove_working_directory()
@@ -35,21 +35,21 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Serve, or run a command.
 
     Returns:
-        The exit code: 0 after a requested stop, 1 if the model or a setting is wrong.
+        The exit code: 0 after a requested stop, 1 after an error, 127 if a command cannot start.
     """
     command = list(argv) or ["serve"]
     if command[0] != "serve":
         return _replace_process(command)
     try:
-        # TSX_TARGET is no setting of a server.
+        # TSX_TARGET is removed, because it is not a setting of the server.
         return _serve(
             choose_target(env), {name: value for name, value in env.items() if name != TARGET}
         )
     except (TsxError, ArchiveError, OSError) as error:
-        # A text of several lines is one write, so that no line of the log comes within it.
+        # The text is one write, so that no line of the log can come between its lines.
         sys.stderr.write(f"Error: {getattr(error, 'message', None) or error}\n")
         if isinstance(error, LoadFailed) and error.traceback:
-            # On these platforms the log is the only output.
+            # The traceback is written here, because on these platforms users see only the log.
             sys.stderr.write(f"{error.traceback}\n")
         return 1
     except Exception:  # the boundary of the process
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _replace_process(command: list[str]) -> int:
-    """Run a command in place of this process; return only if it cannot be started."""
+    """Replace this process by a command; return only if the command cannot be started."""
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -67,14 +67,14 @@ def _replace_process(command: list[str]) -> int:
             " starts the server.",
             file=sys.stderr,
         )
-        return 127  # a shell's code for this error
+        return 127  # the exit code of shells for this error
 
 
 def choose_target(env: Mapping[str, str]) -> str:
-    """Return the platform.
+    """Return the platform: TSX_TARGET, or the one that the other variables show.
 
     Raises:
-        SettingError: TSX_TARGET has another value.
+        SettingError: TSX_TARGET is not a platform.
     """
     if target := read_choice(env, TARGET, TARGETS):
         return target
@@ -85,7 +85,7 @@ def choose_target(env: Mapping[str, str]) -> str:
 
 def _serve(target: str, env: Mapping[str, str]) -> int:
     if target == "sagemaker":
-        # Imports of a platform are deferred, see above.
+        # The imports are deferred, as the module's docstring explains.
         from tsx_runtime.targets.sagemaker.endpoint import serve_endpoint
 
         serve_endpoint(env)

@@ -1,12 +1,13 @@
 """The health check of an image, `python -m tsx_runtime.targets.health`.
 
-The exit code is 0 if the server can serve. Otherwise it is 1, with the reason on stderr. The check
-needs only Python, and finds the server by the same variables and files as the entry point.
+The exit code is 0 if the server is ready. Otherwise it is 1, and the reason is written to stderr.
+The check needs no program such as curl. It reads the server's address from the same variables and
+files as the entry point.
 """
 
 import sys
 
-if __name__ == "__main__":  # Even __future__ must not be imported earlier.
+if __name__ == "__main__":  # This comes before every other import, even that of __future__.
     from tsx_runtime.shared.safe_path import remove_working_directory
 
     remove_working_directory()
@@ -23,7 +24,7 @@ from tsx_runtime.settings.sources import find_config
 from tsx_runtime.targets.image.environment import TARGET, locate_model, read_settings
 
 PATH = "/readyz"
-TIMEOUT_S = 4.0  # less than the five seconds of the image's HEALTHCHECK
+TIMEOUT_S = 4.0  # must be less than the timeout of the image's HEALTHCHECK, which is 5 s
 
 
 def main(env: Mapping[str, str]) -> int:
@@ -39,9 +40,9 @@ def main(env: Mapping[str, str]) -> int:
 
 
 def _find_address(env: Mapping[str, str]) -> Address:
-    """Return the management address if it is TCP, because it answers while the server drains.
+    """Return the management address, or the inference address if that is a unix socket.
 
-    Otherwise return the inference address.
+    The management address is preferred, because it still answers while the server drains.
     """
     server_env = {name: value for name, value in env.items() if name != TARGET}
     settings = read_settings(
@@ -65,7 +66,7 @@ def _request(address: Address) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
     if address.scheme == "https":
         context = ssl.create_default_context()
-        # This is the server of the same container. No certificate has its local name.
+        # The server is in the same container, and its certificate does not have this local name.
         context.check_hostname, context.verify_mode = (False, ssl.CERT_NONE)
         connection = http.client.HTTPSConnection(
             address.host, address.port, timeout=TIMEOUT_S, context=context

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.logs import lines_of
 from tsx_runtime.api import access_log
-from tsx_runtime.api.access_log import AccessLog, shown
+from tsx_runtime.api.access_log import AccessLog, sanitized_line
 from tsx_runtime.shared.line_log import MAX_BATCH_LINES
 
 LINE = re.compile(
@@ -156,7 +156,7 @@ def test_in_text_the_reason_stands_behind_the_line(caplog):
 def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, caplog, is_json):
     """No turn of the event loop makes the lines of many answers, and a stop loses none."""
     texts = []
-    monkeypatch.setattr(access_log, "shown", lambda line: texts.append(line) or line)
+    monkeypatch.setattr(access_log, "sanitized_line", lambda line: texts.append(line) or line)
     count = 3 * MAX_BATCH_LINES + 7
 
     async def add() -> None:
@@ -175,7 +175,7 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
 
 
 def test_a_request_cannot_forge_a_line():
-    line = shown('GET /a" 200 1\r\nfake \xff\\ HTTP/1.1')
+    line = sanitized_line('GET /a" 200 1\r\nfake \xff\\ HTTP/1.1')
     assert line == r"GET /a\x22 200 1\x0d\x0afake \xff\x5c HTTP/1.1"
 
 

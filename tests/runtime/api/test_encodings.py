@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.api.encodings import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, decompress
-from tsx_runtime.api.errors import fault
+from tsx_runtime.api.errors import error_response
 from tsx_runtime.api.messages import (
     HEADER_NAMES,
     ClientGone,
     Message,
     read_body,
-    rest_of,
+    unread_body_of,
 )
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
 
@@ -127,10 +127,10 @@ def test_a_broken_body_is_the_clients_fault(chunks: tuple[bytes, ...]) -> None:
 @pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, gzip", b"compress", b"\xff"])
 def test_another_encoding_is_refused_with_those_that_are_read(coding: bytes) -> None:
     error, sender = refused(UnsupportedEncoding, coding, b"x")
-    status, headers, _ = fault(error)
+    status, headers, _ = error_response(error)
     assert status == 415
     assert {(b"accept-encoding", b"gzip, deflate"), (b"connection", b"close")} <= set(headers)
-    assert rest_of(error, sender.receive) is not None
+    assert unread_body_of(error, sender.receive) is not None
     assert sender.taken == 0
 
 
@@ -154,7 +154,7 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
     assert sum(sizes) <= LIMIT + MAX_OUTPUT_BYTES
     error, sender = refused(PayloadTooLarge, b"gzip", bomb)
     assert sender.taken == 1
-    assert rest_of(error, sender.receive) is not None
+    assert unread_body_of(error, sender.receive) is not None
 
 
 @pytest.mark.parametrize("part", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
@@ -164,7 +164,7 @@ def test_compressed_bytes_without_content_end_at_the_limit_too(part: bytes) -> N
     chunks = [head if part.startswith(b"\0") else b"", *[part] * 100]
     error, sender = refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(part))
     assert sender.taken <= 12
-    assert rest_of(error, sender.receive) is not None
+    assert unread_body_of(error, sender.receive) is not None
 
 
 def test_nothing_is_waited_for_behind_a_bomb_that_came_whole() -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_waited_for_behind_a_bomb_that_came_whole() -> None:
     sender.messages[0]["more_body"] = False
     with pytest.raises(PayloadTooLarge) as caught:
         read(b"gzip", sender)
-    assert rest_of(caught.value, sender.receive) is None
+    assert unread_body_of(caught.value, sender.receive) is None
 
 
 def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_content() -> None:

@@ -22,8 +22,11 @@ def test_an_answer_changes_nothing_but_itself_where_models_are_managed() -> None
     dangerous = [
         (name.encode(), b"*") for name in (*STATE.split(), *(name.decode() for name in CONFINED))
     ]
-    assert answer_headers(200, [*harmless, *dangerous], confined=False) == (*harmless, *dangerous)
-    assert answer_headers(200, [*harmless, *dangerous], confined=True) == (
+    assert answer_headers(200, [*harmless, *dangerous], is_confined=False) == (
+        *harmless,
+        *dangerous,
+    )
+    assert answer_headers(200, [*harmless, *dangerous], is_confined=True) == (
         *harmless,
         *CONFINED.items(),
     )
@@ -31,7 +34,9 @@ def test_an_answer_changes_nothing_but_itself_where_models_are_managed() -> None
 
 @pytest.mark.parametrize(("status", "is_sent"), [(202, True), (302, False), (307, False)])
 def test_a_model_redirects_no_browser_to_the_management_api(status: int, is_sent: bool) -> None:
-    headers = dict(answer_headers(status, [(b"location", b"/models?url=evil.mar")], confined=True))
+    headers = dict(
+        answer_headers(status, [(b"location", b"/models?url=evil.mar")], is_confined=True)
+    )
     assert (b"location" in headers) is is_sent
 
 

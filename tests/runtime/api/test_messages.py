@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.api.errors import for_v2
+from tsx_runtime.api.errors import to_v2_error
 from tsx_runtime.api.headers import NO_CACHE, check_status, handler_headers, new_request_id
 from tsx_runtime.api.messages import MAX_DISCARDED_BYTES, ClientGone, Message, discard, read_body
 from tsx_runtime.api.urls import Target, find_target, url_path, with_headers
@@ -174,11 +174,11 @@ def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> N
 
 
 def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:
-    error = for_v2(error_body(404, "ModelNotFoundException", "Model not found: é"))
+    error = to_v2_error(error_body(404, "ModelNotFoundException", "Model not found: é"))
     assert list(json.loads(error)) == ["code", "type", "message", "error"]
     assert json.loads(error)["error"] == "Model not found: é"
     for body in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff", b"[" * 100_000):
-        assert for_v2(body) == body
+        assert to_v2_error(body) == body
 
 
 def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tsx_runtime.api.errors import error_event, for_openai
+from tsx_runtime.api.errors import error_event, to_openai_error
 from tsx_runtime.api.openai import model_in_json, speaks_openai, split_name
 from tsx_runtime.api.tracing import route_of
 from tsx_runtime.errors import BadRequest, error_body
@@ -70,7 +70,9 @@ def test_traces_have_these_paths_as_routes() -> None:
 
 
 def test_errors_have_both_shapes() -> None:
-    error = json.loads(for_openai(error_body(404, "ModelNotFoundException", "Model not found: é")))
+    error = json.loads(
+        to_openai_error(error_body(404, "ModelNotFoundException", "Model not found: é"))
+    )
     assert error["error"] == {
         "message": "Model not found: é",
         "type": "invalid_request_error",
@@ -78,7 +80,7 @@ def test_errors_have_both_shapes() -> None:
         "code": "model_not_found",
     }
     assert error["message"] == "Model not found: é"
-    assert for_openai(b"no error") == b"no error"
+    assert to_openai_error(b"no error") == b"no error"
     for cause, message in (
         ("it died", "it died"),
         ('{"error": {"message": "own"}}', "own"),

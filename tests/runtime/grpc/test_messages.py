@@ -12,7 +12,7 @@ from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.grpc.messages import MAX_FIELDS, decompress, read_message
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
-from tsx_runtime.grpc.server import options
+from tsx_runtime.grpc.server import build_channel_options
 from tsx_runtime.grpc.tensors import pack
 from tsx_runtime.settings.schema import Settings
 
@@ -93,7 +93,7 @@ def test_gzip_is_unpacked_up_to_the_limit() -> None:
 
 def test_each_bound_of_the_settings_reaches_grpc_s_core_by_its_name() -> None:
     settings = Settings(grpc_max_connections=8, header_timeout=3, max_header_size=2048)
-    chosen = dict(options(settings))
+    chosen = dict(build_channel_options(settings))
     assert chosen["grpc.max_allowed_incoming_connections"] == 8
     assert (
         chosen["grpc.server_handshake_timeout_ms"] == chosen["grpc.http2.settings_timeout"] == 3000

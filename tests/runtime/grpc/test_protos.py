@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from tests.runtime.grpc.conftest import TIMEOUT
-from tsx_runtime.grpc.open_inference import NAMES
+from tsx_runtime.grpc.open_inference import MESSAGES_BY_SERVICE
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, inference_pb2, management_pb2
 
@@ -38,7 +38,7 @@ def test_the_modules_are_what_the_files_make() -> None:
 
 
 def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
-    standard, torchserve = (POOL.FindServiceByName(name).file for name in NAMES)
+    standard, torchserve = (POOL.FindServiceByName(name).file for name in MESSAGES_BY_SERVICE)
     ours, theirs = (
         FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve)
     )

@@ -33,8 +33,8 @@ from tests.support.clients.hostile_http2 import (
 from tests.support.models import make_model
 from tsx_runtime.api.access.tokens import BearerToken, Keys
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.grpc.inference import NAME as INFERENCE
-from tsx_runtime.grpc.management import NAME as MANAGEMENT
+from tsx_runtime.grpc.inference import SERVICE_NAME as INFERENCE
+from tsx_runtime.grpc.management import SERVICE_NAME as MANAGEMENT
 from tsx_runtime.grpc.protos import inference_pb2, management_pb2
 from tsx_runtime.grpc.server import GrpcServer
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -107,7 +107,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = Settings(
         model_store=store, cache_dir=store / "cache", worker_preload=False, allowed_urls=["http.*"]
     )
-    keys = Keys(BearerToken.made_up(LIFETIME, clock), BearerToken.made_up(LIFETIME, clock))
+    keys = Keys(BearerToken.generated(LIFETIME, clock), BearerToken.generated(LIFETIME, clock))
     ready = threading.Event()
     running: list[Any] = []
 

@@ -19,12 +19,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.runtime.grpc.conftest import TIMEOUT, Client, a_server, connected, failure_of
 from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_PORTS, Running, started
-from tsx_runtime.api.access.auth import required_tokens
+from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.errors import SettingError
-from tsx_runtime.grpc.server import options
+from tsx_runtime.grpc.server import build_channel_options
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.grpc_listeners import check_free, grpc_addresses
+from tsx_runtime.targets.server.grpc_listeners import check_ports_free, grpc_addresses
 from tsx_runtime.targets.server.tls import read_pem
 
 
@@ -137,7 +137,7 @@ def test_one_port_has_both_services_and_a_stop_answers_running_calls_and_notifie
         assert client.ask()[0]
         assert "talker" in client.manage("ListModels")
         with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use"):
-            check_free(
+            check_ports_free(
                 grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port))
             )
 
@@ -187,10 +187,12 @@ def test_grpc_without_a_package_is_reported_and_is_a_warning_where_it_was_asked_
 
 def test_an_open_address_needs_a_token() -> None:
     with pytest.raises(SettingError, match=r"grpc_management_address is 0\.0\.0\.0, .*_token"):
-        required_tokens(Settings(grpc_management_address="0.0.0.0"))
-    required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
-    required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
-    required_tokens(Settings(grpc_inference_address="::1", grpc_management_address="localhost"))
+        check_required_tokens(Settings(grpc_management_address="0.0.0.0"))
+    check_required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
+    check_required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
+    check_required_tokens(
+        Settings(grpc_inference_address="::1", grpc_management_address="localhost")
+    )
 
 
 @pytest.mark.parametrize("value", ["http://127.0.0.1", "127.0.0.1:7070", "a b", ""])
@@ -218,7 +220,7 @@ def test_the_listeners_and_limits_of_grpc_are_those_of_the_settings() -> None:
         ("grpcs://0.0.0.0:9070", ["grpc_inference"]),
         ("grpcs://127.0.0.2:9071", ["grpc_management"]),
     ]
-    assert dict(options(settings))["grpc.max_receive_message_length"] == 1234
+    assert dict(build_channel_options(settings))["grpc.max_receive_message_length"] == 1234
 
 
 def test_the_default_addresses_are_not_open_to_other_machines() -> None:

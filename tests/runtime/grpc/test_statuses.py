@@ -19,8 +19,8 @@ from tsx_runtime.errors import (
     TsxError,
     error_body,
 )
-from tsx_runtime.grpc.messages import as_headers, from_block
-from tsx_runtime.grpc.statuses import MAX_DETAILS_CHARS, code_of, refusal, worker_refusal
+from tsx_runtime.grpc.messages import block_to_metadata, metadata_to_headers
+from tsx_runtime.grpc.statuses import MAX_DETAILS_CHARS, code_for_status, refusal, worker_refusal
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ from tsx_runtime.grpc.statuses import MAX_DETAILS_CHARS, code_of, refusal, worke
     ],
 )
 def test_an_http_status_is_a_code(status: int, code: StatusCode) -> None:
-    assert code_of(status) is code
+    assert code_for_status(status) is code
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_metadata_are_headers_unless_they_frame_the_call_or_have_several_lines()
         ("x-d", "\u00e9"),
         ("x-d-bin", b"\r\n"),
     ]
-    assert as_headers(metadata) == [
+    assert metadata_to_headers(metadata) == [
         (b"x-a", b"1"),
         (b"b-bin", b"AA=="),
         (b"x-d", b"\xe9"),
@@ -122,9 +122,9 @@ def test_metadata_are_headers_unless_they_frame_the_call_or_have_several_lines()
 
 
 def test_a_handler_s_headers_are_metadata_where_grpc_allows_them() -> None:
-    assert from_block(b"") == ()
-    assert from_block(
+    assert block_to_metadata(b"") == ()
+    assert block_to_metadata(
         b"X-A: 1\r\nContent-Type: text/csv\r\nx!y: 2\r\ngrpc-status: 0\r\nconnection: close\r\n"
     ) == (("x-a", "1"),)
     with pytest.raises(PredictionFailed):
-        from_block(b"bad name: 1\r\n")
+        block_to_metadata(b"bad name: 1\r\n")

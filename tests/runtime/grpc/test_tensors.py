@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from tsx_runtime import wire
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.grpc import tensors as front
-from tsx_runtime.grpc.inference import body_of
+from tsx_runtime.grpc.inference import join_inputs
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
 from tsx_runtime.worker.codecs import v2_binary
 from tsx_runtime.worker.codecs.requests import read_row
@@ -60,7 +60,9 @@ def through_the_worker(
     ).encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
-    front.unpack(response, None if length is None else int(length), answer, typed=raw is None)
+    front.unpack(
+        response, None if length is None else int(length), answer, use_contents=raw is None
+    )
     return row, response
 
 
@@ -102,7 +104,7 @@ def test_bytes_come_through_unharmed(values: list[bytes]) -> None:
 
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=200), max_size=5))
 def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -> None:
-    body = body_of(inputs)
+    body = join_inputs(inputs)
     assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (
         inputs,
         {},
@@ -111,7 +113,7 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
 
 def test_large_inputs_are_sent_from_where_they_lie() -> None:
     large = bytes(wire.MAX_COPIED_BYTES + 1)
-    body = body_of({"a": large})
+    body = join_inputs({"a": large})
     assert isinstance(body, wire.Parts)
     assert any(piece is large for piece in body.pieces)
     _, packed = front.pack(
@@ -243,4 +245,4 @@ def test_an_answer_that_holds_no_tensors_is_the_handlers_failure(
 ) -> None:
     head = json.dumps({"outputs": [tensor_of("FP32", 2) | changes]}).encode()
     with pytest.raises(PredictionFailed, match="outputs that are not tensors:"):
-        front.unpack(ModelInferResponse(), len(head), head + data, typed=True)
+        front.unpack(ModelInferResponse(), len(head), head + data, use_contents=True)

@@ -18,7 +18,7 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.messages import Message, Receive, Scope, Send
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import StoreUnavailable
-from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
+from tsx_runtime.http.asgi_lane.idempotency import Idempotency, build_keyed_request, has_key
 from tsx_runtime.jobs import keyed_runs
 from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.sqlite import SqliteStore
@@ -190,7 +190,7 @@ async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store, model)
 
 async def test_an_answer_that_another_address_has_stored_is_replayed_confined(client, model):
     assert b"content-security-policy" not in (await client.ask(model))[1]
-    client.lane.confined = True
+    client.lane.is_confined = True
     replayed = (await client.ask(model))[1]
     assert replayed[b"idempotent-replayed"] == b"true"
     assert replayed[b"content-security-policy"].startswith(b"sandbox")
@@ -319,7 +319,7 @@ async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
 
 
 async def test_a_server_that_died_frees_its_keys_with_its_lease(client, model, store):
-    keyed = keyed_request(
+    keyed = build_keyed_request(
         {"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]},
         "k-1",
         b"x",

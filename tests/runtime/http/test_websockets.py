@@ -28,7 +28,7 @@ from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
 from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES, ByteBudget
-from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
+from tsx_runtime.http.asgi_lane.websockets import EventParser, _request_scope
 from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.websocket import (
@@ -466,7 +466,7 @@ def test_an_invalid_handshake_is_refused(server, line):
 
 
 def test_a_token_has_no_line_ends():
-    request = _as_request(
+    request = _request_scope(
         {"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]}
     )
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
@@ -475,7 +475,7 @@ def test_a_token_has_no_line_ends():
 def test_event_data_comes_out_of_pieces_wherever_they_are_cut():
     text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
-        events = EventData()
+        events = EventParser()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         received = [data for piece in pieces for data in events.feed(piece)]
         assert [*received, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
@@ -526,7 +526,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 async def test_frames_without_content_are_bounded(flood, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.http.websocket.HOLD_S", 0)
+    monkeypatch.setattr("tsx_runtime.http.websocket.REFUSAL_HOLD_S", 0)
 
     conversation = Conversation()
     await asyncio.sleep(0)
@@ -571,11 +571,11 @@ async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message():
     conversation.connection.data_received(frame(MESSAGE, b"x") * count)
     turns = 0
     while len(conversation.messages) < count:
-        taken, ahead = len(conversation.messages), len(conversation.connection._ahead)
+        taken, ahead = len(conversation.messages), len(conversation.connection._unparsed)
         await asyncio.sleep(0)
         turns += 1
         assert len(conversation.messages) - taken <= 1
-        assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(
+        assert ahead - len(conversation.connection._unparsed) <= FRAMES_PER_TURN * len(
             frame(MESSAGE, b"x")
         )
     assert turns >= count
@@ -588,13 +588,14 @@ async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lo
     connection.data_received(frame(MESSAGE) * count)
     for _ in range(3000):
         await asyncio.sleep(0)
-    assert len(connection._messages) < 1000
+    assert len(connection._complete_messages) < 1000
     assert conversation.transport.pauses == [True]
     conversation.takes.set()
     while len(conversation.messages) < count:
         await asyncio.sleep(0)
         assert (
-            budget.used >= len(connection._ahead) or len(connection._ahead) <= MAX_UNCOUNTED_BYTES
+            budget.used >= len(connection._unparsed)
+            or len(connection._unparsed) <= MAX_UNCOUNTED_BYTES
         )
     assert conversation.messages == [b""] * count
     assert conversation.transport.pauses == [True, False]

@@ -1,1 +1,1 @@
-"""The permission to call: tokens, origins, limits per client."""
+"""The checks whether a client may call: tokens, origins, limits per client."""

@@ -2,10 +2,10 @@
 
 All functions are pure functions of a request's headers.
 
-A browser sends a request to 127.0.0.1 for any page that asks for it. Each page that its user
-visits could therefore call a server on loopback. Such a request names a foreign `Host` (a rebound
-name) or a foreign `Origin`, and is refused. A request with `Sec-Fetch-Site: cross-site` runs no
-handler on any address. Browsers mark images and forms without an `Origin` in this way.
+Any page can let its visitor's browser send requests to 127.0.0.1, and so could call a server on
+loopback. Such a request has a foreign `Origin`, or a foreign `Host` after DNS rebinding, and is
+refused. Browsers send images and forms without an `Origin`, but mark them with `Sec-Fetch-Site:
+cross-site`. A marked request runs no handler, whatever the server's address is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tsx_runtime.api.access.client_limits import calling
+from tsx_runtime.api.access.client_limits import current_caller
 from tsx_runtime.api.access.origins import host_of, host_of_origin
-from tsx_runtime.api.access.tokens import FAILED as FAILED_TO_RENEW
+from tsx_runtime.api.access.tokens import FAILED as RENEWAL_FAILED
 from tsx_runtime.api.access.tokens import BearerToken, Keys, build_keys
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
@@ -30,14 +30,14 @@ class Guard(NamedTuple):
     """The authorization of a group of routes."""
 
     key: BearerToken | None = None
-    hosts: frozenset[str] | None = None  # names allowed beside loopback's own; None: any
+    hosts: frozenset[str] | None = None  # allowed in addition to loopback's names; None: any
     status: int = InvalidToken.status  # status of a wrong token
-    failed: str = FAILED
+    failure_text: str = FAILED
     origin: bytes | None = None  # the single foreign site that may call
     role: str = ""
-    plugins: tuple[Authenticate, ...] = ()  # asked after all other checks
-    also: BearerToken | None = None  # a second valid token
-    # Whether to refuse a browser's request for a page of another site, unless `origin` allows it.
+    plugins: tuple[Authenticate, ...] = ()  # called after all other checks
+    second_key: BearerToken | None = None  # a second valid token
+    # Whether to refuse requests of other sites' pages, except those of `origin`.
     same_site: bool = False
 
     def check(self, headers: Iterable[Pair]) -> None:
@@ -55,22 +55,22 @@ class Guard(NamedTuple):
                 authorization = value
             elif name == b"origin":
                 origin = value
-                if self.hosts is not None and not self._may_call(value):
-                    raise self._foreign("Origin", value)
+                if self.hosts is not None and not self._is_allowed_origin(value):
+                    raise self._foreign_origin_error("Origin", value)
             elif name == b"sec-fetch-site":
                 cross_site = cross_site or value == b"cross-site"
             elif name == b"host" and self.hosts is not None and not self._is_own(host_of(value)):
-                raise self._foreign("Host", value)
-        if cross_site and self.same_site and not (origin and self._may_call(origin)):
-            raise self._foreign("Sec-Fetch-Site", b"cross-site")
+                raise self._foreign_origin_error("Host", value)
+        if cross_site and self.same_site and not (origin and self._is_allowed_origin(origin)):
+            raise self._foreign_origin_error("Sec-Fetch-Site", b"cross-site")
         if (
             self.key is not None
-            and not self.key.is_right(authorization)
-            and not (self.also and self.also.is_right(authorization))
+            and not self.key.matches(authorization)
+            and not (self.second_key and self.second_key.matches(authorization))
         ):
-            if authorization and (caller := calling.get()) is not None:
+            if authorization and (caller := current_caller.get()) is not None:
                 caller.count_failure()
-            text = f"{self.failed}. Send the header 'Authorization: Bearer <token>'."
+            text = f"{self.failure_text}. Send the header 'Authorization: Bearer <token>'."
             raise InvalidToken(text, status=self.status, has_token=bool(authorization))
         if self.plugins:
             _ask_plugins(self.plugins, self.role, headers)
@@ -78,8 +78,8 @@ class Guard(NamedTuple):
     def check_socket(self, headers: Iterable[Pair]) -> None:
         """Check the headers of a WebSocket.
 
-        A browser lets any page open a WebSocket and read from it. Without a token, the origin of
-        the page decides.
+        A browser lets any page open a WebSocket and read from it. If the server needs no token,
+        the page's origin must therefore be allowed.
 
         Raises:
             ForeignOrigin: A page of a foreign site opens the WebSocket.
@@ -92,12 +92,12 @@ class Guard(NamedTuple):
             origin is not None
             and self.same_site
             and host_of_origin(origin) != host_of(values.get(b"host", b""))
-            and not self._may_call(origin)
+            and not self._is_allowed_origin(origin)
         ):
-            raise self._foreign("Origin", origin)
+            raise self._foreign_origin_error("Origin", origin)
 
-    def _may_call(self, origin: bytes) -> bool:
-        """Tell whether pages of an origin may call; `*` does not count for management."""
+    def _is_allowed_origin(self, origin: bytes) -> bool:
+        """Tell whether pages of an origin may call; `*` does not allow them to manage models."""
         if origin == self.origin or (self.origin == b"*" and self.role == "inference"):
             return True
         return self._is_own(host_of_origin(origin))
@@ -107,15 +107,15 @@ class Guard(NamedTuple):
             is_loopback_host(host) or (self.hosts is not None and host in self.hosts)
         )
 
-    def _foreign(self, header: str, value: bytes) -> ForeignOrigin:
+    def _foreign_origin_error(self, header: str, value: bytes) -> ForeignOrigin:
         text = value[:200].decode("latin-1")
         return ForeignOrigin(
             f"The request's {header} is {text!r}, which is not this machine or site."
-            f" {_OPENS.get(self.role, _OPENS['management'])}"
+            f" {_ADVICE_BY_ROLE.get(self.role, _ADVICE_BY_ROLE['management'])}"
         )
 
 
-_OPENS = {
+_ADVICE_BY_ROLE = {
     "inference": (
         "A server on loopback takes predictions from programs and pages of this machine only, and"
         " one without a token takes none from pages of other sites. Add the host to allowed_hosts"
@@ -142,12 +142,12 @@ def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[P
 
 
 class Guards(NamedTuple):
-    """One guard per kind of route; None needs no check and costs no time."""
+    """One guard per kind of route; None means that the routes need no check."""
 
     inference: Guard | None
     management: Guard | None
     metrics: Guard | None
-    token: Guard | None  # the guard of the route for a new token
+    token: Guard | None  # the guard of `/token`, which replaces a token
 
 
 def build_guards(
@@ -155,8 +155,8 @@ def build_guards(
 ) -> Guards:
     """Build the guards of the settings.
 
-    Metrics require only a management token that the user has set. A scraper could not follow a
-    generated one.
+    Metrics require the management token only if the user has set it. A generated token expires,
+    and a scraper cannot renew it.
     """
     keys = build_keys(settings) if keys is None else keys
     all_plugins = tuple(plugins)
@@ -190,18 +190,18 @@ def build_guards(
             origin,
         ),
         token=_local_guard(
-            Guard(keys.api, status=status, failed=FAILED_TO_RENEW),
+            Guard(keys.api, status=status, failure_text=RENEWAL_FAILED),
             settings.management_address,
             settings.cors_allowed_origin,
         ),
     )
 
 
-def required_tokens(settings: Settings) -> None:
+def check_required_tokens(settings: Settings) -> None:
     """Check that each address that other machines can reach has a token.
 
     Raises:
-        SettingError: An address has none.
+        SettingError: Other machines can reach an address without a token.
     """
     if settings.disable_token_authorization or settings.generate_tokens:
         return
@@ -230,8 +230,8 @@ def required_tokens(settings: Settings) -> None:
             )
 
 
-def without_browsers(guard: Guard | None) -> Guard | None:
-    """Return the guard for calls that a page cannot make, such as gRPC's."""
+def without_browser_checks(guard: Guard | None) -> Guard | None:
+    """Return the guard for calls that a web page cannot make, such as gRPC calls."""
     return (
         guard._replace(hosts=None, same_site=False)
         if guard is not None and (guard.key or guard.plugins)
@@ -240,7 +240,7 @@ def without_browsers(guard: Guard | None) -> Guard | None:
 
 
 def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
-    """Return the guard of a local address, opened as far as `allowed_hosts` says."""
+    """Return the guard of the inference address, which also accepts `allowed_hosts`."""
     if "*" in settings.allowed_hosts:
         return guard._replace(same_site=False) if guard.key or guard.plugins else None
     local_guard = _local_guard(guard, settings.inference_address, settings.cors_allowed_origin)
@@ -254,9 +254,9 @@ def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
 def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
     """Return a guard that refuses foreign sites on a local address.
 
-    A client with a token is trusted from any site. A page cannot reach a unix socket, so `Host` is
-    not checked there. The site of `cors_allowed_origin` is not foreign. `*` allows any page to read
-    responses, but not to manage models.
+    A client with a token may call from any site. A page cannot reach a unix socket, so `Host` is
+    not checked there. The site of `cors_allowed_origin` is not foreign. If that is `*`, any page
+    may read responses, but may not manage models.
     """
     parsed = parse_address(address)
     is_socket = parsed.scheme == "unix"

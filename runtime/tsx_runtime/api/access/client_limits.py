@@ -1,9 +1,9 @@
 """Limits per client: connections, requests per second, wrong tokens per minute.
 
-Clock and sockets are passed in. A client is an IPv4 address, or the /64 network of an IPv6 address,
-because such a network has one owner. Behind a reverse proxy of `trusted_proxies`, it is the address
-in the proxy's `X-Forwarded-For`; that header of other peers is ignored. Each listener counts for
-itself.
+A client is identified by its IPv4 address, or by the /64 network of its IPv6 address, because such
+a network has one owner. Behind a reverse proxy of `trusted_proxies`, the client's address is read
+from the proxy's `X-Forwarded-For`; other peers' `X-Forwarded-For` is ignored. Each listener has its
+own counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.settings.schema import Settings
 
 # Default limits of addresses that other machines can reach.
-CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10
-MAX_IDLE_CLIENTS = 10_000  # clients without a connection that are remembered
-REFUSAL_DELAY_S = 1.0  # delay of a refusal, which slows down a flood on a few connections
+DEFAULT_CONNECTIONS, DEFAULT_REQUESTS, DEFAULT_FAILURES = 1024, 20_000, 10
+MAX_IDLE_CLIENTS = 10_000  # stored clients without a connection
+REFUSAL_DELAY_S = 1.0  # delays a refusal, so that a few connections cannot send a flood
 LOG_INTERVAL_S = 60.0  # time between two log lines
-MAX_HOPS = 32  # read hops of an X-Forwarded-For
+MAX_HOPS = 32  # hops that are read of an X-Forwarded-For
 MAX_ADDRESS_CHARS = 64
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -38,7 +38,7 @@ logger = logging.getLogger("tsx.http")
 class RateLimit:
     """A number of events per period, as a token bucket (GCRA); 0 is no limit.
 
-    The level of each client is a point in time.
+    GCRA stores each client's level as the time at which its bucket is full again.
     """
 
     def __init__(self, count: float, period: float, burst: float) -> None:
@@ -69,7 +69,7 @@ class Client:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.connections = 0
-        self.requests = self.failures = 0.0  # see `Rate.take`
+        self.requests = self.failures = 0.0  # levels of `RateLimit`
 
     def __str__(self) -> str:
         """Return the address or network."""
@@ -83,7 +83,7 @@ class Client:
 
 
 class ClientLimits:
-    """The clients of one listener: connected ones, and the most recent idle ones."""
+    """The clients of one listener: all connected ones, and the most recent idle ones."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ClientLimits:
         proxies: Iterable[str] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
-        remembered: int = MAX_IDLE_CLIENTS,
+        max_idle_clients: int = MAX_IDLE_CLIENTS,
     ) -> None:
         """Limit the clients of a listener; 0 is no limit.
 
@@ -103,7 +103,7 @@ class ClientLimits:
             failures: Wrong tokens per minute.
             proxies: Addresses and networks of trusted proxies.
             clock: A monotonic clock.
-            remembered: The number of idle clients to remember.
+            max_idle_clients: The number of idle clients to store.
         """
         self.connections = connections
         self.requests = RateLimit(requests, 1.0, max(1, requests))
@@ -111,7 +111,7 @@ class ClientLimits:
         self.clock = clock
         self.numbers = connections, requests, failures
         self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
-        self._remembered = remembered
+        self._max_idle_clients = max_idle_clients
         self._connected: dict[bytes, Client] = {}
         self._idle: OrderedDict[bytes, Client] = OrderedDict()
         self._logged_at = -LOG_INTERVAL_S
@@ -125,14 +125,14 @@ class ClientLimits:
         """Count a connection until `disconnect`.
 
         Raises:
-            TooManyRequests: The client has the largest number of connections.
+            TooManyRequests: The client has reached its limit of connections.
         """
-        key = key_of(host)
+        key = client_key(host)
         client = self._connected.get(key)
         if client is None:
             client = self._connected[key] = self._idle_or_new(key)
         elif self.connections and client.connections >= self.connections:
-            raise self._too_many(
+            raise self._too_many_error(
                 f"Clients may have {self.connections} connections each"
                 " (max_connections_per_client), and this client has reached that. Close some, or"
                 " send more requests over each.",
@@ -150,28 +150,28 @@ class ClientLimits:
     # Requests.
 
     def caller(self, host: str, headers: Iterable[Pair]) -> Client:
-        """Return the client of a request from `host`; names of headers are in lower case."""
-        key = key_of(self._client_address(host, headers) if self._proxies else host)
+        """Return the client of a request from `host`; header names are in lower case."""
+        key = client_key(self._client_address(host, headers) if self._proxies else host)
         client = self._connected.get(key)
         if client is None:
             self._remember(client := self._idle_or_new(key))
         return client
 
     def is_proxy(self, host: str) -> bool:
-        address = parse(host)
+        address = parse_ip(host)
         return address is not None and any(address in network for network in self._proxies)
 
     def count_request(self, client: Client) -> None:
         """Count a request.
 
         Raises:
-            TooManyRequests: The client has sent too many; delay this by `REFUSAL_DELAY_S`.
+            TooManyRequests: The client has sent too many; delay the response by `REFUSAL_DELAY_S`.
         """
         now = self.clock()
         full_at = self.requests.take(client.requests, now)
         if full_at is None:
             rate = self.numbers[1]
-            raise self._too_many(
+            raise self._too_many_error(
                 f"Clients may send {rate} requests a second each (max_requests_per_client). Send"
                 " fewer.",
                 self.requests.wait(client.requests, now),
@@ -187,7 +187,7 @@ class ClientLimits:
         now = self.clock()
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
-            raise self._too_many(
+            raise self._too_many_error(
                 f"Clients may send {self.numbers[2]} wrong tokens a minute each"
                 " (max_failed_tokens). The correct token is always accepted.",
                 self.failures.wait(client.failures, now),
@@ -195,12 +195,12 @@ class ClientLimits:
         client.failures = full_at
 
     def _client_address(self, host: str, headers: Iterable[Pair]) -> str:
-        """Return the last hop that is no trusted proxy; hops before it may be forged."""
+        """Return the last hop that is not a trusted proxy, because earlier hops may be forged."""
         if not self.is_proxy(host):
             return host
-        forwarded = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
-        for hop in reversed(forwarded.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
-            address = parse(_without_port(hop.strip()))
+        forwarded_for = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
+        for hop in reversed(forwarded_for.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
+            address = parse_ip(_without_port(hop.strip()))
             if address is None:
                 break
             host = str(address)
@@ -213,10 +213,10 @@ class ClientLimits:
 
     def _remember(self, client: Client) -> None:
         self._idle[client.key] = client
-        if len(self._idle) > self._remembered:
+        if len(self._idle) > self._max_idle_clients:
             self._idle.popitem(last=False)
 
-    def _too_many(self, text: str, seconds: int) -> TooManyRequests:
+    def _too_many_error(self, text: str, seconds: int) -> TooManyRequests:
         if self.clock() - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = self.clock()
             logger.warning(
@@ -230,12 +230,12 @@ class ClientLimits:
 class Caller:
     """The client whose request the current task answers."""
 
-    __slots__ = ("client", "hold", "limits")
+    __slots__ = ("client", "delay_s", "limits")
 
     def __init__(self, limits: ClientLimits, client: Client) -> None:
         self.limits = limits
         self.client = client
-        self.hold = 0.0  # seconds by which the response is delayed
+        self.delay_s = 0.0  # delay of the response
 
     def count_failure(self) -> None:
         """Count a wrong token.
@@ -246,11 +246,11 @@ class Caller:
         try:
             self.limits.count_failure(self.client)
         except TooManyRequests:
-            self.hold = REFUSAL_DELAY_S
+            self.delay_s = REFUSAL_DELAY_S
             raise
 
 
-calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
+current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 
 
 def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
@@ -258,7 +258,7 @@ def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
 
     A listener that only this machine can reach has no default limits.
     """
-    defaults = (0, 0, 0) if is_local else (CONNECTIONS, REQUESTS, FAILURES)
+    defaults = (0, 0, 0) if is_local else (DEFAULT_CONNECTIONS, DEFAULT_REQUESTS, DEFAULT_FAILURES)
     configured = (
         settings.max_connections_per_client,
         settings.max_requests_per_client,
@@ -274,7 +274,7 @@ def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str) -> Address | None:
+def _parse_ip(text: str) -> Address | None:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -282,13 +282,13 @@ def _parse(text: str) -> Address | None:
     return (address.version == 6 and address.ipv4_mapped) or address
 
 
-def parse(text: str) -> Address | None:
-    return _parse(text) if len(text) <= MAX_ADDRESS_CHARS else None
+def parse_ip(text: str) -> Address | None:
+    return _parse_ip(text) if len(text) <= MAX_ADDRESS_CHARS else None
 
 
-def key_of(host: str) -> bytes:
-    """Return the key of a client, equal for all its addresses; other texts are keys themselves."""
-    address = parse(host)
+def client_key(host: str) -> bytes:
+    """Return the key of an address's client; a text that is not an address is its own key."""
+    address = parse_ip(host)
     if address is None:
         return host[:MAX_ADDRESS_CHARS].encode(errors="replace")
     return address.packed if address.version == 4 else address.packed[:8]

@@ -29,23 +29,23 @@ def host_of(value: bytes) -> str | None:
 
 
 def host_of_origin(value: bytes) -> str | None:
-    """Return the host of an `Origin` header; `null` has none."""
+    """Return the host of an `Origin` header, or None for `null` or a malformed one."""
     return _host(_ORIGIN, value)
 
 
-def names_one_host(headers: Iterable[Pair], version: str) -> bool:
-    """Tell whether there is one `Host` line (RFC 9112, 3.2); HTTP/1.0 may have none."""
+def has_one_host(headers: Iterable[Pair], version: str) -> bool:
+    """Tell whether there is exactly one `Host` line (RFC 9112, 3.2); HTTP/1.0 may have none."""
     count = [name for name, _ in headers].count(b"host")
     return count == 1 or (count == 0 and version == "1.0")
 
 
 def check_one_host(headers: Iterable[Pair], version: str) -> None:
-    """Check that there is one `Host` line.
+    """Check that there is exactly one `Host` line; HTTP/1.0 may have none.
 
     Raises:
-        BadRequest: There is none, or more than one.
+        BadRequest: `Host` is missing or repeated.
     """
-    if not names_one_host(headers, version):
+    if not has_one_host(headers, version):
         raise BadRequest(
             f"A request of HTTP/{version} must have exactly one Host header (RFC 9112, 3.2). Send"
             " one."
@@ -65,8 +65,8 @@ def cors_headers(settings: Settings) -> tuple[Pair, ...]:
     )
 
 
-def missing(pairs: tuple[Pair, ...], cors: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    """Return the headers of `cors` that a response lacks; browsers reject repeated ones."""
+def missing_cors_headers(pairs: tuple[Pair, ...], cors: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    """Return the headers of `cors` that a response lacks, because browsers reject repeated ones."""
     if not cors:
         return ()
     names = {name for name, _ in pairs}
@@ -81,11 +81,11 @@ def is_preflight(scope: Scope) -> bool:
     return b"origin" in names and b"access-control-request-method" in names
 
 
-def adding(send: Send, cors: tuple[Pair, ...]) -> Send:
-    async def added(message: Message) -> None:
+def with_cors_headers(send: Send, cors: tuple[Pair, ...]) -> Send:
+    async def send_with_cors(message: Message) -> None:
         if message["type"] == "http.response.start":
             pairs = tuple(message["headers"])
-            message["headers"] = [*pairs, *missing(pairs, cors)]
+            message["headers"] = [*pairs, *missing_cors_headers(pairs, cors)]
         await send(message)
 
-    return added
+    return send_with_cors

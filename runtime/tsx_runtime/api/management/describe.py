@@ -1,4 +1,4 @@
-"""The JSON that describes the models."""
+"""Descriptions of models, versions and workers for the management API, and their health."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PAGE = 100
 
 ItemT = TypeVar("ItemT")
-Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; a newer worker has no entry
+Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; workers that started later have no entry
 
 
 def memory_of(workers: Iterable[Worker]) -> Memory:
@@ -48,7 +48,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         name: getattr(plan, name) or (0 if limit.changeable else None)
         for name, limit in LIMITS.items()
     }
-    limits |= limits_now(version)
+    limits |= current_limits(version)
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -97,7 +97,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     )
 
 
-def limits_now(version: ModelVersion) -> dict[str, int]:
+def current_limits(version: ModelVersion) -> dict[str, int]:
     """Return the limits that a latency target changes with the load."""
     return (
         {}
@@ -138,33 +138,37 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
 
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
-    """Return a page of models by name, without functions of workflows, which have no archive."""
-    ordered = sorted(
+    """Return a page of models by name; functions of workflows have no archive and are omitted."""
+    sorted_models = sorted(
         (model for model in models if model.versions[model.default].url),
         key=lambda model: model.name,
     )
-    page, next_start = page_of(ordered, limit, start)
-    listed = [
+    page, next_start = page_of(sorted_models, limit, start)
+    listed_models = [
         ListedModel(model_name=model.name, model_url=model.versions[model.default].url)
         for model in page
     ]
-    return ModelList(next_page_token=next_start, models=listed)
+    return ModelList(next_page_token=next_start, models=listed_models)
 
 
-def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
-    """Return a page, and the start of the next one.
+def page_of(
+    sorted_models: Sequence[ItemT], limit: int, start: int
+) -> tuple[Sequence[ItemT], str | None]:
+    """Return a page of items, and the start of the next page.
 
-    As in TorchServe, an invalid limit becomes the largest, and an invalid start the first.
+    As in TorchServe, an invalid limit becomes the largest one, and a negative start becomes 0.
     """
     if not 1 <= limit <= PAGE:
         limit = PAGE
     start = max(0, start)
     next_start = start + limit
-    return ordered[start:next_start], str(next_start) if next_start < len(ordered) else None
+    return sorted_models[start:next_start], str(next_start) if next_start < len(
+        sorted_models
+    ) else None
 
 
-def not_ready(registry: Registry) -> list[NotReadyModel]:
-    """Return the default versions that should serve but cannot."""
+def unready_versions(registry: Registry) -> list[NotReadyModel]:
+    """Return the default versions that have no ready worker but should have one."""
     now = time.monotonic()
     waiting = [
         NotReadyModel(
@@ -198,10 +202,10 @@ def not_ready(registry: Registry) -> list[NotReadyModel]:
 
 
 def is_healthy(models: Iterable[Model]) -> bool:
-    """Tell whether each default version has enough ready workers, or none that was given up.
+    """Tell whether each default version has enough ready workers, or no failed one.
 
-    A worker is given up after its restarts lasted for `maxRetryTimeoutInSec`, or failed in the same
-    way three times.
+    A worker has failed once its restarts have lasted for `maxRetryTimeoutInSec`, or have ended with
+    the same error three times.
     """
     for model in models:
         version = model.versions.get(model.default)
@@ -216,9 +220,9 @@ def is_healthy(models: Iterable[Model]) -> bool:
 
 
 def is_given_up(version: ModelVersion) -> bool:
-    """Tell whether no worker is ready and at least one has failed for good.
+    """Tell whether no worker is ready and at least one has failed.
 
-    A worker that restarts is no reason to replace the instance.
+    A worker that restarts may still become ready, so the instance need not be replaced.
     """
     states = Counter(worker.state for worker in version.workers)
     return (

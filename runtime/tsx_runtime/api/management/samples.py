@@ -1,4 +1,4 @@
-"""Inputs for trying a model: samples or warm-up requests of its archive, or generated ones."""
+"""Example inputs of a model: samples or warm-up requests in its archive, or generated inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.example_requests import OIP_TYPES, example_body, read_example
 
-SAMPLES = "samples"  # directory of an archive with inputs for trying it
+SAMPLES = "samples"  # directory in an archive for example inputs
 MAX_SAMPLE_BYTES = 32 << 20
 MAX_SAMPLES = 200
 # Handlers that take JSON lists of numbers.
@@ -33,16 +33,16 @@ class SampleInput(NamedTuple):
 
 
 def input_of(version: ModelVersion) -> str | None:
-    """Return image, text, json, file or chat, or None: the input that the handler takes.
+    """Return the handler's kind of input: image, text, json, file, chat, or None if unknown.
 
-    The workers report it, or it is known for tsx's own handlers.
+    Workers report the kind. It is also known for some built-in handlers.
     """
     kind = next((worker.input for worker in version.workers if worker.input), None)
     return kind or ("json" if version.handler in NUMBER_HANDLERS else None)
 
 
 def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
-    """Return the samples of an archive with their sizes; links may not lead out of the folder."""
+    """Return an archive's samples with their sizes; links out of the folder are skipped."""
     folder = version.archive.directory / SAMPLES
     resolved_folder = folder.resolve()
     try:
@@ -64,7 +64,7 @@ def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
 
 
 def sample_of(version: ModelVersion) -> SampleInput | None:
-    """Return the first sample, or None if there is none; this reads files."""
+    """Return the first sample or warm-up request, or else a generated input; this reads files."""
     for path, _ in samples_of(version):
         with suppress(FileNotFoundError):  # The model may be unregistered meanwhile.
             body = path.read_bytes()
@@ -148,7 +148,7 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
 
 
 def _content_type(archive_type: str | None, name: str, body: bytes) -> str:
-    """Return the archive's type if a header can hold it, because the response has it as one."""
+    """Return the archive's content type if it is valid as a header, else guess it."""
     if (
         archive_type
         and archive_type.isascii()

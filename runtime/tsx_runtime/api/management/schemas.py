@@ -1,4 +1,4 @@
-"""The JSON and the parameters of the HTTP API, with TorchServe's names and order."""
+"""Schemas of the HTTP API's JSON and parameters, with TorchServe's names and order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
 MAX_PROBLEMS = 5  # reported problems of one request; a body may have thousands
-_EXCERPT = reprlib.Repr()  # shortens a client's value, however large and nested
+_EXCERPT = reprlib.Repr()  # shortens a client's value, even if it is large or nested
 _EXCERPT.maxstring = _EXCERPT.maxother = _EXCERPT.maxlong = 200
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
@@ -32,7 +32,7 @@ Flag = Annotated[bool, BeforeValidator(_lower)]  # a boolean of a query string, 
 
 
 class Camel(BaseModel):
-    """Fields are camelCase outside, as in Java."""
+    """A schema whose JSON has names in camelCase, as in Java."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, protected_namespaces=()
@@ -72,7 +72,7 @@ class Health(BaseModel):
 
 
 class NotReadyModel(Camel):
-    """A version that cannot serve, and why."""
+    """A version that cannot serve, and the reason."""
 
     model_name: str
     model_version: str
@@ -97,7 +97,7 @@ class Readiness(Camel):
 
 @with_limits(CHANGEABLE)
 class RegisterParameters(BaseModel):
-    """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
+    """Parameters of a registration, from the query string or a JSON body, which has precedence."""
 
     model_config = ConfigDict(
         protected_namespaces=(),
@@ -218,7 +218,7 @@ _MODEL_EXAMPLE: dict[str, Any] = {
 
 
 class DescribedMeasurement(Camel):
-    """The measurements of `tsx bench --write` in the archive."""
+    """Measurements that `tsx bench --write` has stored in the archive."""
 
     date: str
     machine: str
@@ -270,7 +270,7 @@ class DescribedCache(Camel):
 
 
 class _TorchServeDescription(Camel):
-    """What TorchServe describes, in its order."""
+    """The fields of TorchServe's description, in its order."""
 
     model_name: str
     model_version: str
@@ -309,7 +309,7 @@ class _TorchServeDescription(Camel):
 
 @with_limits(make=described)
 class DescribedModel(_TorchServeDescription):
-    """One version. A field that does not apply is absent."""
+    """The description of one version; a field that does not apply is absent."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_MODEL_EXAMPLE]})
 

@@ -35,15 +35,15 @@ from tsx_runtime.errors import (
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.shared.suggestions import suggestion
 
-# Runtimes of archives; all run in this server's own Python.
+# Accepted runtimes of archives. All of them run in this server's own Python.
 RUNTIMES = ("python", "python3", "python2", "lsp")
-MAX_DESCRIPTION_BYTES = 1 << 20  # A larger description of a handler is shown as text.
-MAX_VALUES = 20_000  # values of a JSON body, which take about 20 ms
+MAX_DESCRIPTION_BYTES = 1 << 20  # A handler's larger description is returned as text.
+MAX_VALUES = 20_000  # values of a JSON body; as many take about 20 ms
 PROCESSING = Status(status="Processing worker updates..."), 202
 
 
 class ManagementService:
-    """The operations; a returned status code is 200, or 202 for work that continues."""
+    """The operations; they return a status code of 200, or 202 if the work continues."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -52,10 +52,10 @@ class ManagementService:
         """Check that `enable_model_api` is on.
 
         Args:
-            allowed: The methods that the path allows in any case.
+            allowed: The methods that the path allows even if the setting is off.
 
         Raises:
-            MethodNotAllowed: It is off.
+            MethodNotAllowed: The setting is off.
         """
         if not self.registry.settings.enable_model_api:
             raise MethodNotAllowed(allowed=allowed)
@@ -112,7 +112,7 @@ class ManagementService:
         gpus = await read_gpus() if any(worker.gpu_id is not None for worker in workers) else {}
         memory = await asyncio.to_thread(memory_of, workers)
         described = [describe_version(shown_version, gpus, memory) for shown_version in versions]
-        # With `all`, TorchServe calls no handler. Versions that are not ready must not fail.
+        # TorchServe calls no handler for `all`. Versions that are not ready are skipped then.
         if customized:
             ready = [
                 pair
@@ -197,7 +197,7 @@ async def ask_handler(version: ModelVersion) -> Any:
     try:
         body = await answer.read_all(version.max_response_size)
     except BaseException:
-        version.leave(job)  # No further part of a stream is read.
+        version.leave(job)  # The worker need not send further parts of a stream.
         answer.leave()
         raise
     if answer.status >= 400:

@@ -1,1 +1,1 @@
-"""The messages: the .proto files, the modules that scripts/update_protos.py makes, and types."""
+"""The gRPC messages: .proto files, and what scripts/update_protos.py generates from them."""

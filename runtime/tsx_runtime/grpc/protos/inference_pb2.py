@@ -1,6 +1,6 @@
 """The messages of inference.proto. Made by scripts/update_protos.py; do not edit."""
 
-from tsx_runtime.grpc.pool import load
+from tsx_runtime.grpc.pool import load_messages
 
 FILES = [
     ('google/protobuf/empty.proto', b'\n\x1bgoogle/protobuf/empty.proto\x12\x0fgoogle.protobuf"\x07\n\x05EmptyB}\n\x13com.google.protobufB\nEmptyProtoP\x01Z.google.golang.org/protobuf/types/known/emptypb\xf8\x01\x01\xa2\x02\x03GPB\xaa\x02\x1eGoogle.Protobuf.WellKnownTypesb\x06proto3'),
@@ -8,4 +8,4 @@ FILES = [
     ('google/rpc/status.proto', b'\n\x17google/rpc/status.proto\x12\ngoogle.rpc\x1a\x19google/protobuf/any.proto"f\n\x06Status\x12\x12\n\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n\x07message\x18\x02 \x01(\tR\x07message\x12.\n\x07details\x18\x03 \x03(\x0b2\x14.google.protobuf.AnyR\x07detailsb\x06proto3'),
     ('inference.proto', b'\n\x0finference.proto\x12 org.pytorch.serve.grpc.inference\x1a\x1bgoogle/protobuf/empty.proto\x1a\x17google/rpc/status.proto"\x9f\x02\n\x12PredictionsRequest\x12\x1d\n\nmodel_name\x18\x01 \x01(\tR\tmodelName\x12#\n\rmodel_version\x18\x02 \x01(\tR\x0cmodelVersion\x12U\n\x05input\x18\x03 \x03(\x0b2?.org.pytorch.serve.grpc.inference.PredictionsRequest.InputEntryR\x05input\x12$\n\x0bsequence_id\x18\x04 \x01(\tH\x00R\nsequenceId\x88\x01\x01\x1a8\n\nInputEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x0cR\x05value:\x028\x01B\x0e\n\x0c_sequence_id"\xa6\x01\n\x12PredictionResponse\x12\x1e\n\nprediction\x18\x01 \x01(\x0cR\nprediction\x12$\n\x0bsequence_id\x18\x02 \x01(\tH\x00R\nsequenceId\x88\x01\x01\x12/\n\x06status\x18\x03 \x01(\x0b2\x12.google.rpc.StatusH\x01R\x06status\x88\x01\x01B\x0e\n\x0c_sequence_idB\t\n\x07_status"2\n\x18TorchServeHealthResponse\x12\x16\n\x06health\x18\x01 \x01(\tR\x06health2\xf8\x03\n\x14InferenceAPIsService\x12Z\n\x04Ping\x12\x16.google.protobuf.Empty\x1a:.org.pytorch.serve.grpc.inference.TorchServeHealthResponse\x12y\n\x0bPredictions\x124.org.pytorch.serve.grpc.inference.PredictionsRequest\x1a4.org.pytorch.serve.grpc.inference.PredictionResponse\x12\x81\x01\n\x11StreamPredictions\x124.org.pytorch.serve.grpc.inference.PredictionsRequest\x1a4.org.pytorch.serve.grpc.inference.PredictionResponse0\x01\x12\x84\x01\n\x12StreamPredictions2\x124.org.pytorch.serve.grpc.inference.PredictionsRequest\x1a4.org.pytorch.serve.grpc.inference.PredictionResponse(\x010\x01B\x02P\x01b\x06proto3'),
 ]
-load(globals(), FILES)
+load_messages(globals(), FILES)

@@ -1,1 +1,1 @@
-"""Predictions over ASGI: requests that the fast lane does not take."""
+"""The ASGI apps of predictions, for all requests that the fast lane cannot handle."""

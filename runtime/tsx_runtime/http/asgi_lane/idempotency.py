@@ -1,8 +1,9 @@
 """Idempotent requests: a repeated `Idempotency-Key` gets the first response and runs no model.
 
-A key belongs to its path, its token and all credentials that a handler sees. A response is stored
-before it is sent, so that a repeated request never gets another one. Of a stream, only the last
-part waits for this. A request continues after its client leaves, which may ask again later.
+The same key may be used for another path, token, or other credentials that handlers see. A response
+is stored before it is sent, so that a repeated request never gets a different one. The parts of a
+stream are sent at once, except for the last one. If the client leaves, its request continues,
+because the client may repeat it later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeAlias
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access_log import ENDED
+from tsx_runtime.api.access_log import BREAK_REASON
 from tsx_runtime.api.headers import Pair, answer_headers, stored_headers
 from tsx_runtime.api.messages import (
     ClientGone,
@@ -27,8 +28,8 @@ from tsx_runtime.api.messages import (
     Send,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
@@ -37,17 +38,19 @@ from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
-# Key of the `KeyedRequest` in a scope, until a job has stored the response.
+# Key of a scope: its `KeyedRequest`, which is removed once a job has stored the response.
 KEYED_SCOPE_KEY = "tsx.keyed"
-REPLAYED: Pair = (b"idempotent-replayed", b"true")
+REPLAYED_HEADER: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
 # `send_whole` sets these headers.
 _TRANSPORT_HEADERS = frozenset({REQUEST_ID, b"content-length", b"connection"})
-# The draft quotes a key; most clients send it without quotes.
+# The IETF draft requires quotes, but most clients send the key without them.
 _KEY = re.compile(rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})')
-# Another try may succeed, so these are not stored; the statuses 5xx are not either.
+# Responses with these statuses, or with 5xx, are not stored, because another try may succeed.
 _RETRYABLE_STATUSES = frozenset({404, 408, 409, 425, 429})
-_UNKEYED_METHODS = frozenset({"OPTIONS", "HEAD"})  # They run nothing, or have no body to store.
+_UNKEYED_METHODS = frozenset(
+    {"OPTIONS", "HEAD"}
+)  # OPTIONS runs no model, and a response to HEAD has no body to store.
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -60,15 +63,15 @@ def has_key(scope: Scope) -> bool:
 
 @dataclass(eq=False)
 class Idempotency:
-    """The handling of one listener's keyed requests, before they run a model."""
+    """The app that a listener's requests with a key pass before the app that runs them."""
 
     runs: KeyedRuns | None  # None if nothing is stored
-    limit: int  # bytes of a body
-    job_limit: int  # bytes of an asynchronous request's body
+    limit: int  # largest body in bytes
+    job_limit: int  # largest body of an asynchronous request in bytes
     guard: Guard | None
     counts: ResponseCounts
-    credentials: Collection[bytes]  # further headers that keep clients apart
-    confined: bool = False  # See `answer_headers`.
+    credentials: Collection[bytes]  # further headers that identify clients
+    is_confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -86,46 +89,55 @@ class Idempotency:
                 body = await read_body(scope, receive, self.limit)
             else:
                 body = await read_body(scope, receive, self.job_limit, setting=JOB_SIZE)
-            scope[KEYED_SCOPE_KEY] = keyed = keyed_request(scope, key, body, self.credentials)
-            stored = await while_client_waits(self.runs.claim(keyed), receive)
-            if stored is None:
-                recorder = AnswerRecorder(send, keyed, self.runs)
-                stored = await self.runs.run(keyed, recorder.record(app, scope, body, receive))
-            if recorder is not None and (stored is None or recorder.has_begun):
+            scope[KEYED_SCOPE_KEY] = keyed_request = build_keyed_request(
+                scope, key, body, self.credentials
+            )
+            stored_answer = await while_client_waits(self.runs.claim(keyed_request), receive)
+            if stored_answer is None:
+                recorder = AnswerRecorder(send, keyed_request, self.runs)
+                stored_answer = await self.runs.run(
+                    keyed_request, recorder.record(app, scope, body, receive)
+                )
+            if recorder is not None and (stored_answer is None or recorder.has_begun):
                 await recorder.send_last()
-            elif stored is not None:
-                await self._replay(stored, scope, send)
+            elif stored_answer is not None:
+                await self._replay(stored_answer, scope, send)
         except ClientGone:
             return
         except TsxError as error:
             if recorder is not None and recorder.has_begun:
-                raise  # Only closing the connection tells the client.
-            status, headers, text = errors.fault(error, scope["path"])
+                # The client has a part of the response, so only closing the connection helps.
+                raise
+            status, headers, text = errors.error_response(error, scope["path"])
             self.counts.add(status)
             await send_whole(
-                send, scope, status, headers, request_id, text, rest_of(error, receive)
+                send, scope, status, headers, request_id, text, unread_body_of(error, receive)
             )
 
-    async def _replay(self, stored: StoredAnswer, scope: Scope, send: Send) -> None:
-        self.counts.add(stored.sound_status)
+    async def _replay(self, stored_answer: StoredAnswer, scope: Scope, send: Send) -> None:
+        self.counts.add(stored_answer.sound_status)
         pairs = answer_headers(
-            stored.sound_status, stored_headers(stored.headers), confined=self.confined
+            stored_answer.sound_status,
+            stored_headers(stored_answer.headers),
+            is_confined=self.is_confined,
         )
         request_id = dict(pairs).get(REQUEST_ID, b"")
-        headers = (*(pair for pair in pairs if pair[0] not in _TRANSPORT_HEADERS), REPLAYED)
-        await send_whole(send, scope, stored.sound_status, headers, request_id, stored.body)
+        headers = (*(pair for pair in pairs if pair[0] not in _TRANSPORT_HEADERS), REPLAYED_HEADER)
+        await send_whole(
+            send, scope, stored_answer.sound_status, headers, request_id, stored_answer.body
+        )
 
 
 class AnswerRecorder:
-    """A `send` that holds a whole response, or the last part of a stream, until `send_last`."""
+    """A `send` that holds back a whole response, or a stream's last part, until `send_last`."""
 
-    def __init__(self, send: Send, keyed: KeyedRequest, runs: KeyedRuns) -> None:
+    def __init__(self, send: Send, keyed_request: KeyedRequest, runs: KeyedRuns) -> None:
         self.has_begun = False
         self._send = send
-        self._keyed = keyed
+        self._keyed_request = keyed_request
         self._runs = runs
-        self._start: Message | None = None
-        self._last: Message | None = None
+        self._start_message: Message | None = None
+        self._last_message: Message | None = None
         self._parts: list[bytes] = []
         self._size = 0
         self._too_large = asyncio.Event()
@@ -135,18 +147,18 @@ class AnswerRecorder:
     ) -> StoredAnswer | None:
         """Run `app` and return the response to store.
 
-        None is returned for a stream that broke off, for an error that another try may avoid, and
+        The result is None for a stream that broke off, for an error that may not occur again, and
         for a response that a job has stored.
         """
-        await app(scope, self._repeat_request(body, receive), self)
+        await app(scope, self._receive_again(body, receive), self)
         if (
-            self._start is None
-            or self._last is None
+            self._start_message is None
+            or self._last_message is None
             or KEYED_SCOPE_KEY not in scope
-            or ENDED in scope
+            or BREAK_REASON in scope
         ):
             return None
-        status, headers = self._start["status"], self._start["headers"]
+        status, headers = self._start_message["status"], self._start_message["headers"]
         if status >= 500 or status in _RETRYABLE_STATUSES:
             return None
         if self._too_large.is_set():
@@ -157,12 +169,14 @@ class AnswerRecorder:
             error = Conflict(
                 f"{text}(max_kept_answer). Send the request under a new key to run it again."
             )
-            return self._runs.answer(self._keyed, *errors.fault(error, scope["path"]))
-        return self._runs.answer(self._keyed, status, headers, b"".join(self._parts))
+            return self._runs.answer(
+                self._keyed_request, *errors.error_response(error, scope["path"])
+            )
+        return self._runs.answer(self._keyed_request, status, headers, b"".join(self._parts))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._start = message
+            self._start_message = message
             return
         part = message.get("body", b"")
         self._size += len(part)
@@ -172,21 +186,21 @@ class AnswerRecorder:
             self._parts.clear()
             self._too_large.set()
         if not message.get("more_body", False):
-            self._last = message
+            self._last_message = message
             return
-        await self._begin()
+        await self._send_start()
         await self._send(message)
 
     async def send_last(self) -> None:
-        """Send the held part; a stream that broke off has none, so that its client can tell."""
-        if self._last is not None:
-            await self._begin()
-            await self._send(self._last)
+        """Send the part that was held back; for a stream that broke off, send nothing."""
+        if self._last_message is not None:
+            await self._send_start()
+            await self._send(self._last_message)
 
-    def _repeat_request(self, body: bytes, receive: Receive) -> Receive:
-        """Return a `receive` that gives the body again.
+    def _receive_again(self, body: bytes, receive: Receive) -> Receive:
+        """Return a `receive` that returns the body again.
 
-        It reports that the client has left only once the response is too large to store.
+        While the response may still be stored, the client's disconnect is not reported.
         """
         is_delivered = False
 
@@ -200,11 +214,11 @@ class AnswerRecorder:
 
         return receive_again
 
-    async def _begin(self) -> None:
+    async def _send_start(self) -> None:
         if not self.has_begun:
-            assert self._start is not None
+            assert self._start_message is not None
             self.has_begun = True
-            await self._send(self._start)
+            await self._send(self._start_message)
 
 
 def read_key(headers: list[Pair]) -> str:
@@ -216,24 +230,24 @@ def read_key(headers: list[Pair]) -> str:
     values = [value.strip() for name, value in headers if name == IDEMPOTENCY_KEY]
     match = _KEY.fullmatch(values[0]) if len(values) == 1 else None
     if match is None:
-        shown = b", ".join(values)[:100].decode("latin-1")
+        header_text = b", ".join(values)[:100].decode("latin-1")
         raise BadRequest(
-            f"Idempotency-Key is {shown!r}: send it once, with 1 to 255 visible ASCII characters"
-            " such as a UUID, in quotes or without."
+            f"Idempotency-Key is {header_text!r}: send it once, with 1 to 255 visible ASCII"
+            " characters such as a UUID, in quotes or without."
         )
     return (match[1] or match[2]).decode()
 
 
-def keyed_request(
+def build_keyed_request(
     scope: Scope, key: str, body: bytes, credentials: Collection[bytes]
 ) -> KeyedRequest:
-    """Return a request whose owner is its path and credentials, and the digest of its content."""
+    """Return the key with its owner (path and credentials), and a digest of the request."""
     headers = dict(scope["headers"])
-    users = sorted(
+    credential_headers = sorted(
         pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization"
     )
     tokens = [value for name, value in scope["headers"] if name == b"authorization"] or [b""]
-    owner = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(users))
+    owner = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(credential_headers))
     request = _digest(
         scope["method"].encode(),
         scope["query_string"],

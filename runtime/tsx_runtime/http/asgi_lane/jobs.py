@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access.client_limits import calling
+from tsx_runtime.api.access.client_limits import current_caller
 from tsx_runtime.api.headers import (
     JSON,
     NO_CACHE,
@@ -34,10 +34,10 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import (
@@ -70,19 +70,19 @@ class JobRoutes:
 
     jobs: Jobs
     registry: Registry
-    limit: int  # bytes of a body
+    limit: int  # largest body in bytes
     guard: Guard | None
     counts: ResponseCounts
-    confined: bool = False  # See `answer_headers`.
+    is_confined: bool = False  # See `answer_headers`.
 
-    def accepts(self, scope: Scope) -> bool:
-        """Tell whether a request for a prediction asks for an asynchronous response."""
+    def is_async_request(self, scope: Scope) -> bool:
+        """Tell whether a prediction's client asks for an asynchronous response."""
         return (
             scope["method"] not in NO_RUN_METHODS and parse_preference(scope["headers"]) is not None
         )
 
-    def shows(self, path: str) -> bool:
-        """Tell whether the path is that of a job."""
+    def is_job_path(self, path: str) -> bool:
+        """Tell whether the path has the form `/jobs/ID`."""
         return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,17 +91,19 @@ class JobRoutes:
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
-            if self.shows(scope["path"]):
+            if self.is_job_path(scope["path"]):
                 response = await self._show_job(scope["method"], scope["path"].removeprefix(PREFIX))
             else:
                 response = await self._accept(scope, receive, request_id)
         except ClientGone:
             return
         except TsxError as error:
-            response = _Response(*errors.fault(error, scope["path"]))
-            unread_body = rest_of(error, receive)
+            response = _Response(*errors.error_response(error, scope["path"]))
+            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
+            response = _Response(
+                *errors.error_response(errors.unexpected_error(error, request_id), scope["path"])
+            )
         self.counts.add(response.status)
         await send_whole(
             send,
@@ -122,44 +124,48 @@ class JobRoutes:
             self.registry, scope, receive, self.limit, JOB_SIZE
         )
         hidden_names = {CALLBACK, *self.registry.hidden_headers.for_model(route.name)}
-        block = header_block(shown_headers(as_sent(scope), hidden_names))
+        block = header_block(shown_headers(cased_headers(scope), hidden_names))
         request = StoredRequest(
             request_id.decode(), scope["method"], scope["path"], scope["query_string"], block, body
         )
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
-        id = secrets.token_hex(16)
+        job_id = secrets.token_hex(16)
         version = (
             target.version
             if target.version and self._has_version(route.name, target.version)
             else ""
         )
-        job = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
-        keyed: KeyedRequest | None = scope.pop(KEYED_SCOPE_KEY, None)
-        # All requests under one key get the same response.
-        wait = 0 if keyed is not None else preference.wait
-        applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
-        location = (b"location", f"{PREFIX}{id}".encode())
+        job = NewJob(
+            job_id, route.name, version, request, priority, deadline, _client(scope), callback
+        )
+        keyed_request: KeyedRequest | None = scope.pop(KEYED_SCOPE_KEY, None)
+        # All requests with this key get the same response, so none of them waits.
+        wait = 0 if keyed_request is not None else preference.wait
+        preference_applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
+        location = (b"location", f"{PREFIX}{job_id}".encode())
         body = _to_json(
-            {"id": id, "state": "queued", "model": job.model, "version": job.version or None}
+            {"id": job_id, "state": "queued", "model": job.model, "version": job.version or None}
         )
         headers = (
             JSON,
             (JOB_STATE, b"queued"),
             location,
-            (b"preference-applied", applied),
+            (b"preference-applied", preference_applied),
             (b"retry-after", b"1"),
             *NO_CACHE,
         )
-        if keyed is not None:  # A job and the response under its key are stored together.
+        if keyed_request is not None:  # The job and the response for its key are stored together.
             pairs = ((REQUEST_ID, request_id), *headers)
             await self.jobs.add(
-                job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
+                job,
+                (keyed_request.key, self.jobs.keyed_runs.answer(keyed_request, 202, pairs, body)),
             )
         else:
             await self.jobs.add(job)
         if (
             wait
-            and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None
+            and (answer := await while_client_waits(self.jobs.wait(job_id, wait), receive))
+            is not None
         ):
             return self._model_response(
                 answer, request_id, location, (b"preference-applied", b"wait=%d" % wait)
@@ -167,34 +173,35 @@ class JobRoutes:
         return _Response(202, headers, body)
 
     def _has_version(self, name: str, version: str) -> bool:
-        """Tell whether the version exists; KServe's routes ignore a version that does not."""
+        """Tell whether the version exists; KServe's routes ignore unknown versions."""
         try:
             self.registry.find(name, version)
         except TsxError:
             return False
         return True
 
-    async def _show_job(self, method: str, id: str) -> _Response:
+    async def _show_job(self, method: str, job_id: str) -> _Response:
         if method not in ("GET", "HEAD", "DELETE"):
             raise MethodNotAllowed(allowed=("DELETE", "GET", "HEAD"))
-        job = await (self.jobs.cancel(id) if method == "DELETE" else self.jobs.get(id))
+        job = await (self.jobs.cancel(job_id) if method == "DELETE" else self.jobs.get(job_id))
         if job is None:
             raise JobNotFound(
-                f"There is no job {id}. A job is forgotten a day after its answer has expired"
+                f"There is no job {job_id}. A job is forgotten a day after its answer has expired"
                 " (job_retention)."
             )
         if job.state == "expired":
             return _failure(
                 JobGone(
-                    f"Job {id} has expired (job_retention). Send the request again for an answer."
+                    f"Job {job_id} has expired (job_retention). Send the request again for an"
+                    " answer."
                 ),
                 job,
             )
         if method == "DELETE":
             if job.state == "done":
                 text = (
-                    f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it"
-                    " expires (job_retention)."
+                    f"Job {job_id} is done, so it cannot be cancelled. Its answer is deleted when"
+                    " it expires (job_retention)."
                 )
                 return _failure(Conflict(text), job)
             return _Response(
@@ -204,7 +211,7 @@ class JobRoutes:
             )
         if job.state in ("queued", "running"):
             return await self._progress(job)
-        answer = await self.jobs.answer(id) if job.state == "done" else None
+        answer = await self.jobs.answer(job_id) if job.state == "done" else None
         if answer is None:
             reason = (
                 "was cancelled"
@@ -212,28 +219,28 @@ class JobRoutes:
                 else "is done, and its answer has expired (job_retention)"
             )
             return _failure(
-                JobGone(f"Job {id} {reason}. Send the request again for an answer."), job
+                JobGone(f"Job {job_id} {reason}. Send the request again for an answer."), job
             )
         return self._model_response(answer, job.request_id.encode())
 
     def _model_response(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
-        """Return the response of a model, with the headers of a job."""
+        """Return the response of a model, with the job's headers added."""
         status = answer.sound_status
-        pairs = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
+        pairs = answer_headers(status, stored_headers(answer.headers), is_confined=self.is_confined)
         return _Response(status, (*pairs, *headers, (JOB_STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:
-        ahead, expected = await self.jobs.progress(job)
+        jobs_ahead, expected_s = await self.jobs.progress(job)
         status_fields: dict[str, object] = {
             "id": job.id,
             "state": job.state,
             "model": job.model,
             "version": job.version or None,
             "created": job.created,
-            "ahead": ahead,
-            "expected_seconds": expected,
+            "ahead": jobs_ahead,
+            "expected_seconds": expected_s,
         }
-        retry_after = b"%d" % min(expected or 1, MAX_RETRY_AFTER_S)
+        retry_after = b"%d" % min(expected_s or 1, MAX_RETRY_AFTER_S)
         return _Response(
             202,
             (JSON, (JOB_STATE, job.state.encode()), (b"retry-after", retry_after), *NO_CACHE),
@@ -249,7 +256,7 @@ class _Response(NamedTuple):
 
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:
-    status, headers, body = errors.fault(error)
+    status, headers, body = errors.error_response(error)
     return _Response(status, (*headers, (JOB_STATE, job.state.encode())), body)
 
 
@@ -258,8 +265,8 @@ def _to_json(data: dict[str, object]) -> bytes:
 
 
 def _client(scope: Scope) -> str:
-    """Return the client that limits are counted for: that of a trusted proxy, if there is one."""
-    caller = calling.get()
+    """Return the client to which limits apply; behind a trusted proxy, the proxy's client."""
+    caller = current_caller.get()
     if caller is not None:
         return str(caller.client)
     client = scope.get("client")

@@ -1,6 +1,6 @@
-"""The ASGI app that runs models: it turns a request into a job, and the answer into a response.
+"""The ASGI app that runs models: it converts a request to a job, and an answer to a response.
 
-Predictions do not pass through FastAPI. The body is bytes here; only the worker parses it.
+Predictions bypass FastAPI. The body is not parsed here, but in the worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tsx_runtime import wire
 from tsx_runtime.api import errors, openai
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access_log import BROKEN, ENDED, SERVED
+from tsx_runtime.api.access_log import BREAK_REASON, BROKEN, SERVED_ROUTE
 from tsx_runtime.api.headers import (
     JSON,
     NO_CACHE,
@@ -32,11 +32,11 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
 from tsx_runtime.api.server_timing import TIMED, parse_timing_request, timing_header
@@ -65,12 +65,14 @@ class Predictions:
     """The prediction routes of `urls.py` with any method (`docs/reference/torchserve.md`)."""
 
     registry: Registry
-    limit: int  # bytes of a body
+    limit: int  # largest body in bytes
     guard: Guard | None
     counts: ResponseCounts
     describe: Callable[[str], dict[str, Any]]  # returns the OpenAPI document of one model
-    timing_share: float = 0.0  # share of responses that have `Server-Timing` unasked
-    confined: bool = False  # See `answer_headers`.
+    timing_share: float = (
+        0.0  # fraction of responses that have `Server-Timing` without a client's request for it
+    )
+    is_confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -82,18 +84,18 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            scope[SERVED] = route, job = await self._build_job(scope, receive, request_id)
+            scope[SERVED_ROUTE] = route, job = await self._build_job(scope, receive, request_id)
             if (span := current.get()) is not None:
                 job.trace(span, route)
             answer = await _run(route, job, receive)
             check_status(answer.status)
             headers = answer_headers(
-                answer.status, handler_headers(answer.headers), confined=self.confined
+                answer.status, handler_headers(answer.headers), is_confined=self.is_confined
             )
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:
-            status, pairs, body = errors.fault(error, scope["path"])
+            status, pairs, body = errors.error_response(error, scope["path"])
             await self._send(
                 send,
                 scope,
@@ -101,11 +103,14 @@ class Predictions:
                 status,
                 (*pairs, *_version_header(scope)),
                 body,
-                rest_of(error, receive),
+                unread_body_of(error, receive),
             )
         except Exception as error:  # the boundary of a request
             await self._send(
-                send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
+                send,
+                scope,
+                request_id,
+                *errors.error_response(errors.unexpected_error(error, request_id)),
             )
         else:
             if answer.is_streamed:
@@ -125,22 +130,22 @@ class Predictions:
     async def _build_job(
         self, scope: Scope, receive: Receive, request_id: bytes
     ) -> tuple[Route, WaitingJob]:
-        """Return the route of a request, and its job."""
+        """Read a request, and return its route and its job."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
         target, route, body = await read_request(self.registry, scope, receive, self.limit)
         now = time.monotonic()
         visible_headers = with_headers(
-            as_sent(scope), target, self.registry.hidden_headers.for_model(route.name)
+            cased_headers(scope), target, self.registry.hidden_headers.for_model(route.name)
         )
         meta = wire.request_meta(
             request_id.decode(), scope["query_string"] if target.query else b"", visible_headers
         )
-        due = deadline(now, route.client_timeout, timeout_ms)
+        expires_at = deadline(now, route.client_timeout, timeout_ms)
         timing = parse_timing_request(headers)
         if timing is None and self.timing_share and random.random() < self.timing_share:
             timing = TIMED
-        job = WaitingJob(meta, body, now, due, priority)
+        job = WaitingJob(meta, body, now, expires_at, priority)
         job.destination = route
         if timing is not None:
             job.on_times = partial(timing_header, timing)
@@ -166,7 +171,7 @@ class Predictions:
         unread_body: Receive | None = None,
     ) -> None:
         self.counts.add(status)
-        if status >= 400 and (form := errors.form_of_path(scope["path"])) is not None:
+        if status >= 400 and (form := errors.converter_for_path(scope["path"])) is not None:
             body = form(body)
         await send_whole(send, scope, status, headers, request_id, body, unread_body)
 
@@ -182,8 +187,8 @@ class Predictions:
     ) -> None:
         """Send each part of a streamed answer as one chunk.
 
-        A stream that breaks off ends without its last chunk, so that the client can tell. A stream
-        of events ends with an error.
+        If the answer breaks off, the last chunk is not sent, so that the client notices. A stream
+        of server-sent events ends with an error event instead.
         """
         has_body = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -196,9 +201,9 @@ class Predictions:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TsxError as error:
-            if job.gone:  # The client has left, and so the worker has stopped.
+            if job.gone:  # The worker has stopped, because the client has left.
                 return
-            scope[ENDED] = BROKEN
+            scope[BREAK_REASON] = BROKEN
             request_id = headers[0][1].decode()
             log_fields = {"request_id": request_id, "model": route.name}
             logger.warning(
@@ -227,26 +232,26 @@ async def read_request(
     """Return the target of a request, the route to submit it to, and its body.
 
     Raises:
-        TsxError: `resolve` or `read_body` refuses the request.
+        TsxError: `resolve` or `read_body` has refused the request.
     """
     headers: list[Pair] = scope["headers"]
     target = find_target(scope["path"], scope["query_string"])
     assert target is not None
     form = target.name is None and is_form(headers)
     if not form and not target.in_body:
-        resolve(registry, target)  # An unknown model is refused before the body is read.
+        resolve(registry, target)  # This refuses an unknown model before the body is read.
     body = await read_body(scope, receive, limit, field_counter(headers) if form else None, setting)
     if target.in_body:
         target = with_model(registry, target, headers, body)
     elif form:
         target = target._replace(name=model_in_form(headers, body))
-    # The model may have been unregistered while the body was read, so it is resolved again.
+    # The model is resolved again, because it may have been unregistered while the body was read.
     return target, resolve(registry, target, headers), body
 
 
 def _version_header(scope: Scope) -> tuple[Pair, ...]:
-    """Return the header of the version that the splitter picked, for a refusal of this version."""
-    version = scope[SERVED][1].routed if SERVED in scope else None
+    """Return the header with the version that the splitter chose; it is added to errors too."""
+    version = scope[SERVED_ROUTE][1].routed if SERVED_ROUTE in scope else None
     return () if version is None else ((VERSION_HEADER, version.version.encode()),)
 
 
@@ -254,27 +259,27 @@ async def _run(route: Route, job: WaitingJob, receive: Receive) -> Answer:
     """Submit a job and wait for its answer.
 
     Raises:
-        ClientLeft: The job was withdrawn, because its client has left.
+        ClientLeft: The job was withdrawn, because the client has left.
     """
     route.submit(job)
-    leaving = asyncio.ensure_future(_withdraw_on_leave(receive, route, job))
+    leave_watcher = asyncio.ensure_future(_withdraw_on_leave(receive, route, job))
     try:
         return await job.done
     except asyncio.CancelledError:
         route.leave(job)
         raise
     finally:
-        leaving.cancel()
+        leave_watcher.cancel()
 
 
 async def _withdraw_on_leave(receive: Receive, route: Route, job: WaitingJob) -> None:
-    """Withdraw a waiting job when its client leaves, the only event after the body."""
+    """Withdraw a waiting job once its client leaves; no other message follows the body."""
     if (await receive())["type"] == "http.disconnect":
         route.leave(job)
 
 
 async def _cancel_on_leave(receive: Receive, route: Route, job: WaitingJob, answer: Answer) -> None:
-    """Cancel a streaming job when its client leaves."""
+    """Cancel a streaming job once its client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     route.leave(job)

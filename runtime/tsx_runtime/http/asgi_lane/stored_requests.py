@@ -1,4 +1,4 @@
-"""The executor of stored requests, which submits them to their models."""
+"""The executor of asynchronous requests, which submits stored requests to their models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tsx_runtime.jobs.service import Jobs, make_store
 from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
 from tsx_runtime.settings.schema import Settings
 
-MAX_WORKER_SHARE = 0.5  # share of the requests in a model's workers that may be asynchronous
-PRIORITY_PENALTY = 1000  # difference to the priority of a request whose client waits
+MAX_WORKER_SHARE = 0.5  # largest fraction of a model's running requests that may be asynchronous
+PRIORITY_PENALTY = 1000  # lower priority than that of any request whose client waits
 
 
 def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
-    """Build the job service of a registry, or return None if the settings name no store.
+    """Return the job service of a registry, or None if the settings have no store.
 
     Raises:
         SettingError: The store cannot be used.
@@ -40,7 +40,7 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
 
 
 class RequestExecutor:
-    """A `JobExecutor` for the models of a registry."""
+    """A `JobExecutor` that runs jobs on the models of a registry."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class RequestExecutor:
         max_size: int,
         load: Callable[[str], Awaitable[StoredRequest | None]],
     ) -> None:
-        """Run requests that `load` reads; a streamed answer has at most `max_size` bytes."""
+        """Create an executor; `load` reads requests, and streams have at most `max_size` bytes."""
         self._registry = registry
         self._max_size = max_size
         self._load = load
 
     def places(self, target: JobTarget) -> int | None:
-        """Return how many jobs a model may run at once, or None if it does not exist."""
+        """Return the number of jobs that a model may run at once, or None if it is unknown."""
         name, version = target
         try:
             model = self._registry.find(name, version or None)
@@ -65,8 +65,8 @@ class RequestExecutor:
         )
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        """Run a stored request, and return its answer or the refusal of it."""
-        # A timer accepts neither NaN nor infinity.
+        """Run a stored request, and return its answer or its error."""
+        # NaN and infinity count as expired, because a timer does not accept them.
         if job.deadline is not None and not time.time() <= job.deadline < math.inf:
             return _error_answer(
                 DeadlinePassed(
@@ -79,7 +79,7 @@ class RequestExecutor:
         self._registry.bytes_in_flight.take(counted_bytes)
         try:
             request = await self._load(job.id)
-            if request is None:  # It was cancelled, and has expired.
+            if request is None:  # The job was cancelled, and its request has expired.
                 return _error_answer(Unavailable("The request is not stored any more."), "")
             return await self._run(job, request)
         finally:
@@ -98,7 +98,9 @@ class RequestExecutor:
             return _error_answer(error, request.path, waiting_job)
         except Exception as error:  # the boundary of a request
             return _error_answer(
-                errors.unexpected(error, request.request_id.encode()), request.path, waiting_job
+                errors.unexpected_error(error, request.request_id.encode()),
+                request.path,
+                waiting_job,
             )
 
     def _build_job(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
@@ -115,8 +117,10 @@ class RequestExecutor:
             with_headers(headers, target, self._registry.hidden_headers.for_model(route.name)),
         )
         now = time.monotonic()
-        due = None if job.deadline is None else now + job.deadline - time.time()
-        return route, WaitingJob(meta, request.body, now, due, job.priority - PRIORITY_PENALTY)
+        expires_at = None if job.deadline is None else now + job.deadline - time.time()
+        return route, WaitingJob(
+            meta, request.body, now, expires_at, job.priority - PRIORITY_PENALTY
+        )
 
 
 async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> StoredAnswer:
@@ -124,7 +128,7 @@ async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> S
     try:
         answer = await job.done
     except BaseException:
-        route.leave(job)  # This has no effect on a refused job.
+        route.leave(job)  # For a job that was refused, this does nothing.
         raise
     check_status(answer.status)
     headers = handler_headers(answer.headers)
@@ -133,13 +137,13 @@ async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> S
     finally:
         job.gone = True
         answer.leave()
-    if answer.status >= 400 and (form := errors.form_of_path(path)) is not None:
+    if answer.status >= 400 and (form := errors.converter_for_path(path)) is not None:
         body = form(body)
     return StoredAnswer(answer.status, wire.header_block(headers), body)
 
 
 def _error_answer(error: TsxError, path: str, job: WaitingJob | None = None) -> StoredAnswer:
-    status, headers, body = errors.fault(error, path)
+    status, headers, body = errors.error_response(error, path)
     if job is not None and job.routed is not None:
         headers = (*headers, (VERSION_HEADER, job.routed.version.encode()))
     return StoredAnswer(status, wire.header_block(headers), body)

@@ -5,9 +5,9 @@
              a text message: the end of the response as JSON, {"done": true, "status": 200,
              "request_id": ..., "headers": {...}}
 
-An error also ends a response, and is in `error` of its JSON. Requests are answered one after the
-other. They have the token and all other headers of the handshake. A web page, which cannot set
-headers, offers the subprotocols `tsx.v1` and `tsx.token.TOKEN`.
+A response that fails ends with the same JSON, whose `error` has the error. Requests are answered
+one after the other. Each request has the headers of the handshake, including its token. A web page
+cannot set headers, so it offers the subprotocols `tsx.v1` and `tsx.token.TOKEN`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from tsx_runtime.api import errors
-from tsx_runtime.api.access_log import ENDED
+from tsx_runtime.api.access_log import BREAK_REASON
 from tsx_runtime.api.headers import NO_CACHE, Pair
 from tsx_runtime.api.messages import (
     CLIENT_LEFT,
@@ -27,7 +27,7 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     request_id_of,
 )
 from tsx_runtime.api.urls import find_target, resolve, runs_model
@@ -38,15 +38,15 @@ from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
 
 TOKEN_PREFIX = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
-MAX_ERROR_BYTES = 64 << 10  # A larger error JSON is sent as a message before the end.
-INTERRUPTED = {
+MAX_ERROR_BYTES = 64 << 10  # A larger error JSON is sent as a separate message before the end.
+INTERRUPTED_ERROR = {
     "code": 500,
     "type": "InternalServerException",
     "message": "The answer was interrupted; the server's log says why.",
 }
-# Prefixes of the handshake's headers that its requests do not have.
+# prefixes of headers that requests do not copy from the handshake
 _HANDSHAKE_HEADERS = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
-# Headers of a response that its end does not repeat.
+# headers that are not in the JSON that ends a response
 _OMITTED_HEADERS = {
     b"x-request-id",
     b"content-length",
@@ -65,15 +65,15 @@ async def serve_websocket(
 ) -> None:
     """Check a handshake, then answer each message of the client.
 
-    `admit` raises `TsxError` for a client that `app` would refuse, or returns the `send` of a
-    refusal.
+    `admit` raises `TsxError` if `app` would refuse the client. Otherwise it returns the `send` for
+    later refusals.
     """
-    request, send_refusal = _as_request(scope), send
+    request, send_refusal = _request_scope(scope), send
     try:
         send_refusal = await admit(request, send)
         check_path(predictions, request)
     except TsxError as error:
-        status, headers, body = errors.fault(error, scope["path"])
+        status, headers, body = errors.error_response(error, scope["path"])
         predictions.counts.add(status)
         pairs = [
             (b"x-request-id", request_id_of(scope)),
@@ -91,7 +91,7 @@ async def serve_websocket(
 
 
 def check_path(predictions: Predictions, scope: Scope) -> None:
-    """Check that messages to this path may run a model or a workflow.
+    """Check that messages on this path may run a model or a workflow.
 
     Raises:
         TsxError: The path, the token or the model is wrong.
@@ -109,11 +109,11 @@ def check_path(predictions: Predictions, scope: Scope) -> None:
         resolve(predictions.registry, target)
 
 
-def _as_request(scope: Scope) -> Scope:
-    """Return the scope of the requests that the messages of a handshake are."""
+def _request_scope(scope: Scope) -> Scope:
+    """Return the scope of the requests that follow a handshake, one for each message."""
     headers = [
         (name, value)
-        for name, value in as_sent(scope)
+        for name, value in cased_headers(scope)
         if not name.lower().startswith(_HANDSHAKE_HEADERS)
     ]
     protocols = [
@@ -131,7 +131,7 @@ def _as_request(scope: Scope) -> Scope:
         None,
     )
     if token is not None and not any(name.lower() == b"authorization" for name, _ in headers):
-        # Splitting removes line ends.
+        # `split` removes line ends, which would add a header.
         headers.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))
     return _with_headers({**scope, "type": "http", "method": "POST"}, headers)
 
@@ -150,7 +150,7 @@ async def _answer(app: App, request: Scope, message: Message, send: Send) -> Non
     if (content_type := _content_type(text)) and not any(
         name == b"content-type" for name, _ in request["headers"]
     ):
-        request = _with_headers(request, [*as_sent(request), (b"Content-Type", content_type)])
+        request = _with_headers(request, [*cased_headers(request), (b"Content-Type", content_type)])
 
     async def receive() -> Message:
         if bodies:
@@ -161,15 +161,15 @@ async def _answer(app: App, request: Scope, message: Message, send: Send) -> Non
     answer = SocketAnswer(request, send)
     await app(request, receive, answer.send)
     if not answer.has_ended:
-        await answer.end(500, INTERRUPTED)
+        await answer.end(500, INTERRUPTED_ERROR)
 
 
 def _content_type(text: str | None) -> bytes:
-    """Return the content type of a message by its brackets; only the worker parses it."""
+    """Guess the content type of a text by its first and last character, without parsing it."""
     if text is None:
         return b""
-    stripped = text.strip()
-    is_json = (stripped[:1], stripped[-1:]) in JSON_BRACKETS
+    trimmed = text.strip()
+    is_json = (trimmed[:1], trimmed[-1:]) in JSON_BRACKETS
     return b"application/json" if is_json else b"text/plain; charset=utf-8"
 
 
@@ -180,8 +180,8 @@ class SocketAnswer:
         self._request, self._send = request, send
         self._status = 0
         self._headers: list[Pair] = []
-        self._events: EventData | None = None  # the parser of server-sent events
-        self._error_body: bytes | None = None  # the parts of an error JSON
+        self._events: EventParser | None = None  # the parser of server-sent events
+        self._error_body: bytes | None = None  # the beginning of an error JSON
         self.has_ended = False
 
     async def send(self, message: Message) -> None:
@@ -191,7 +191,7 @@ class SocketAnswer:
             content_type = next(
                 (value for name, value in self._headers if name == b"content-type"), b""
             )
-            self._events = EventData() if content_type.startswith(b"text/event-stream") else None
+            self._events = EventParser() if content_type.startswith(b"text/event-stream") else None
             self._error_body = (
                 b""
                 if self._status >= 400 and content_type.startswith(b"application/json")
@@ -203,14 +203,16 @@ class SocketAnswer:
             self._error_body += body
         else:
             body, self._error_body = (self._error_body or b"") + body, None
-            end = b"" if has_more else b"\n\n"  # Many handlers omit the end of the last event.
+            end = (
+                b"" if has_more else b"\n\n"
+            )  # Many handlers omit the empty line after the last event.
             parts = (
                 [part for part in [body] if part]
                 if self._events is None
                 else list(self._events.feed(body + end))
             )
             # The last event is the error that interrupted the response.
-            if parts and ENDED in self._request:
+            if parts and BREAK_REASON in self._request:
                 self._status, self._error_body = 500, parts.pop()
             for part in parts:
                 await self._send_message({"type": "websocket.send", "bytes": part})
@@ -248,8 +250,8 @@ class SocketAnswer:
             self._request[CLIENT_LEFT].set()
 
 
-class EventData:
-    """A parser that extracts the data of server-sent events from pieces of their text.
+class EventParser:
+    """A parser that extracts the data of server-sent events from a stream's pieces.
 
     See https://html.spec.whatwg.org/multipage/server-sent-events.html.
     """
@@ -258,7 +260,7 @@ class EventData:
         self._unparsed = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Parse a piece, and yield the data of the events that it completes."""
+        """Parse a piece, and yield the data of each event that is complete now."""
         *events, self._unparsed = (self._unparsed + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             lines = [
@@ -266,7 +268,7 @@ class EventData:
                 for line in event.split(b"\n")
                 if line.startswith(b"data:")
             ]
-            if lines and lines != [b"[DONE]"]:  # OpenAI's mark of the end
+            if lines and lines != [b"[DONE]"]:  # OpenAI's marker for the end
                 yield b"\n".join(lines)
 
 

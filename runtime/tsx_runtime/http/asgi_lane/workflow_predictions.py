@@ -1,6 +1,6 @@
 """The ASGI app of `/wfpredict/{workflow}`, which runs a request through a whole workflow.
 
-Bodies are bytes here, as in `predictions.py`.
+Bodies are not parsed here, as in `predictions.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
@@ -41,18 +41,18 @@ def runs_workflow(path: str) -> bool:
 class WorkflowPredictions:
     """The workflow route of one listener.
 
-    It accepts any method, and ignores path segments behind the workflow's name, like TorchServe.
+    Like TorchServe, it accepts any method, and ignores path segments after the workflow's name.
     """
 
     workflows: Workflows
-    limit: int  # bytes of a body
+    limit: int  # largest body in bytes
     guard: Guard | None
     counts: ResponseCounts
-    confined: bool = False  # See `answer_headers`.
+    is_confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
-        unread_body = None  # reads the remaining body of a refused request
+        unread_body = None  # the `receive` of a refused request's remaining body
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
@@ -60,29 +60,31 @@ class WorkflowPredictions:
             check_status(output.status)
             status, body = output.status, output.body
             headers = answer_headers(
-                status, handler_headers(output.headers), confined=self.confined
+                status, handler_headers(output.headers), is_confined=self.is_confined
             )
         except ClientGone:
             return
         except TsxError as error:
-            status, headers, body = errors.fault(error)
-            unread_body = rest_of(error, receive)
+            status, headers, body = errors.error_response(error)
+            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            status, headers, body = errors.fault(errors.unexpected(error, request_id))
+            status, headers, body = errors.error_response(
+                errors.unexpected_error(error, request_id)
+            )
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body, unread_body)
 
     async def _answer(self, scope: Scope, receive: Receive, request_id: bytes) -> Output:
-        arrived = time.monotonic()
+        start_time = time.monotonic()
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         name = scope["path"][len(PREFIX) :].partition("/")[0]
         if not name:
             raise ResourceNotFound(errors.NOT_FOUND)
-        self.workflows.find(name)  # An unknown workflow is refused before the body is read.
+        self.workflows.find(name)  # This refuses an unknown workflow before the body is read.
         body = await read_body(scope, receive, self.limit)
         hidden_names = self.workflows.registry.hidden_headers.for_model(name)
-        headers = shown_headers(as_sent(scope), hidden_names)
+        headers = shown_headers(cased_headers(scope), hidden_names)
         request = WorkflowRequest(
-            request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority
+            request_id.decode(), headers, body, deadline(start_time, 0.0, timeout_ms), priority
         )
         return await while_client_waits(self.workflows.find(name).answer(request), receive)

@@ -1,1 +1,1 @@
-"""The uvicorn protocol that sends predictions to the queue without ASGI."""
+"""The fast lane: a uvicorn protocol that submits predictions to queues without ASGI."""

@@ -1,6 +1,6 @@
 """The route of requests whose body names the model, as in OpenAI's API.
 
-Their model is looked up once the body has arrived.
+The model is looked up once the body is complete.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tsx_runtime.wire import header_block
 
 
 class BodyRoute:
-    """A `Route` that finds the version, or the splitter, of each job."""
+    """A `Route` that looks up the version, or the splitter, for each job."""
 
-    client_timeout = 0.0  # The timeout of the model is set once it is known.
-    name = version = ""  # fields of the access log, for a request that names no model
+    client_timeout = 0.0  # `submit` sets the deadline, once the model is known.
+    name = version = ""  # fields of the access log, if the body names no model
 
     def __init__(self, registry: Registry, target: Target, headers: Headers = ()) -> None:
         self._registry = registry
@@ -37,15 +37,15 @@ class BodyRoute:
             job.refuse(error)
             return
         job.destination = route
-        # Headers that are hidden from unknown models, but not from this one.
+        # `meta` was built for an unknown model. This adds the headers that only this model may see.
         if visible_names := registry.hidden_headers.for_model(
             self.name
         ) - registry.hidden_headers.for_model(route.name):
             job.meta += header_block(pair for pair in headers if pair[0] in visible_names)
         if route.client_timeout:
-            due = job.arrived + route.client_timeout
-            job.deadline = due if job.deadline is None else min(due, job.deadline)
+            expires_at = job.arrived + route.client_timeout
+            job.deadline = expires_at if job.deadline is None else min(expires_at, job.deadline)
         route.submit(job)
 
     def leave(self, job: Job) -> None:
-        """Do nothing: only a refused job still has this route."""
+        """Do nothing, because only a refused job still has this route."""

@@ -1,4 +1,4 @@
-"""uvicorn's protocol, with the original case of header names and JSON errors for invalid bytes."""
+"""uvicorn's protocol, extended by original header names and JSON errors for invalid HTTP."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tsx_runtime.api.messages import HEADER_NAMES
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 
-INSPECTED_BYTES = 64  # first bytes that are kept to explain why they are not HTTP
+INSPECTED_BYTES = 64  # bytes that are stored for the error if they are not HTTP
 METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"PATCH", b"HEAD", b"OPTIONS")
 
 _TLS = b"\x16"  # the type of a TLS handshake record
-_HTTP_2 = "PRI"  # part of the parser's error about the preface of HTTP/2
+_HTTP_2 = "PRI"  # part of the parser's error for the preface of HTTP/2
 _METHOD = re.compile(rb"([A-Za-z-]{1,20}) \S+ HTTP/\d")
 
 logger = logging.getLogger("tsx.http")
 
 
 class CasedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also stores how header names were written (see `as_sent`).
+    """uvicorn's protocol, which also stores the case of header names (see `cased_headers`).
 
-    It serves by itself if the fast lane does not support the installed uvicorn.
+    The server uses it in place of `FastLane` if that does not support the installed uvicorn.
     """
 
     _received = b""  # the first bytes of the parser's last input
@@ -40,18 +40,18 @@ class CasedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # A TypedDict takes further keys at run time.
+        # The cast allows a further key, which a TypedDict accepts at run time.
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope[HEADER_NAMES] = self._names = list[bytes]()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Once the head is complete, this is a trailer (RFC 9110, section 6.5.1), and is dropped.
+        # After the head, this would be a trailer (RFC 9110, section 6.5.1), which is dropped.
         if "method" not in self.scope:
             super().on_header(name, value)
             self._names.append(name)
 
     def send_400_response(self, msg: str) -> None:
-        """Send the error JSON when the parser raises; uvicorn would send `msg` as plain text."""
+        """Send the error JSON after an error of the parser; uvicorn sends `msg` as plain text."""
         error = describe_invalid_http(self._received, sys.exc_info()[1] or ValueError(msg))
         logger.warning(
             "a request of %s was refused: %s",
@@ -61,7 +61,7 @@ class CasedProtocol(HttpToolsProtocol):
         self._give_up(error)
 
     def _give_up(self, error: TsxError) -> None:
-        """Refuse an incomplete request, unless a response has begun, and close."""
+        """Send an error for an incomplete request, unless its response has begun, and close."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             heads = ResponseHeadCache(self.server_state)
             self.transport.write(heads.refusal(new_request_id(), error, keep_alive=False)[1])
@@ -72,11 +72,11 @@ def describe_invalid_http(first_bytes: bytes, error: BaseException) -> BadReques
     """Return the error for bytes that are not HTTP/1.1.
 
     Args:
-        first_bytes: The first of the bytes.
+        first_bytes: The beginning of the bytes.
         error: The error of the parser.
     """
     reason = str(error)
-    # A callback of uvicorn fails if the URL of a complete head is invalid.
+    # uvicorn's callback raises this if the URL of a complete head is invalid.
     if isinstance(error, httptools.HttpParserCallbackError):
         if first_bytes.startswith(b"CONNECT "):
             return BadRequest(

@@ -1,18 +1,19 @@
 """The fast lane: a uvicorn protocol that connects sockets directly to the queues of models.
 
 A plain request that runs a model (HTTP/1.1, a body with a Content-Length) needs no parser
-callbacks, scope, task or event of an ASGI server. Its head is looked up or read once (`heads.py`),
-its body is cut from the stream by its length, and a job goes to the model's queue. All other
-requests, and all invalid ones, are passed byte for byte to uvicorn's protocol and so to FastAPI,
-which has the same routes. Errors are defined in one place, so both lanes respond alike. Chunked
-bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit and a missing token take the other lane.
+callbacks, scope, task or event of an ASGI server. Its head is looked up in a cache, or parsed
+(`heads.py`). Its body is cut from the stream by its length, and a job is submitted to the model's
+queue. All other requests, and all invalid ones, are passed byte for byte to uvicorn's protocol and
+so to FastAPI, which has the same routes. This is called the other lane. It also handles chunked
+bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit and a missing token. Errors are defined in
+one place, so both lanes respond alike.
 
-`Phase` and the table at the end of this file define what a connection does in each phase. One
-request is under way at a time. Requests that a client sends ahead wait as bytes, within a bound
-(`read_flow.py`), so that responses keep their order. uvicorn's parser gets the bytes of one request
-at a time, as far as its end is known. Without this, it would queue a task for each request of a
-read. One turn of the event loop begins at most one of the requests sent ahead. A few connections
-have such a turn at once (`turns.py`).
+`Phase` and the table at the end of this file define the reactions of a connection in each phase. A
+connection runs one request at a time. If a client sends further requests ahead, their bytes are
+stored up to a limit (`read_flow.py`), so that responses keep their order. uvicorn's parser gets the
+bytes of one request at a time, as far as its end is known, because it would queue a task for each
+request in its input. One turn of the event loop begins at most one stored request of a connection,
+and stored requests of a few connections (`turns.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 from tsx_runtime.api.access.client_limits import REFUSAL_DELAY_S, Client, ClientLimits
-from tsx_runtime.api.errors import form_of_meta
+from tsx_runtime.api.errors import converter_for_meta
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.messages import MAX_HEADERS, MAX_PIECES
 from tsx_runtime.api.request_options import deadline
@@ -59,19 +60,19 @@ if TYPE_CHECKING:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINE_END = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
-END = b"\r\n\r\n"  # the end of each head and of each chunked body
-# The parser gets at least this many bytes of a body at once. A large minimum would let more
-# requests begin behind the body in the same piece.
+HEAD_END = b"\r\n\r\n"  # the end of each head and of each chunked body
+# The parser gets at least this many bytes of a body at once. A larger
+# minimum would let more requests that follow the body into the same piece.
 MIN_PIECE_BYTES = 512
-MAX_PIECE_BYTES = 4096  # bytes of a head or a chunked body that the parser gets at once
-# Bytes of chunk sizes, extensions and trailers for each byte of content.
+MAX_PIECE_BYTES = 4096  # most bytes of a head or a chunked body that the parser gets at once
+# allowed bytes of chunk sizes, extensions and trailers for each byte of content
 MAX_FRAMING_PER_BYTE = 8
-CALLBACKS_PER_TURN = 256  # headers and chunks that are parsed in one turn of the event loop
+CALLBACKS_PER_TURN = 256  # headers and chunks that are parsed in one turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """A phase of a connection: its reactions to new bytes, and to the tick of the clock."""
+    """A phase of a connection: its reactions to received bytes and to the clock's ticks."""
 
     on_data: Callable[[FastLane, bytes], None]
     on_tick: Callable[[FastLane], None]
@@ -80,9 +81,9 @@ class Phase:
 
 
 class ResponseTransport:
-    """The transport that uvicorn's cycle writes to, which closes once the body is read.
+    """The transport for uvicorn's cycle; `close` waits until the request's body is read.
 
-    If it closed earlier, the client could lose the response (RFC 9112, section 9.6).
+    After an earlier close, the client could lose the response (RFC 9112, section 9.6).
     """
 
     def __init__(self, connection: FastLane, cycle: RequestResponseCycle) -> None:
@@ -90,7 +91,7 @@ class ResponseTransport:
         self.is_closing = connection.transport.is_closing
 
     def write(self, data: bytes) -> None:
-        # Invalid bytes behind the request may have closed it, and uvloop would raise.
+        # Invalid bytes after the request may have closed it, and uvloop would raise an error.
         if not self.is_closing():
             self._connection.transport.write(data)
 
@@ -118,32 +119,34 @@ class FastLane(CasedProtocol):
         self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped.
         self.lane = self._app.lane_of(server_state)
         self._new_exchange = exchange_factory(self.lane)
-        self._phase = BETWEEN
+        self._phase = IDLE
         self._phase_s = 0  # seconds in this phase
         self._is_stopping = False  # whether the server stops and accepts no further request
-        # Bytes behind the current request. CPython deletes from the front of a bytearray without
-        # moving the rest.
+        # Bytes after the current request. CPython deletes the front of a bytearray without moving
+        # the rest.
         self._ahead = bytearray()
-        self._has_turn = False  # whether a turn is scheduled that passes `_ahead` to the parser
-        # The request of the fast lane
+        self._is_turn_scheduled = (
+            False  # whether a turn is scheduled that passes `_ahead` to the parser
+        )
+        # State of a request in the fast lane
         self._exchange: Exchange | None = None
         self._head: Head | None = None  # the head of a request whose body is incomplete
         self._pieces: list[Buffer] = []  # the received pieces of its body
         self._counted_bytes = 0  # bytes of its body that are taken from the budget
-        # The body of either lane
-        self._length = 0  # bytes of the whole body; 0 if the head does not tell
-        self._filled = 0  # bytes of the body that have been received
-        self._idle_s = 0  # ticks since bytes of the body were last received
-        self._last_filled = -1  # bytes of the body at the last tick
-        # The message that uvicorn's parser is within
-        self._head_size = 0  # lower bound of the received bytes of its head
-        self._framing_bytes = 0  # bytes of its chunked body besides the content
+        # State of a body in either lane
+        self._body_length = 0  # bytes of the whole body; 0 if it is unknown
+        self._received_bytes = 0  # bytes of the body that have been received
+        self._idle_s = 0  # seconds without new bytes of the body
+        self._received_at_last_tick = -1  # received bytes of the body at the last tick
+        # State of the request in uvicorn's parser
+        self._head_size = 0  # bytes of its head; the last piece may not be counted
+        self._framing_bytes = 0  # bytes of its chunked body that are not content
         self._callbacks = 0  # callbacks of the parser in this turn
         self._closes_after_body = False  # whether to close once the body is read
-        self._unsent_bytes = 0  # bytes of responses that the client had not taken at the last tick
-        # Limits per client. The client is None behind a proxy, which sends requests of many.
+        self._unsent_bytes = 0  # bytes that the client had not read at the last tick
+        # Limits per client. The client is None behind a proxy, which sends many clients' requests.
         self._limits: ClientLimits | None = None
-        self._peer: Client | None = None
+        self._limited_client: Client | None = None
 
     # Methods that the event loop calls
 
@@ -151,14 +154,14 @@ class FastLane(CasedProtocol):
         """Start the clock, and refuse a client with too many connections."""
         super().connection_made(transport)
         self.flow = ReadFlow(transport, self.lane.turns)
-        self._is_stopping = self._app.leaving
+        self._is_stopping = self._app.is_replaced
         self.lane.clock.start()
         if self.client is None or self.lane.clients is None:
             return
         self._limits = self.lane.clients
         if not self._limits.is_proxy(self.client[0]):
             try:
-                self._peer = self._limits.connect(self.client[0])
+                self._limited_client = self._limits.connect(self.client[0])
             except TooManyRequests as error:
                 self._give_up(error)
 
@@ -166,14 +169,14 @@ class FastLane(CasedProtocol):
         self._phase.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Withdraw the request under way, and give the counted bytes back."""
+        """Withdraw the current request, and give its bytes back to the budget."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.destination.leave(exchange)
             exchange.leave()
-        if self._limits is not None and self._peer is not None:
-            self._limits.disconnect(self._peer)
-            self._peer = None
+        if self._limits is not None and self._limited_client is not None:
+            self._limits.disconnect(self._limited_client)
+            self._limited_client = None
         self._drop_body()
         self.lane.bytes_in_flight.set_unread(self, 0)
         super().connection_lost(exc)
@@ -189,7 +192,7 @@ class FastLane(CasedProtocol):
         self._unsent_bytes = 0
         if self._exchange is not None:
             self._exchange.resume_stream()
-        elif self._phase is ANSWER:
+        elif self._phase is RESPONSE:
             self._phase_s = 0
             self._next_request()
 
@@ -202,15 +205,15 @@ class FastLane(CasedProtocol):
             self._phase.on_tick(self)
 
     def shutdown(self) -> None:
-        """End after the current response, because the server stops; uvicorn calls this.
+        """Close after the current response, because the server stops; uvicorn calls this.
 
         If another server has replaced this one, the connection answers one more request first.
         """
         self._is_stopping = True
         if self._exchange is not None:
-            self._exchange.close_after()
+            self._exchange.close_after_response()
         elif not self._phase.awaits_body and not (
-            self._app.leaving and (self.cycle is None or self.cycle.response_complete)
+            self._app.is_replaced and (self.cycle is None or self.cycle.response_complete)
         ):
             super().shutdown()
 
@@ -218,11 +221,13 @@ class FastLane(CasedProtocol):
 
     def _begin_request(self, data: bytes) -> None:
         """Handle bytes that begin a request."""
-        end = data.find(END) + 4
+        end = data.find(HEAD_END) + 4
         if end < 4:
-            data = data.lstrip(LINE_END)  # RFC 9112, section 2.2 ignores empty lines here.
+            data = data.lstrip(
+                LINE_END
+            )  # Empty lines before a request are ignored (RFC 9112, section 2.2).
             if not data:
-                self._phase = BETWEEN
+                self._phase = IDLE
                 return
             if cannot_be_head(data):
                 self._pass_to_uvicorn(data, len(data))
@@ -231,15 +236,15 @@ class FastLane(CasedProtocol):
             self._set_phase(HEAD)
             self._check_head_size(len(data))
             return
-        known = None
+        entry = None
         heads = self.lane.heads
         if heads is not None:
             raw = data[:end]
             try:
-                known = heads.known[raw]
+                entry = heads.entries[raw]
             except KeyError:
-                known = heads.read(raw)
-        if known is None:
+                entry = heads.read(raw)
+        if entry is None:
             if data[:1] in LINE_END:
                 self._begin_request(data.lstrip(LINE_END))
             elif self._check_head_size(end) and self._check_header_count(
@@ -247,7 +252,7 @@ class FastLane(CasedProtocol):
             ):
                 self._pass_to_uvicorn(data, end)
             return
-        head, route = known
+        head, route = entry
         size = len(data) - end
         if size == head.length:
             if size <= MAX_COPIED_BYTES:
@@ -258,12 +263,17 @@ class FastLane(CasedProtocol):
             self._store_ahead(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
         elif isinstance(route, RefusalRoute):
-            # The other lane responds before the body is complete, and discards it.
+            # The other lane can respond before the body is complete, and discard it.
             self._pass_to_uvicorn(data, end)
         else:
             self._head = head
             self._pieces = [memoryview(data)[end:]]
-            self._length, self._filled, self._last_filled, self._idle_s = head.length, size, -1, 0
+            self._body_length, self._received_bytes, self._received_at_last_tick, self._idle_s = (
+                head.length,
+                size,
+                -1,
+                0,
+            )
             self._set_phase(BODY)
             if self._take_from_budget(head, size) and head.expects_continue:
                 self.transport.write(CONTINUE)
@@ -275,34 +285,34 @@ class FastLane(CasedProtocol):
     def _receive_body(self, data: bytes) -> None:
         head, size = self._head, len(data)
         assert head is not None
-        missing = head.length - self._filled
+        missing = head.length - self._received_bytes
         if size > missing:
             self._store_ahead(memoryview(data)[missing:])
             data = data[:missing]
         self._pieces.append(data)
-        self._filled += len(data)
+        self._received_bytes += len(data)
         if head.length <= MAX_UNCOUNTED_BYTES or self._take_from_budget(head, len(data)):
             if len(self._pieces) > MAX_PIECES:
                 self._pieces = [b"".join(self._pieces)]
-            if self._filled == head.length:
-                self._submit_filled(head)
+            if self._received_bytes == head.length:
+                self._submit_complete(head)
         if size > LARGE_READ_BYTES:
             self.flow.yield_turn()
 
-    def _submit_filled(self, head: Head) -> None:
+    def _submit_complete(self, head: Head) -> None:
         pieces, self._head, self._pieces = self._pieces, None, []
         body = b"".join(pieces) if head.length <= MAX_COPIED_BYTES else Parts(pieces, head.length)
         assert self.lane.heads is not None
         try:
             route = self.lane.heads.find_again(head)
-        except TsxError as error:  # The model was unregistered meanwhile.
+        except TsxError as error:  # The model has been unregistered since the head was read.
             self._give_up(error)
         else:
             self._submit(head, route, body)
 
     def _submit_large(self, head: Head, route: Route, body: Body) -> None:
         """Submit a request whose body is complete and may be large."""
-        self._length = self._filled = head.length
+        self._body_length = self._received_bytes = head.length
         if self._take_from_budget(head, head.length):
             self._submit(head, route, body)
 
@@ -317,18 +327,18 @@ class FastLane(CasedProtocol):
         if head.timing is not None:
             exchange.time(head.timing)
         if self._is_stopping:
-            exchange.close_after()
+            exchange.close_after_response()
         if self._counted_bytes:
-            exchange.count(self._counted_bytes)
+            exchange.set_counted_bytes(self._counted_bytes)
             self._counted_bytes = 0
         exchange.destination = route
-        self._phase = ANSWER
+        self._phase = RESPONSE
         route.submit(exchange)
 
     def _apply_limits(self, limits: ClientLimits, head: Head, route: Route) -> Route:
-        """Count a request, and return its route or the refusal of a client over its limits."""
+        """Count a request, and return its route, or a route that refuses it due to the limits."""
         assert self.client is not None
-        client = self._peer
+        client = self._limited_client
         if client is None:
             client = limits.caller(self.client[0], head.headers)
         try:
@@ -343,32 +353,32 @@ class FastLane(CasedProtocol):
             return RefusalRoute(error, REFUSAL_DELAY_S)
         return route
 
-    # Responses: the interface `Connection` of an exchange
+    # Responses: the methods of `exchange.Connection`
 
     @property
     def write_paused(self) -> bool:
         return self.flow.write_paused
 
     def write(self, data: Buffer) -> None:
-        # asyncio would log a warning for each part.
+        # asyncio logs a warning for each write to a closed transport.
         if not self.transport.is_closing():
             self.transport.write(data)
 
-    def finish(self, last: Buffer, keep_alive: bool) -> None:
+    def finish(self, data: Buffer, keep_alive: bool) -> None:
         self._exchange = None
         transport = self.transport
-        transport.write(last)
+        transport.write(data)
         if not keep_alive:
-            self._phase = BETWEEN
+            self._phase = IDLE
             transport.close()
             return
         self._phase_s = 0
         if self.flow.write_paused:
-            return  # The next request waits until the client has read this response.
+            return  # The next request begins once the client has read this response.
         if self._ahead:
             self._next_request()
         else:
-            self._phase = BETWEEN
+            self._phase = IDLE
 
     def abort(self) -> None:
         self._exchange = None
@@ -377,7 +387,7 @@ class FastLane(CasedProtocol):
     # Bytes that were sent ahead
 
     def _store_ahead(self, data: bytes | memoryview) -> None:
-        """Store bytes until the current request is answered."""
+        """Store bytes that follow the current request."""
         self._ahead += data
         self.flow.limit(len(self._ahead))
 
@@ -385,27 +395,27 @@ class FastLane(CasedProtocol):
         """Remove and return the stored bytes before `end`, or all of them for -1."""
         ahead = self._ahead
         if not 0 <= end < len(ahead):
-            taken, self._ahead = bytes(ahead), bytearray()
+            data, self._ahead = bytes(ahead), bytearray()
         else:
-            taken = bytes(memoryview(ahead)[:end])
+            data = bytes(memoryview(ahead)[:end])
             del ahead[:end]
         self.flow.limit(len(self._ahead))
-        return taken
+        return data
 
     def _next_request(self) -> None:
         """Schedule the next request that was sent ahead, or wait for one."""
         if self._ahead:
             self._phase = HEAD
-            # A direct call would nest responses without bound. It would also run in the context of
-            # the previous request, whose client and span the next one must not have.
+            # A direct call would nest responses without limit. It would also run in the context of
+            # the previous request, and thus with its client and span.
             self.lane.turns.call_soon(self._continue_ahead)
         else:
-            self._phase = BETWEEN
+            self._phase = IDLE
 
     def _continue_ahead(self) -> None:
-        """Begin the first stored request, or pass the stored bytes to uvicorn's parser."""
-        if self._has_turn:
-            self._has_turn = False
+        """Begin the first stored request, or pass the next stored bytes to uvicorn's parser."""
+        if self._is_turn_scheduled:
+            self._is_turn_scheduled = False
             self._feed_ahead()
             self._finish_uvicorn()
             return
@@ -414,21 +424,21 @@ class FastLane(CasedProtocol):
         ahead = self._ahead
         if ahead[:1] in LINE_END and (empty := EMPTY_LINES.match(ahead)):
             del ahead[: empty.end()]
-        at = ahead.find(END)
-        if at >= 0:
-            self._begin_request(self._take_ahead(self._end_of_request(at + len(END))))
+        position = ahead.find(HEAD_END)
+        if position >= 0:
+            self._begin_request(self._take_ahead(self._end_of_request(position + len(HEAD_END))))
         elif not ahead or cannot_be_head(ahead):
             self._begin_request(self._take_ahead(-1))
         elif self._check_head_size(len(ahead)):
             self.flow.release()
 
     def _end_of_request(self, end: int) -> int:
-        """Return the end of a stored plain request whose head ends at `end`, else `end`."""
+        """Return the end of the stored request whose head ends at `end`; if unknown, `end`."""
         heads = self.lane.heads
-        known = None if heads is None else heads.look_up(bytes(memoryview(self._ahead)[:end]))
-        return end if known is None else end + known[0].length
+        entry = None if heads is None else heads.look_up(bytes(memoryview(self._ahead)[:end]))
+        return end if entry is None else end + entry[0].length
 
-    # Requests that uvicorn's protocol serves
+    # Requests of the other lane
 
     def _pass_to_uvicorn(self, data: bytes, end: int) -> None:
         """Pass a request whose head ends at `end` to uvicorn's parser."""
@@ -442,11 +452,11 @@ class FastLane(CasedProtocol):
 
     def _feed_parser(self, data: bytes) -> None:
         """Pass bytes of the current message to uvicorn's parser."""
-        if self._has_turn:
+        if self._is_turn_scheduled:
             self._store_ahead(data)
-        # No further request can end in these bytes.
-        elif len(data) <= self._length - self._filled or (
-            len(data) <= MAX_PIECE_BYTES and END not in data
+        # These bytes contain at most the end of the current request.
+        elif len(data) <= self._body_length - self._received_bytes or (
+            len(data) <= MAX_PIECE_BYTES and HEAD_END not in data
         ):
             self._parse_piece(data)
         else:
@@ -460,7 +470,7 @@ class FastLane(CasedProtocol):
         self._callbacks = 0
         while self._ahead and self._phase.is_parsing and not self.transport.is_closing():
             if self._callbacks > CALLBACKS_PER_TURN:
-                self._has_turn = self.flow.is_ahead = True
+                self._is_turn_scheduled = self.flow.is_over_limit = True
                 self.flow.pause_reading()
                 self.lane.turns.call_soon(self._continue_ahead)
                 return
@@ -468,31 +478,34 @@ class FastLane(CasedProtocol):
         self.flow.limit(len(self._ahead))
 
     def _end_of_piece(self) -> int:
-        """Return how many stored bytes the parser may get without meeting a second request."""
-        if self._length > self._filled:
-            return self._length - self._filled
-        at = self._ahead.find(
-            END, 0 if self._phase is UVICORN_HEAD else MIN_PIECE_BYTES, MAX_PIECE_BYTES
+        """Return the number of stored bytes that surely contain no second request."""
+        if self._body_length > self._received_bytes:
+            return self._body_length - self._received_bytes
+        position = self._ahead.find(
+            HEAD_END, 0 if self._phase is UVICORN_HEAD else MIN_PIECE_BYTES, MAX_PIECE_BYTES
         )
-        return at + len(END) if at >= 0 else MAX_PIECE_BYTES
+        return position + len(HEAD_END) if position >= 0 else MAX_PIECE_BYTES
 
     def _parse_piece(self, data: bytes) -> None:
-        before, filled, message = self._phase, self._filled, self.scope
+        phase_before, received, scope_before = self._phase, self._received_bytes, self.scope
         super().data_received(data)
-        after = self._phase
-        if before is UVICORN_HEAD and after is UVICORN_HEAD:
+        phase_after = self._phase
+        if phase_before is UVICORN_HEAD and phase_after is UVICORN_HEAD:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
-        # If another message began in `data`, its scope is another one.
+        # If another request has begun in `data`, the scope is a new one.
         elif (
-            before.is_parsing
-            and before is not UVICORN_HEAD
-            and after.is_parsing
-            and not self._length
-            and self.scope is message
+            phase_before.is_parsing
+            and phase_before is not UVICORN_HEAD
+            and phase_after.is_parsing
+            and not self._body_length
+            and self.scope is scope_before
         ):
-            self._framing_bytes += len(data) - (self._filled - filled)
-            if self._framing_bytes - MAX_FRAMING_PER_BYTE * self._filled > self.lane.max_head:
+            self._framing_bytes += len(data) - (self._received_bytes - received)
+            if (
+                self._framing_bytes - MAX_FRAMING_PER_BYTE * self._received_bytes
+                > self.lane.max_head
+            ):
                 self._give_up(
                     HeadTooLarge(
                         "Sizes, extensions and trailers of the request's chunks have more than"
@@ -503,13 +516,13 @@ class FastLane(CasedProtocol):
                 )
 
     def _finish_uvicorn(self) -> None:
-        """Go to the next request once uvicorn has answered the current one."""
+        """Continue with the next request if uvicorn has answered the current one."""
         if (
             self._phase is UVICORN
             and not self.pipeline
             and (self.cycle is None or self.cycle.response_complete)
         ):
-            self._set_phase(BETWEEN)
+            self._set_phase(IDLE)
             self._next_request()
 
     def close_after_body(self) -> None:
@@ -519,12 +532,14 @@ class FastLane(CasedProtocol):
         else:
             self.transport.close()
 
-    # Methods that the parser and uvicorn's cycle call
+    # Methods that uvicorn's parser and cycle call
 
     def on_message_begin(self) -> None:
         self._set_phase(UVICORN_HEAD)
-        self._filled = self._length = self._head_size = self._framing_bytes = self._idle_s = 0
-        self._last_filled = -1
+        self._received_bytes = self._body_length = self._head_size = self._framing_bytes = (
+            self._idle_s
+        ) = 0
+        self._received_at_last_tick = -1
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -532,8 +547,8 @@ class FastLane(CasedProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start uvicorn's cycle, with a transport that closes after the body."""
-        self._length = _plain_length(self.headers)
+        """Start uvicorn's cycle, with a transport that closes only after the body."""
+        self._body_length = _plain_length(self.headers)
         super().on_headers_complete()
         self._phase = UVICORN_BODY
         if self.cycle is not None:
@@ -543,7 +558,7 @@ class FastLane(CasedProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._callbacks += 1
-        self._filled += len(body)
+        self._received_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -556,14 +571,14 @@ class FastLane(CasedProtocol):
         super().on_response_complete()
         self._finish_uvicorn()
         if self._phase is not UVICORN and not self._phase.is_parsing:
-            self._unset_keepalive_if_required()  # The clock checks this timeout.
+            self._unset_keepalive_if_required()  # The clock checks this timeout instead.
 
     def _should_upgrade_to_ws(self) -> bool:
         return self.parser.get_method() == b"GET" and self.lane.max_message_size > 0
 
     def handle_websocket_upgrade(self) -> None:
         """Pass the transport to a `WebSocketConnection`."""
-        # This import takes 20 ms, and most servers do not need it.
+        # The import takes 20 ms, and most servers have no WebSockets.
         from tsx_runtime.http.websocket import WebSocketConnection
 
         lines = [
@@ -614,20 +629,20 @@ class FastLane(CasedProtocol):
             )
 
     def _check_body(self) -> None:
-        timeouts, filled = self.lane.timeouts, self._filled
-        self._idle_s = self._idle_s + 1 if filled == self._last_filled else 0
-        self._last_filled = filled
-        if self._phase_s > timeouts.body + filled / timeouts.body_rate:
+        timeouts, received = self.lane.timeouts, self._received_bytes
+        self._idle_s = self._idle_s + 1 if received == self._received_at_last_tick else 0
+        self._received_at_last_tick = received
+        if self._phase_s > timeouts.body + received / timeouts.body_rate:
             self._give_up(
                 SlowRequest(
-                    f"The request's body came too slowly: {filled} bytes in {self._phase_s} s"
+                    f"The request's body came too slowly: {received} bytes in {self._phase_s} s"
                     " (body_timeout)."
                 )
             )
         elif self._idle_s >= timeouts.body_idle:
             text = (
                 f"Nothing of the request's body came for {timeouts.body_idle} s"
-                f" (body_idle_timeout), after {filled} bytes of it."
+                f" (body_idle_timeout), after {received} bytes of it."
             )
             self._give_up(SlowRequest(text))
 
@@ -638,12 +653,12 @@ class FastLane(CasedProtocol):
             self._check_body()
 
     def _check_refused(self) -> None:
-        """Close after the body timeout, which does not grow with a discarded body."""
+        """Close after the body timeout; discarded bytes do not extend it."""
         if self._phase_s > self.lane.timeouts.body:
             self.transport.close()
 
     def _ignore_tick(self) -> None:
-        """Do nothing while a model runs; `_check_writing` checks slow clients."""
+        """Do nothing while a model runs; `_check_writing` handles slow clients."""
 
     def _check_writing(self) -> None:
         size = self.transport.get_write_buffer_size()
@@ -660,16 +675,18 @@ class FastLane(CasedProtocol):
         budget = self.lane.bytes_in_flight
         budget.set_unread(self, size)
         if budget.overdrawn:
-            self.loop.call_soon(budget.shed)  # A write may be under way here.
+            self.loop.call_soon(
+                budget.shed
+            )  # A write may be in progress here, so connections are closed later.
 
     def cut_off(self) -> None:
-        """Abort the connection, whose unread responses overdraw the budget."""
+        """Abort the connection, because its unread responses exceed the budget."""
         self.transport.abort()
 
     def _take_from_budget(self, head: Head, received: int) -> bool:
         """Take received bytes of a body from the budget, or refuse the request.
 
-        The first call also checks that the whole body would fit.
+        The first call also checks that the budget has room for the whole body.
         """
         if head.length <= MAX_UNCOUNTED_BYTES:
             return True
@@ -702,10 +719,10 @@ class FastLane(CasedProtocol):
         return count <= MAX_HEADERS
 
     def _give_up(self, error: TsxError) -> None:
-        """Refuse an incomplete request, and close."""
+        """Send an error for an incomplete request, and close."""
         if self.transport.is_closing():
             return
-        # Until its head is complete, uvicorn's cycle belongs to the previous request.
+        # Until the head is complete, uvicorn's cycle is still that of the previous request.
         in_body = self._phase.is_parsing and self._phase is not UVICORN_HEAD
         if self.cycle is None or (
             not self.cycle.response_started if in_body else self.cycle.response_complete
@@ -721,29 +738,29 @@ class FastLane(CasedProtocol):
     def _refuse_body(self, error: NoRoom, head: Head) -> None:
         """Refuse a request at once, and discard the rest of its body.
 
-        A client that still sends would lose the response if the connection were closed.
+        If the connection were closed at once, a client that still sends could lose the response.
         """
         lane = self.lane
-        error.more = self._filled < head.length
+        error.more = self._received_bytes < head.length
         keep_alive = head.keep_alive and not self._is_stopping
         status, answer = lane.response_heads.refusal(
-            new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta)
+            new_request_id(), error, error.more or keep_alive, converter_for_meta(head.meta)
         )
         lane.counts.add(status)
         self._drop_body()
         if not error.more:
-            self._phase = ANSWER
+            self._phase = RESPONSE
             self.finish(answer, keep_alive)
             return
         self.transport.write(answer)
-        if head.expects_continue and not self._filled:
-            self._length = 0  # The client sends no body.
+        if head.expects_continue and not self._received_bytes:
+            self._body_length = 0  # Without "100 Continue", the client sends no body.
         self._set_phase(REFUSED)
         self._discard(b"")
 
     def _discard(self, data: bytes) -> None:
-        self._filled += len(data)
-        if self._filled >= self._length:
+        self._received_bytes += len(data)
+        if self._received_bytes >= self._body_length:
             self.transport.close()
         elif len(data) > LARGE_READ_BYTES:
             self.flow.yield_turn()
@@ -759,7 +776,7 @@ class FastLane(CasedProtocol):
 
 
 def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the Content-Length of a body, or 0 if it is chunked or there is none."""
+    """Return the Content-Length, or 0 if there is none or the body is chunked."""
     length = 0
     for name, value in headers:
         if name == b"transfer-encoding":
@@ -769,18 +786,18 @@ def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
     return length
 
 
-# No request is under way; the next bytes begin one.
-BETWEEN = Phase(FastLane._begin_request, FastLane._check_keep_alive)
+# There is no current request; the next bytes begin one.
+IDLE = Phase(FastLane._begin_request, FastLane._check_keep_alive)
 # Part of a head has been received.
 HEAD = Phase(FastLane._receive_head, FastLane._check_head)
-# A plain request has its head, and part of its body is missing.
+# The head of a plain request is complete, and its body is not.
 BODY = Phase(FastLane._receive_body, FastLane._check_body, awaits_body=True)
-# A model runs a plain request, or the client has not taken the response yet.
-ANSWER = Phase(FastLane._store_ahead, FastLane._ignore_tick)
+# A model runs a plain request, or the client has not read the response yet.
+RESPONSE = Phase(FastLane._store_ahead, FastLane._ignore_tick)
 # A request was refused before its body was complete; the rest is discarded.
 REFUSED = Phase(FastLane._discard, FastLane._check_refused, awaits_body=True)
-# uvicorn's protocol reads a head, a body, or the rest of a body that it has answered. In the last
-# phase it has read a request, and runs it.
+# uvicorn's protocol reads a head, a body, or the rest of a body after its response has begun. In
+# the last phase, the request is complete and its response is not.
 UVICORN_HEAD = Phase(FastLane._feed_parser, FastLane._check_head, is_parsing=True)
 UVICORN_BODY = Phase(FastLane._feed_parser, FastLane._check_uvicorns_body, is_parsing=True)
 UVICORN_REFUSED = Phase(FastLane._feed_parser, FastLane._check_refused, is_parsing=True)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.http.fast_lane.lane import Lane
 
-# A larger response has its own memory (see `core/scheduling/channel.py`). It is sent uncopied.
+# A larger response has its own memory (see `core/scheduling/channel.py`), and is not copied.
 MAX_COPIED_BYTES = MAX_SMALL_BYTES
 
 logger = logging.getLogger("tsx.http")
 
 
 class Connection(Protocol):
-    """The part of a connection that an exchange uses."""
+    """The interface of a connection that an exchange uses."""
 
     lane: Lane
 
@@ -40,25 +40,25 @@ class Connection(Protocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client has yet to take the written bytes."""
+        """Whether too many written bytes have not been read by the client."""
 
     def write(self, data: Buffer) -> None:
         """Write a part of a response."""
 
-    def finish(self, last: Buffer, keep_alive: bool) -> None:
-        """Write the last bytes of a response, and go to the next request."""
+    def finish(self, data: Buffer, keep_alive: bool) -> None:
+        """Write the last bytes of a response, and continue with the next request."""
 
     def abort(self) -> None:
-        """Close without the end of a streamed response, so that the client can tell."""
+        """Close before the end of a streamed response, so that the client notices the error."""
 
 
 class Exchange(Job):
-    """A request and its response on one connection, which has one exchange at a time."""
+    """A request and its response; a connection has one exchange at a time."""
 
-    _added = b""  # header lines that the server adds
+    _extra_lines = b""  # header lines of the response that the server adds
     _timing: TimingRequest | None = None
-    _flow: Flow | None = None  # the flow of a streamed response
-    _is_held = False  # whether the worker must send no more parts
+    _flow: Flow | None = None  # flow control of a streamed response
+    _is_paused = False  # whether the worker has been told to send no more parts
     _is_event_stream = False  # whether the response is a stream of server-sent events
     _counted_bytes = 0  # bytes of the body that are taken from the budget
 
@@ -71,7 +71,7 @@ class Exchange(Job):
         self.keep_alive = self.plain = head.keep_alive
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        """Write the response of the handler, or its last part."""
+        """Write the handler's response, or the last part of a stream."""
         connection = self.connection
         lane = connection.lane
         # Nearly all responses take the first branch.
@@ -87,16 +87,16 @@ class Exchange(Job):
             lane.counts.plain += 1
             tails = heads.json_tails if headers else heads.tails
             connection.finish(
-                b"".join((heads.before, self.request_id, tails[len(body)], body)), True
+                b"".join((heads.plain_start, self.request_id, tails[len(body)], body)), True
             )
         else:
             self._give_back()
             if not self.gone:
                 self._write_response(status, headers, body, batch)
 
-    def route(self, version: Any, added: bytes) -> None:
-        """Store the version that the splitter picked, and header lines of the response."""
-        self.routed, self._added, self.plain = version, added, False
+    def route(self, version: Any, extra_lines: bytes) -> None:
+        """Store the version that the splitter has chosen, and header lines for the response."""
+        self.routed, self._extra_lines, self.plain = version, extra_lines, False
 
     def served_by(self) -> ModelVersion:
         """Return the version that serves this request."""
@@ -107,17 +107,17 @@ class Exchange(Job):
         self._timing = request
         self.plain = False
 
-    def count(self, size: int) -> None:
-        """Store the bytes to give back to the server's budget."""
+    def set_counted_bytes(self, size: int) -> None:
+        """Store the number of bytes to give back to the server's budget."""
         self._counted_bytes = size
-        self.plain = False  # The shortcut for plain responses gives nothing back.
+        self.plain = False  # The fast path for plain responses gives no bytes back.
 
     def _give_back(self) -> None:
-        counted, self._counted_bytes = self._counted_bytes, 0
-        if counted:
-            self.connection.lane.bytes_in_flight.give(counted)
+        size, self._counted_bytes = self._counted_bytes, 0
+        if size:
+            self.connection.lane.bytes_in_flight.give(size)
 
-    def close_after(self) -> None:
+    def close_after_response(self) -> None:
         """Close the connection after this response."""
         self.keep_alive = self.plain = False
 
@@ -135,33 +135,33 @@ class Exchange(Job):
         connection = self.connection
         lane = connection.lane
         try:
-            before, after = lane.response_heads.split_around_request_id(
-                status, bytes(headers) + self._added
+            head_start, head_end = lane.response_heads.split_around_request_id(
+                status, bytes(headers) + self._extra_lines
             )
         except TsxError as error:
             self.refuse(error)
             return
-        if status >= 400 and (form := errors.form_of_meta(self.meta)) is not None:
-            body = form(bytes(body))
+        if status >= 400 and (convert := errors.converter_for_meta(self.meta)) is not None:
+            body = convert(bytes(body))
         if status == 205:
-            body = b""  # Such a response has no content (RFC 9110, section 15.3.6).
+            body = b""  # A 205 must have no content (RFC 9110, section 15.3.6).
         lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
         if timing:
             close = timing + close
         if status in (204, 304):
             connection.finish(
-                b"%b%b%b%b\r\n" % (before, self.request_id, after, close), self.keep_alive
+                b"%b%b%b%b\r\n" % (head_start, self.request_id, head_end, close), self.keep_alive
             )
         elif len(body) <= MAX_COPIED_BYTES:
             length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
             connection.finish(
-                b"".join((before, self.request_id, after, length, body)), self.keep_alive
+                b"".join((head_start, self.request_id, head_end, length, body)), self.keep_alive
             )
         else:
             connection.write(
                 b"%b%b%bcontent-length: %d\r\n%b\r\n"
-                % (before, self.request_id, after, len(body), close)
+                % (head_start, self.request_id, head_end, len(body), close)
             )
             connection.finish(body, self.keep_alive)
 
@@ -175,9 +175,9 @@ class Exchange(Job):
             self.resume_stream()
             self._break_off(error.message)
             return
-        form = errors.form_of_meta(self.meta)
+        convert = errors.converter_for_meta(self.meta)
         status, answer = connection.lane.response_heads.refusal(
-            self.request_id, error, self.keep_alive, form, self._added
+            self.request_id, error, self.keep_alive, convert, self._extra_lines
         )
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
@@ -189,12 +189,12 @@ class Exchange(Job):
         connection = self.connection
         if self._flow is None:
             try:
-                before, after = connection.lane.response_heads.split_around_request_id(
-                    200, bytes(headers) + self._added
+                head_start, head_end = connection.lane.response_heads.split_around_request_id(
+                    200, bytes(headers) + self._extra_lines
                 )
             except TsxError as error:
                 self.refuse(error)
-                self.leave()  # The following parts are dropped.
+                self.leave()  # Further parts are dropped.
                 return
             self._flow = flow
             self._is_event_stream = errors.is_event_stream(bytes(headers))
@@ -203,18 +203,18 @@ class Exchange(Job):
             close = b"" if self.keep_alive else CLOSE
             connection.write(
                 b"%b%b%b%btransfer-encoding: chunked\r\n\r\n"
-                % (before, self.request_id, after, close)
+                % (head_start, self.request_id, head_end, close)
             )
         if body:
             connection.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
-        if connection.write_paused and not self._is_held:
-            self._is_held = True
+        if connection.write_paused and not self._is_paused:
+            self._is_paused = True
             flow.hold(self)
 
     def resume_stream(self) -> None:
-        """Let the worker send more, because the client has read enough or has left."""
-        if self._is_held and self._flow is not None:
-            self._is_held = False
+        """Let the worker send more parts, because the client has read enough or has left."""
+        if self._is_paused and self._flow is not None:
+            self._is_paused = False
             self._flow.release(self)
 
     def _log_broken_stream(self, reason: str) -> None:
@@ -229,15 +229,15 @@ class Exchange(Job):
     def _end_stream(self, status: int, body: Buffer) -> None:
         self.resume_stream()
         connection = self.connection
-        if status >= 400:  # The handler failed, so its body is an error.
+        if status >= 400:  # The handler has failed, and the body is its error.
             self._break_off(str(body, "utf-8", "replace"))
         else:
             connection.finish(_last_chunk(body), self.keep_alive)
 
     def _break_off(self, reason: str) -> None:
-        """Close a stream without its end, so that the client can tell.
+        """Close a stream before its end, so that the client notices the error.
 
-        A stream of events ends with an error event, as OpenAI's clients expect it.
+        A stream of server-sent events ends with an error event, which OpenAI's clients expect.
         """
         self._log_broken_stream(reason)
         if self._is_event_stream:
@@ -247,5 +247,5 @@ class Exchange(Job):
 
 
 def _last_chunk(body: Buffer) -> bytes:
-    """Return the last chunk of a response, and the end of the chunks."""
+    """Return a response's last chunk and the empty chunk that ends the body."""
     return b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"

@@ -1,8 +1,8 @@
-"""The parser and the cache of request heads for the fast lane: request line and headers.
+"""The parser and the cache of request heads (request line and headers) for the fast lane.
 
-A client that keeps its connection sends the same head again and again. The bytes of a head are
-therefore looked up among known ones, and only a new head is parsed. The result depends only on
-these bytes and the registered models.
+A client that reuses its connection sends the same head again and again. A head is therefore looked
+up in a cache by its bytes, and parsed only if it is new. The result depends only on these bytes and
+the registered models.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import httptools
 
 from tsx_runtime import wire
 from tsx_runtime.api.access.auth import Guard
-from tsx_runtime.api.access.origins import names_one_host
-from tsx_runtime.api.errors import as_openai, for_openai, form_of_path
+from tsx_runtime.api.access.origins import has_one_host
+from tsx_runtime.api.errors import converter_for_path, set_openai_status, to_openai_error
 from tsx_runtime.api.headers import Pair, clashing_names
 from tsx_runtime.api.messages import MAX_HEADERS, MAX_LENGTH_DIGITS, PlatformHook
 from tsx_runtime.api.request_options import is_stored, priority_and_timeout
@@ -35,48 +35,50 @@ from tsx_runtime.wire import OPENAI_META, V2_META
 class RefusalRoute:
     """A `Route` that refuses its jobs: their token is wrong, or their model or path is unknown.
 
-    It is remembered with the head, so that a flood of such requests is cheap.
+    It is cached with the head, so that a flood of such requests takes little time.
     """
 
     client_timeout = 0.0
     name = version = ""  # fields of the access log
 
-    def __init__(self, error: TsxError, hold: float = 0.0) -> None:
-        """Refuse with `error` after `hold` seconds, which delays the whole connection."""
+    def __init__(self, error: TsxError, delay_s: float = 0.0) -> None:
+        """Refuse with `error` after `delay_s` seconds; its connection's later requests wait too."""
         self.error = error
-        self._hold = hold
+        self._delay_s = delay_s
 
     def route_for_headers(self, headers: Headers) -> RefusalRoute:
         return self
 
     def submit(self, job: Job) -> None:
-        if self._hold:
-            asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
+        if self._delay_s:
+            asyncio.get_running_loop().call_later(self._delay_s, job.refuse, self.error)
         else:
             job.refuse(self.error)
 
     def leave(self, job: Job) -> None:
-        """Do nothing, because the job runs nowhere."""
+        """Do nothing, because the job was never submitted."""
 
 
-MAX_REMEMBERED = 1024  # size of the table of heads, and of that of URLs
-MAX_REMEMBERED_BYTES = 4096  # size of a head or a URL
-TOKEN_EXPIRY_DELAY_S = 0.05  # Timers may fire a little early.
+MAX_CACHED = 1024  # heads, and URLs, that are cached
+MAX_CACHED_BYTES = 4096  # largest head or URL that is cached
+TOKEN_EXPIRY_DELAY_S = (
+    0.05  # makes sure that the token has expired, because timers may fire a little early
+)
 
-# Methods with special framing or responses.
+# methods with special framing or responses
 _OTHER_LANE_METHODS = {b"HEAD", b"OPTIONS", b"CONNECT"}
 ValueT = TypeVar("ValueT")
 
 
 class Head(NamedTuple):
-    """The facts that the fast lane needs about a request before its body arrives."""
+    """The data of a request that the fast lane knows before the body arrives."""
 
     target: Target
     meta: bytes  # the result of `wire.request_meta`, without the request id
-    length: int  # bytes of the body
+    length: int  # length of the body in bytes
     keep_alive: bool
     priority: int
-    timeout_ms: int | None  # time that the client will wait
+    timeout_ms: int | None  # the client's timeout
     expects_continue: bool  # whether the client sends the body only after "100 Continue"
     line: str  # the request line, for the access log
     headers: list[Pair]  # headers with names in lower case, for the splitter
@@ -92,12 +94,12 @@ class _Url(NamedTuple):
     route: Route
 
 
-# A known head; None is one of the other lane. A refused head has a `RefusalRoute`.
-Known: TypeAlias = tuple[Head, Route] | None
+# None means that the other lane handles the head. A refused head has a `RefusalRoute`.
+CachedHead: TypeAlias = tuple[Head, Route] | None
 
 
 class Heads:
-    """The known heads of one listener, with the route of each: a version, or a splitter."""
+    """The cached heads of one listener, each with its route: a version, or a splitter."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Heads:
         platform: PlatformHook | None = None,
         missing_route: Callable[[str], ResourceNotFound | None] = lambda path: None,
     ) -> None:
-        """Create an empty cache, which registry and token changes clear.
+        """Create an empty cache; changes of the registry or the token clear it.
 
         Args:
             registry: The models.
@@ -118,11 +120,11 @@ class Heads:
             limit: The largest body in bytes.
             max_head: The largest head in bytes.
             traced: Whether requests are traced.
-            platform: The hook of a platform, whose requests take the other lane.
-            missing_route: A function that returns the error of a path without a FastAPI route, or
-                None if there may be a route.
+            platform: The hook of a platform; the other lane handles its requests.
+            missing_route: Returns the error of a path that has no route in FastAPI, or None if it
+                may have one.
         """
-        self.known: dict[bytes, Known] = {}
+        self.entries: dict[bytes, CachedHead] = {}
         self._urls: dict[bytes, _Url | TsxError | None] = {}
         self._missing_route = missing_route
         self._registry = registry
@@ -139,36 +141,36 @@ class Heads:
                 (self._key.seconds_left or 0.0) + TOKEN_EXPIRY_DELAY_S, self._clear
             )
 
-    def look_up(self, raw: bytes) -> Known:
-        """Return a known head, or read it."""
-        return self.known[raw] if raw in self.known else self.read(raw)
+    def look_up(self, raw: bytes) -> CachedHead:
+        """Return the cached head for these bytes, or parse and cache it."""
+        return self.entries[raw] if raw in self.entries else self.read(raw)
 
-    def read(self, raw: bytes) -> Known:
-        """Parse a head that is not known yet, empty line included, and remember it."""
-        known = (
+    def read(self, raw: bytes) -> CachedHead:
+        """Parse a head, including its empty line, and cache the result."""
+        entry = (
             self._read(raw)
             if len(raw) <= self._max_head and raw.count(b"\n") <= MAX_HEADERS + 2
             else None
         )
-        if len(raw) <= MAX_REMEMBERED_BYTES:
-            _remember(
-                self.known,
+        if len(raw) <= MAX_CACHED_BYTES:
+            _store(
+                self.entries,
                 raw,
-                known,
-                evict=known is not None and not isinstance(known[1], RefusalRoute),
+                entry,
+                evict=entry is not None and not isinstance(entry[1], RefusalRoute),
             )
-        return known
+        return entry
 
     def find_again(self, head: Head) -> Route:
-        """Return the route of a head again, once its body is complete.
+        """Resolve the route of a head again, once the body is complete.
 
         Raises:
             TsxError: The model does not exist any more.
         """
         return self._route(head.target, head.headers)
 
-    def _read(self, raw: bytes) -> Known:
-        parsed = parse(raw)
+    def _read(self, raw: bytes) -> CachedHead:
+        parsed = parse_head(raw)
         if (
             parsed is None
             or (length := body_length(parsed.headers)) is None
@@ -176,7 +178,7 @@ class Heads:
         ):
             return None
         if (
-            not names_one_host(parsed.headers, "1.1")
+            not has_one_host(parsed.headers, "1.1")
             or clashing_names(parsed.headers)
             or is_stored(parsed.headers)
         ):
@@ -194,12 +196,12 @@ class Heads:
             and not _is_plain(url.target, raw, parsed.headers)
         ):
             return None
-        expects = expects_continue(parsed.headers)
-        # Without a body there is nothing to wait for, and the other lane sends "100 Continue".
-        if expects and not length:
+        awaits_continue = expects_continue(parsed.headers)
+        # There is no body to wait for. The other lane sends "100 Continue".
+        if awaits_continue and not length:
             return None
         try:
-            if not isinstance(url, _NoRoute):
+            if not isinstance(url, _MissingRoute):
                 if self._guard is not None:
                     self._guard.check(parsed.headers)
                 priority, timeout_ms = priority_and_timeout(parsed.headers)
@@ -208,12 +210,14 @@ class Heads:
         except TsxError as error:
             return (
                 None
-                if expects or self._traced
-                else _refused_head(error.with_traceback(None), raw, parsed, length)
+                if awaits_continue or self._traced
+                else _build_refused_head(error.with_traceback(None), raw, parsed, length)
             )
         block = wire.header_block(
             with_headers(
-                parsed.as_sent, url.target, self._registry.hidden_headers.for_model(url.route.name)
+                parsed.cased_headers,
+                url.target,
+                self._registry.hidden_headers.for_model(url.route.name),
             )
         )
         meta = b"\r\n%b\r\n%b" % (url.query, block)
@@ -227,7 +231,7 @@ class Heads:
             parsed.keep_alive,
             priority,
             timeout_ms,
-            expects,
+            awaits_continue,
             line,
             parsed.headers,
             timing,
@@ -236,7 +240,7 @@ class Heads:
         return head, url.route.route_for_headers(parsed.headers)
 
     def _find_url(self, text: bytes) -> _Url | TsxError | None:
-        """Return a parsed URL, an error for each request with it, or None for the other lane."""
+        """Return the parsed URL, or its error, or None if the other lane handles it."""
         try:
             return self._urls[text]
         except KeyError:
@@ -246,8 +250,8 @@ class Heads:
                 url = self._resolve_url(
                     unquote((parsed.path or b"").decode("ascii")), parsed.query or b""
                 )
-            if len(text) <= MAX_REMEMBERED_BYTES:
-                _remember(self._urls, text, url, evict=isinstance(url, _Url))
+            if len(text) <= MAX_CACHED_BYTES:
+                _store(self._urls, text, url, evict=isinstance(url, _Url))
             return url
 
     def _resolve_url(self, path: str, query: bytes) -> _Url | TsxError | None:
@@ -257,11 +261,13 @@ class Heads:
             if target is not None:
                 return _Url(target, query if target.query else b"", self._route(target))
         except TsxError as error:
-            if target is not None and target.name is None:  # A form may name the model.
+            if (
+                target is not None and target.name is None
+            ):  # The model's name may be in the body, if that is a form.
                 return None
             return error.with_traceback(None)
         missing_route = self._missing_route(path)
-        return missing_route and _NoRoute(missing_route.message)
+        return missing_route and _MissingRoute(missing_route.message)
 
     def _route(self, target: Target, headers: Headers = ()) -> Route:
         return (
@@ -271,7 +277,7 @@ class Heads:
         )
 
     def _clear_for_token(self) -> None:
-        """Clear the cache after a change of the token, and again when the new one expires."""
+        """Clear the cache after a change of the token, and again once the new token expires."""
         assert self._key is not None
         self._clear()
         self._expiry_timer.cancel()
@@ -280,20 +286,22 @@ class Heads:
         )
 
     def _clear(self) -> None:
-        self.known.clear()
+        self.entries.clear()
         self._urls.clear()
 
 
-class _NoRoute(ResourceNotFound):
-    """The error of a path that has no route, with or without a token."""
+class _MissingRoute(ResourceNotFound):
+    """The error of a path without a route, which is raised before the token is checked."""
 
 
-def _refused_head(error: TsxError, raw: bytes, parsed: ParsedHead, length: int) -> Known:
+def _build_refused_head(error: TsxError, raw: bytes, parsed: ParsedHead, length: int) -> CachedHead:
     path = httptools.parse_url(parsed.url).path or b""
-    form = form_of_path(unquote(path.decode("ascii")))
-    if form is for_openai:
-        as_openai(error)
-    meta = b"\r\n\r\n" if form is None else OPENAI_META if form is for_openai else V2_META
+    convert = converter_for_path(unquote(path.decode("ascii")))
+    if convert is to_openai_error:
+        set_openai_status(error)
+    meta = (
+        b"\r\n\r\n" if convert is None else OPENAI_META if convert is to_openai_error else V2_META
+    )
     head = Head(
         Target(None),
         meta,
@@ -311,7 +319,7 @@ def _refused_head(error: TsxError, raw: bytes, parsed: ParsedHead, length: int) 
 
 
 def _is_plain(target: Target, raw: bytes, headers: list[Pair]) -> bool:
-    """Tell whether the body of a URL without a model may be read in this lane."""
+    """Tell whether this lane can handle a URL whose model is in the body or missing."""
     return raw.startswith(b"POST ") if target.in_body else not is_form(headers)
 
 
@@ -319,12 +327,12 @@ def _first_line(raw: bytes) -> str:
     return str(raw[: raw.find(b"\r\n")], "latin-1")
 
 
-def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: bool) -> None:
-    """Add an entry to a table; if it is full, clear it before with `evict`.
+def _store(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: bool) -> None:
+    """Add an entry to a table; if the table is full, clear it first, but only with `evict`.
 
-    Refusals do not evict, because a flood of them must not remove the heads of other clients.
+    Refusals do not evict, because a flood of them would remove the heads of other clients.
     """
-    if len(table) >= MAX_REMEMBERED:
+    if len(table) >= MAX_CACHED:
         if not evict:
             return
         table.clear()
@@ -332,17 +340,17 @@ def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: b
 
 
 def cannot_be_head(received: bytes | bytearray) -> bool:
-    """Tell whether bytes cannot begin a head: another protocol, or lines without CR."""
+    """Tell whether bytes are of another protocol, or have lines without CR."""
     return not received[:1].isupper() or b"\n\n" in received
 
 
-def parse(raw: bytes) -> ParsedHead | None:
-    """Parse one whole head; None is returned for all others than plain HTTP/1.1."""
+def parse_head(raw: bytes) -> ParsedHead | None:
+    """Parse one whole head, or return None if it is not plain HTTP/1.1."""
     parsed = ParsedHead()
     parsed.parser = parser = httptools.HttpRequestParser(parsed)
     try:
         parser.feed_data(raw)
-    # Java's client offers HTTP/2 with each request, which the server ignores.
+    # Java's HTTP client offers an upgrade to HTTP/2 with each request, which is ignored.
     except httptools.HttpParserUpgrade:
         if parser.get_method() == b"GET" and (b"upgrade", b"websocket") in (
             (name, value.lower()) for name, value in parsed.headers
@@ -365,7 +373,7 @@ def parse(raw: bytes) -> ParsedHead | None:
 
 
 class ParsedHead:
-    """A head that a parser fills by its callbacks."""
+    """A head whose fields the parser's callbacks set."""
 
     url = b""
     messages = 0
@@ -376,7 +384,7 @@ class ParsedHead:
 
     def __init__(self) -> None:
         self.headers: list[Pair] = []  # headers with names in lower case
-        self.as_sent: list[Pair] = []  # headers with names as handlers see them
+        self.cased_headers: list[Pair] = []  # headers with the original case of their names
 
     def on_message_begin(self) -> None:
         self.messages += 1
@@ -386,12 +394,12 @@ class ParsedHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
-        self.as_sent.append((name, value))
+        self.cased_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.is_complete = True
         if self.parser is not None:
-            # Behind the end of a message without a body, this would always be true.
+            # The parser must be asked now: after a request without a body, it would return True.
             self.keep_alive = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -399,7 +407,7 @@ class ParsedHead:
 
 
 def body_length(headers: list[Pair]) -> int | None:
-    """Return the length of the body, or None if only the other lane can read it."""
+    """Return the length of the body, or None if only the other lane can handle it."""
     length = 0
     for name, value in headers:
         if name == b"content-length":

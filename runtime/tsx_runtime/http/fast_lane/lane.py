@@ -21,27 +21,29 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Lane:
-    """The settings, counters and caches of one listener's connections."""
+    """The settings, counters and caches for one listener's connections."""
 
-    heads: Heads | None  # None if all requests take the ASGI lane
+    heads: Heads | None  # None if the other lane handles all requests
     response_heads: ResponseHeadCache
     clock: Clock
     turns: Turns
     counts: ResponseCounts
     bytes_in_flight: ByteBudget
     timeouts: Timeouts
-    max_head: int  # bytes
-    max_message_size: int  # bytes of a WebSocket's message; 0 means no WebSockets
+    max_head: int  # largest head in bytes
+    max_message_size: int  # largest WebSocket message in bytes; 0 means no WebSockets
     clients: ClientLimits | None
     log: AccessLog | None
     tracer: Tracer | None
-    timing_share: float  # share of responses that have Server-Timing unasked
+    timing_share: (
+        float  # fraction of responses that have Server-Timing without a client's request for it
+    )
 
 
 class LaneApp(Protocol):
     """The ASGI application of a listener."""
 
-    leaving: bool  # whether another server accepts new connections
+    is_replaced: bool  # whether another server accepts the new connections
 
     def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of its listener, which the first connection creates."""
+        """Return the lane of its listener; the first call creates it."""

@@ -27,7 +27,7 @@ ExchangeFactory: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
 def exchange_factory(lane: Lane) -> ExchangeFactory:
     """Return the function or class that creates the exchanges of a connection.
 
-    If no request is observed, it is `Exchange` itself, which costs nothing.
+    If no request is logged, traced or timed, this is `Exchange` itself, which takes no extra time.
     """
     if lane.tracer is not None or lane.timing_share:
         return _new_sampled_exchange
@@ -59,14 +59,14 @@ def _new_sampled_exchange(
 class LoggedExchange(Exchange):
     """An exchange that has a line in the access log."""
 
-    _is_line_pending = True  # whether the line is still to be written
+    _is_line_pending = True  # whether the line has not been written yet
 
     def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
         Exchange.__init__(self, connection, head, body, arrived)
         self._head = head
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        if self.plain and status == 200:  # Nearly all responses are plain.
+        if self.plain and status == 200:  # Nearly all responses take this branch.
             Exchange.answer(self, status, headers, body, batch)
             self._write_line(200, "", batch[2])
             return
@@ -83,7 +83,7 @@ class LoggedExchange(Exchange):
             self._end(error.status, "", type(error).__name__)
 
     def leave(self) -> None:
-        """Write the line of a stream if the client leaves before its end."""
+        """Write the line of a stream that the client leaves before its end."""
         if self._flow is not None:
             self._write_line(200, CLIENT_DISCONNECTED, time.monotonic())
         super().leave()
@@ -99,7 +99,7 @@ class LoggedExchange(Exchange):
         if log is not None and self._is_line_pending:
             self._is_line_pending = False
             destination = self.routed or self.destination
-            # A splitter that has not picked a version has none.
+            # The destination may still be a splitter, which has no version.
             version = getattr(destination, "version", "")
             log.add(
                 connection.client,
@@ -128,7 +128,7 @@ class TracedExchange(LoggedExchange):
     ) -> None:
         super().__init__(connection, head, body, arrived)
         self._is_line_pending = is_logged
-        # Both become None once they are used.
+        # Both become None after their use.
         self._span: OpenSpan | None = span
         self._trace: JobTrace | None = JobTrace(span)
         self.meta = self._trace.with_traceparent(self.meta)

@@ -1,4 +1,4 @@
-"""The cache of the fast lane's response heads, as bytes by status and header block."""
+"""The cache of the fast lane's response heads, by status and header block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tsx_runtime.api import errors
-from tsx_runtime.api.access.origins import missing
+from tsx_runtime.api.access.origins import missing_cors_headers
 from tsx_runtime.api.headers import Pair, answer_headers, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import JSON_HEADER
@@ -17,67 +17,71 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 CLOSE = b"connection: close\r\n"
-MAX_REMEMBERED = 256  # pairs of status and header block
-MAX_REMEMBERED_BYTES = 4096  # size of an error whose form for another protocol is remembered
+MAX_CACHED = 256  # cached heads, and cached tails of heads
+MAX_CACHED_BYTES = 4096  # largest error whose conversion is cached
 
 
 @lru_cache(maxsize=64)
-def _convert_error(form: Callable[[bytes], bytes], body: bytes) -> bytes:
-    return form(body)
+def _convert_error(convert: Callable[[bytes], bytes], body: bytes) -> bytes:
+    return convert(body)
 
 
 class ResponseHeadCache:
     """A cache of response heads, which begin with uvicorn's headers such as the date.
 
-    uvicorn renews these each second, and with them the cache.
+    uvicorn renews its headers each second, and then the cache is cleared.
     """
 
     def __init__(
-        self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False
+        self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, is_confined: bool = False
     ) -> None:
-        """Create a cache whose responses get the headers `cors`, unless they have them.
+        """Create a cache; responses get the headers of `cors` that they lack.
 
-        `answer_headers` describes `confined`.
+        `answer_headers` describes `is_confined`.
         """
-        self._confined = confined
+        self._is_confined = is_confined
         self.server_state = server_state
         self.cors = cors
-        # Known heads by status, and by the block of a handler or the pairs of an error.
-        self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}
+        # Cached heads by status, and by a handler's header block or an error's headers.
+        self._entries: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}
         self.renew()
 
     def renew(self) -> None:
-        """Forget all heads, because uvicorn has renewed its headers."""
+        """Clear the cache, because uvicorn has renewed its headers."""
         self.default = self.server_state.default_headers
-        self._known.clear()
-        # Plain responses have status 200 and no header, or the one of JSON.
-        self.before, after = _split_around_request_id(self.default, 200, self._pairs(200, b""))
-        self.tails = TailCache(after)
+        self._entries.clear()
+        # Plain responses have status 200, and no header or only the content type of JSON.
+        self.plain_start, head_end = _split_around_request_id(
+            self.default, 200, self._pairs(200, b"")
+        )
+        self.tails = TailCache(head_end)
         self.json_tails = TailCache(
             _split_around_request_id(self.default, 200, self._pairs(200, JSON_HEADER))[1]
         )
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
-        """Return the head of a response before the request id, and after it.
+        """Return the parts of a response's head before and after the request id.
 
         Raises:
             PredictionFailed: The status or the headers of the handler are invalid.
         """
-        if self.server_state.default_headers is not self.default:  # A new second has begun.
+        if (
+            self.server_state.default_headers is not self.default
+        ):  # uvicorn has renewed its headers.
             self.renew()
-        known = self._known.get((status, block))
-        if known is None:
+        entry = self._entries.get((status, block))
+        if entry is None:
             check_status(status)
-            known = self._remember(status, block, self._pairs(status, block))
-        return known
+            entry = self._store(status, block, self._pairs(status, block))
+        return entry
 
     def refusal(
         self,
         request_id: bytes,
         error: TsxError,
         keep_alive: bool,
-        form: Callable[[bytes], bytes] | None = None,
-        added: bytes = b"",
+        convert: Callable[[bytes], bytes] | None = None,
+        extra_lines: bytes = b"",
     ) -> tuple[int, bytes]:
         """Return the status and the bytes of a response with an error.
 
@@ -85,43 +89,43 @@ class ResponseHeadCache:
             request_id: The id of the request.
             error: The error.
             keep_alive: Whether the connection stays open.
-            form: A function that turns the error JSON into that of another protocol.
-            added: Further lines of the head.
+            convert: A function that converts the error JSON for another protocol.
+            extra_lines: Further header lines.
         """
-        status, pairs, body = errors.fault(error)
-        if form is not None:
-            body = _convert_error(form, body) if len(body) <= MAX_REMEMBERED_BYTES else form(body)
+        status, pairs, body = errors.error_response(error)
+        if convert is not None:
+            body = _convert_error(convert, body) if len(body) <= MAX_CACHED_BYTES else convert(body)
         if self.server_state.default_headers is not self.default:
             self.renew()
-        before, after = self._known.get((status, pairs)) or self._remember(
+        head_start, head_end = self._entries.get((status, pairs)) or self._store(
             status, pairs, (*pairs, *self.cors)
         )
         close = b"" if keep_alive else CLOSE
         return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
-            before,
+            head_start,
             request_id,
-            after,
-            added,
+            head_end,
+            extra_lines,
             len(body),
             close,
             body,
         )
 
-    def _remember(
+    def _store(
         self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]
     ) -> tuple[bytes, bytes]:
-        if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
-        self._known[status, key] = known = _split_around_request_id(self.default, status, pairs)
-        return known
+        if len(self._entries) >= MAX_CACHED:
+            self._entries.clear()
+        self._entries[status, key] = entry = _split_around_request_id(self.default, status, pairs)
+        return entry
 
     def _pairs(self, status: int, block: bytes) -> tuple[Pair, ...]:
-        pairs = answer_headers(status, handler_headers(block), confined=self._confined)
-        return (*pairs, *missing(pairs, self.cors))
+        pairs = answer_headers(status, handler_headers(block), is_confined=self._is_confined)
+        return (*pairs, *missing_cors_headers(pairs, self.cors))
 
 
 class TailCache(dict[int, bytes]):
-    """The ends of plain response heads behind the request id, by the length of the body."""
+    """The parts of plain response heads after the request id, by the length of the body."""
 
     def __init__(self, start: bytes) -> None:
         super().__init__()
@@ -129,7 +133,7 @@ class TailCache(dict[int, bytes]):
 
     def __missing__(self, length: int) -> bytes:
         line = b"%bcontent-length: %d\r\n\r\n" % (self._start, length)
-        if len(self) < MAX_REMEMBERED:
+        if len(self) < MAX_CACHED:
             self[length] = line
         return line
 
@@ -137,10 +141,10 @@ class TailCache(dict[int, bytes]):
 def _split_around_request_id(
     default: list[Pair], status: int, pairs: tuple[Pair, ...]
 ) -> tuple[bytes, bytes]:
-    before = b"".join(
+    head_start = b"".join(
         [status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "]
     )
-    return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+    return head_start, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
 
 
 def status_line(status: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The check that the installed uvicorn has all names that the fast lane uses, and the fallback."""
+"""The check that the installed uvicorn supports the fast lane, and the fallback."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from types import ModuleType
 from typing import Any
 
 MODULE = "uvicorn.protocols.http.httptools_impl"
-ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # parameters of a protocol class
-RELIED_ON = {
+PROTOCOL_PARAMETERS = (
+    "config",
+    "server_state",
+    "app_state",
+    "_loop",
+)  # parameters of HttpToolsProtocol
+REQUIRED_MEMBERS = {
     "HttpToolsProtocol": (
         # attributes
         "app_state",
@@ -48,8 +53,8 @@ RELIED_ON = {
     "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
-# Members of HttpToolsProtocol that the original case of header names needs.
-CASED_NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")
+# members of HttpToolsProtocol that CasedProtocol uses
+CASED_PROTOCOL_MEMBERS = ("on_message_begin", "on_header", "headers", "scope")
 
 logger = logging.getLogger("tsx.http")
 
@@ -57,15 +62,15 @@ logger = logging.getLogger("tsx.http")
 def http_protocol() -> Any:
     """Return uvicorn's option `http`: the fast lane, or a fallback after one warning.
 
-    The fallback is uvicorn's protocol, which responds alike through FastAPI. If even the original
-    case of header names cannot be had, handlers see them in lower case.
+    The fallback is `CasedProtocol`, which responds alike through FastAPI. If uvicorn does not
+    support this either, its own protocol is used, and handlers see header names in lower case.
     """
     if sys.platform == "win32":
         return "auto"
     module: ModuleType | None = None
     try:
         module = importlib.import_module(MODULE)
-        missing = missing_parts(module)
+        missing = missing_members(module)
     except ImportError as error:
         missing = [f"{MODULE} ({error})"]
     if missing:
@@ -76,40 +81,43 @@ def http_protocol() -> Any:
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    # With another uvicorn, this import may fail.
+    # The import is deferred, because it fails with an unsupported uvicorn.
     from tsx_runtime.http.fast_lane.connection import FastLane
 
     return FastLane
 
 
 def _cased_protocol(module: ModuleType | None) -> Any:
-    members = parts_of(getattr(module, "HttpToolsProtocol", object))
-    if not members.issuperset(CASED_NAMES_NEED):
+    members = members_of(getattr(module, "HttpToolsProtocol", object))
+    if not members.issuperset(CASED_PROTOCOL_MEMBERS):
         return "auto"
-    # With another uvicorn, this import may fail too.
+    # The import is deferred, because it may fail with an unsupported uvicorn.
     from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 
     return CasedProtocol
 
 
-def missing_parts(module: ModuleType) -> list[str]:
-    """Return the names that the fast lane relies on and uvicorn's module lacks."""
+def missing_members(module: ModuleType) -> list[str]:
+    """Return the names that the fast lane uses but uvicorn's module does not have."""
     missing = []
-    for name, parts in RELIED_ON.items():
+    for name, parts in REQUIRED_MEMBERS.items():
         kind = getattr(module, name, None)
         if kind is None:
             missing.append(name)
         else:
-            members = parts_of(kind)
+            members = members_of(kind)
             missing += [f"{name}.{part}" for part in parts if part not in members]
     protocol = getattr(module, "HttpToolsProtocol", None)
-    if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
-        missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
+    if (
+        protocol is not None
+        and tuple(inspect.signature(protocol).parameters) != PROTOCOL_PARAMETERS
+    ):
+        missing.append(f"HttpToolsProtocol({', '.join(PROTOCOL_PARAMETERS)})")
     return missing
 
 
-def parts_of(kind: type) -> set[str]:
-    """Return the names of a class's members, with those that its constructors set."""
+def members_of(kind: type) -> set[str]:
+    """Return the names of a class's members, and all names in its constructors."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return {
         *dir(kind),

@@ -1,1 +1,1 @@
-"""FastAPI routers of the management, metrics and inference APIs."""
+"""The FastAPI routers of the management, metrics and inference APIs."""

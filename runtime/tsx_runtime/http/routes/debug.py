@@ -1,4 +1,4 @@
-"""The management routes of request times: one request by its id, or the slowest hundred."""
+"""The management routes for the times of requests: one request by its id, or the slowest ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EXAMPLE: dict[str, Any] = {
 class RequestTimes(Camel):
     """The times of an answered request.
 
-    The parts of `milliseconds` follow each other, and `total` is their sum.
+    `milliseconds` has consecutive steps, and their sum as `total`.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})

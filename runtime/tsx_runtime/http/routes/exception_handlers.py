@@ -1,4 +1,4 @@
-"""The exception handlers that turn errors of FastAPI's routes into the error JSON."""
+"""The exception handlers that respond to errors of FastAPI's routes with the error JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tsx_runtime.api.errors import UNEXPECTED, fault
+from tsx_runtime.api.errors import UNEXPECTED, error_response
 from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.management.schemas import from_validation
 from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_last
@@ -18,7 +18,7 @@ from tsx_runtime.errors import BadRequest, MethodNotAllowed, TsxError
 
 
 class EarlyResponse(Response):
-    """A response that is sent before the request's body is complete; the rest is discarded."""
+    """A response that is sent before the request's body is complete, which is then discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
 
@@ -31,10 +31,10 @@ class EarlyResponse(Response):
         await super().__call__(scope, receive, send_early)
 
 
-def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
-    """Let the app respond to all exceptions with the error JSON.
+def add_exception_handlers(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
+    """Add exception handlers to an app, so that every error response has the error JSON.
 
-    `not_found` returns the error of a path without a route.
+    `not_found` returns the error for a path without a route.
     """
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -45,7 +45,9 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
         assert isinstance(error, HTTPException)
         path: str = request.scope["path"]
         return _response(
-            not_found(path) if error.status_code == 404 else from_http(error), error.headers, path
+            not_found(path) if error.status_code == 404 else convert_http_error(error),
+            error.headers,
+            path,
         )
 
     async def on_validation(request: Request, error: Exception) -> Response:
@@ -53,7 +55,7 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
         return _response(from_validation(error.errors()))
 
     async def on_unexpected(request: Request, error: Exception) -> Response:
-        # The framework raises the error again afterwards, and the app logs it.
+        # FastAPI raises the error again after this response, and then the app logs it.
         return _response(TsxError(UNEXPECTED))
 
     app.add_exception_handler(Exception, on_unexpected)
@@ -62,16 +64,16 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
 
 
-def from_http(error: HTTPException) -> TsxError:
-    """Convert an error that the framework raises by itself."""
+def convert_http_error(error: HTTPException) -> TsxError:
+    """Convert an error that FastAPI itself has raised."""
     if error.status_code == 405:
         return MethodNotAllowed()
     return BadRequest(str(error.detail))
 
 
 def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
-    """Build the response of an error; the app adds the headers of all responses."""
-    status, pairs, body = fault(error, path)
+    """Build the response for an error, without the headers that the app adds to all responses."""
+    status, pairs, body = error_response(error, path)
     response_class = EarlyResponse if error.more else Response
     response = response_class(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:

@@ -1,6 +1,6 @@
 """Health routes: liveness (`/livez`), readiness (`/readyz`), and TorchServe's `/ping`.
 
-They need no token.
+These routes need no token.
 """
 
 from __future__ import annotations
@@ -9,35 +9,36 @@ from collections.abc import Collection
 
 from fastapi import APIRouter, Response
 
-from tsx_runtime.api.management.describe import is_given_up, is_healthy, not_ready
+from tsx_runtime.api.management.describe import is_given_up, is_healthy, unready_versions
 from tsx_runtime.api.management.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes.responses import json_answer
 
-# Methods of `/ping` that the OpenAPI document does not show.
+# Methods that `/ping` accepts, but that are not in the OpenAPI document.
 UNDOCUMENTED_METHODS = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
-    """Build `/livez` and `/readyz`, and `/ping` for a listener with predictions."""
+    """Build `/livez` and `/readyz`, and also `/ping` on the inference address."""
     router = APIRouter(tags=["health"])
 
     async def livez() -> Response:
-        dead = registry.settings.restart_when_dead and any(
+        is_dead = registry.settings.restart_when_dead and any(
             is_given_up(model.versions[model.default]) for model in registry.models.values()
         )
-        return json_answer(Health(status="Dead" if dead else "Alive"), 503 if dead else 200)
+        return json_answer(Health(status="Dead" if is_dead else "Alive"), 503 if is_dead else 200)
 
     async def readyz() -> Response:
-        waiting = not_ready(registry)
-        ready = not waiting and not registry.stopping
-        status = "Stopping" if registry.stopping else "Ready" if ready else "Not ready"
-        return json_answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)
+        unready = unready_versions(registry)
+        is_ready = not unready and not registry.stopping
+        status = "Stopping" if registry.stopping else "Ready" if is_ready else "Not ready"
+        return json_answer(Readiness(status=status, not_ready=unready), 200 if is_ready else 503)
 
     async def ping() -> Response:
-        healthy = is_healthy(registry.models.values())
+        is_healthy_server = is_healthy(registry.models.values())
         return json_answer(
-            Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500
+            Health(status="Healthy" if is_healthy_server else "Unhealthy"),
+            200 if is_healthy_server else 500,
         )
 
     summary = "Is the server alive"

@@ -1,4 +1,4 @@
-"""The index of an address at `GET /`: its main paths as JSON, or the web page for a browser."""
+"""The index of an address at `GET /`: its main paths as JSON; browsers get the web page."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def answer_index(
     Args:
         request: The request.
         title: The name of the app.
-        paths: The summaries of all paths by method.
-        other_addresses: The other addresses of the server by roles.
+        paths: The summaries of all routes, by path and method.
+        other_addresses: The server's other addresses, by their roles.
     """
     if PAGE in paths and "text/html" in request.headers.get("accept", ""):
-        # A relative location is also correct behind the prefix of a proxy.
+        # A relative location is also correct if a proxy adds a prefix.
         return Response(status_code=307, headers={"location": "ui/"})
     main_paths = {
         f"{method} {path}": summary

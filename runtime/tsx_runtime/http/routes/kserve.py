@@ -1,4 +1,4 @@
-"""The routes of KServe's protocols for health, readiness, metadata and samples of models.
+"""The routes of KServe's protocols for health, readiness, metadata and sample inputs.
 
 Their paths are `/v1/models/...` and `/v2/...`. Predictions are in `asgi_lane/predictions.py`.
 """
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.samples import example_of, input_of, sample_of, tensors_of
 from tsx_runtime.api.management.schemas import ServerMetadata
 from tsx_runtime.api.openai import split_name
@@ -29,7 +29,7 @@ OpenAIName = Annotated[
     str,
     Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"]),
 ]
-# Probes call these paths, which need no token because they name no model.
+# These paths need no token, because probes call them and they reveal nothing about models.
 HEALTH_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 
 
@@ -59,14 +59,14 @@ class OpenAIModel(BaseModel):
 
 
 class NamedModel(ModelReady, OpenAIModel):
-    """A model as KServe's and OpenAI's clients expect it."""
+    """A model's description for the clients of both KServe and OpenAI."""
 
 
 class ModelNames(BaseModel):
     """The names of all models.
 
-    `models` is for KServe's clients. `object` and `data` are for OpenAI's clients, and list each
-    adapter as a model.
+    `models` is for KServe's clients. `object` and `data` are for OpenAI's clients; `data` also has
+    each adapter as a model.
     """
 
     models: list[str]
@@ -75,7 +75,7 @@ class ModelNames(BaseModel):
 
 
 class Tensor(BaseModel):
-    """The description of a tensor; a size of -1 is free."""
+    """The description of a tensor; -1 stands for a dimension of any size."""
 
     name: str
     datatype: str
@@ -89,7 +89,7 @@ class ModelParameters(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """The metadata of a model: the handler describes the inputs, and the outputs are unknown."""
+    """The metadata of a model; `outputs` is empty, because handlers describe only inputs."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]}
@@ -106,8 +106,8 @@ class ModelMetadata(BaseModel):
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     """Build the routes of a listener.
 
-    `/v1/models/{model}` is on the management address for TorchServe's clients. It is also on the
-    inference address for KServe's clients.
+    TorchServe's clients use `/v1/models/{model}` on the management address, and KServe's clients on
+    the inference address.
     """
     router = APIRouter(tags=["kserve"])
     if "inference" in roles or "management" in roles:
@@ -120,13 +120,13 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
 
 def adapters_of(version: ModelVersion) -> list[str]:
-    facts = version.manifest.get("huggingface")
-    names = facts.get("adapters") if isinstance(facts, dict) else None
+    huggingface = version.manifest.get("huggingface")
+    names = huggingface.get("adapters") if isinstance(huggingface, dict) else None
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _add_v1(router: APIRouter, registry: Registry) -> None:
-    started = int(time.time())
+    start_time = int(time.time())
 
     @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
     async def names() -> Response:
@@ -138,7 +138,7 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
         ]
         return json_answer(
             ModelNames(
-                models=registry.names, data=[OpenAIModel(id=id, created=started) for id in ids]
+                models=registry.names, data=[OpenAIModel(id=id, created=start_time) for id in ids]
             )
         )
 
@@ -157,7 +157,7 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
                 f" {', '.join(adapters_of(version)) or 'none'}."
             )
         # The status is always 200, as in TorchServe.
-        return json_answer(NamedModel(id=model, created=started, name=name, ready=version.ready))
+        return json_answer(NamedModel(id=model, created=start_time, name=name, ready=version.ready))
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
@@ -176,7 +176,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         responses={503: {"model": Ready}},
     )
     async def ready() -> Response:
-        is_ready = not registry.stopping and not not_ready(registry)
+        is_ready = not registry.stopping and not unready_versions(registry)
         return json_answer(Ready(ready=is_ready), 200 if is_ready else 503)
 
 
@@ -254,7 +254,7 @@ async def _sample(version: ModelVersion) -> Response:
             " one: `tsx archive --sample FILE`."
         )
         raise SampleNotFound(text)
-    # A sample is never shown as a page: code from an archive must not run in this origin.
+    # Browsers must not show a sample as a page, because its scripts would run in this origin.
     headers = {
         "content-disposition": "attachment",
         "x-content-type-options": "nosniff",

@@ -26,7 +26,7 @@ ModelName = Annotated[str, Path(description="a registered model", examples=["dig
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
 Changes = Annotated[ScaleParameters, Query()]
-Ignored = Annotated[
+IgnoredParameter = Annotated[
     str | None,
     Query(
         deprecated=True,
@@ -34,16 +34,18 @@ Ignored = Annotated[
     ),
 ]
 
-DESCRIBED: dict[str, Any] = {
+DESCRIBE_OPTIONS: dict[str, Any] = {
     "response_model": DescribedModels,
     "responses": openapi.failures(404, 503),
 }
-UNDER_WAY: dict[int | str, dict[str, Any]] = {202: {"model": Status, "description": "under way"}}
-SCALED: dict[str, Any] = {
-    "response_model": Status,
-    "responses": openapi.failures(400, 404, 500, 507) | UNDER_WAY,
+PENDING_RESPONSE: dict[int | str, dict[str, Any]] = {
+    202: {"model": Status, "description": "under way"}
 }
-UNREGISTERED: dict[str, Any] = {
+SCALE_OPTIONS: dict[str, Any] = {
+    "response_model": Status,
+    "responses": openapi.failures(400, 404, 500, 507) | PENDING_RESPONSE,
+}
+UNREGISTER_OPTIONS: dict[str, Any] = {
     "response_model": Status,
     "responses": openapi.failures(403, 404, 405, 408, 409),
 }
@@ -58,7 +60,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
 
 def build_token_router(keys: Keys) -> APIRouter:
-    """Build the route that replaces a token; only the key file contains the new one."""
+    """Build the route that replaces a token; the new token is written only to the key file."""
     router = APIRouter(tags=["management"])
 
     async def renew(
@@ -67,7 +69,8 @@ def build_token_router(keys: Keys) -> APIRouter:
         ] = "",
     ) -> Response:
         keys.renew(type)
-        return Response("\n", media_type="application/json")  # TorchServe's response
+        # TorchServe also returns an empty line.
+        return Response("\n", media_type="application/json")
 
     router.add_api_route(
         "/token",
@@ -104,26 +107,30 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         openapi_extra=openapi.query_or_body(RegisterParameters),
     )
     async def register(request: Request) -> Response:
-        # The body may be large, so this check comes first.
+        # This check comes before the body is read, because the body may be large.
         management.check_model_api("GET")
         parameters = parameters_of(RegisterParameters, await read_parameters(request, limit))
         return json_answer(*await management.register(parameters))
 
-    @router.get("/models/{model}", summary="Describe its default version", **DESCRIBED)
+    @router.get("/models/{model}", summary="Describe its default version", **DESCRIBE_OPTIONS)
     async def describe(model: ModelName, customized: Customized = False) -> Response:
         return json_answer(await management.describe(model, None, customized))
 
     @router.put(
-        "/models/{model}", summary="Scale its default version, or change its limits", **SCALED
+        "/models/{model}",
+        summary="Scale its default version, or change its limits",
+        **SCALE_OPTIONS,
     )
-    async def scale(request: Request, model: ModelName, wanted: Changes) -> Response:
+    async def scale(request: Request, model: ModelName, changes: Changes) -> Response:
         return json_answer(
-            *await management.change(model, wanted.model_version, wanted, request.query_params)
+            *await management.change(model, changes.model_version, changes, request.query_params)
         )
 
-    @router.delete("/models/{model}", summary="Unregister its default version", **UNREGISTERED)
+    @router.delete(
+        "/models/{model}", summary="Unregister its default version", **UNREGISTER_OPTIONS
+    )
     async def unregister(
-        model: ModelName, synchronous: Ignored = None, timeout: Ignored = None
+        model: ModelName, synchronous: IgnoredParameter = None, timeout: IgnoredParameter = None
     ) -> Response:
         return json_answer(await management.unregister(model, None))
 
@@ -132,7 +139,7 @@ def _add_version_routes(router: APIRouter, management: ManagementService) -> Non
     @router.get(
         "/models/{model}/{version}",
         summary="Describe one version, or with the version `all` every one",
-        **DESCRIBED,
+        **DESCRIBE_OPTIONS,
     )
     async def describe(
         model: ModelName, version: VersionName, customized: Customized = False
@@ -140,12 +147,14 @@ def _add_version_routes(router: APIRouter, management: ManagementService) -> Non
         return json_answer(await management.describe(model, version, customized))
 
     @router.put(
-        "/models/{model}/{version}", summary="Scale one version, or change its limits", **SCALED
+        "/models/{model}/{version}",
+        summary="Scale one version, or change its limits",
+        **SCALE_OPTIONS,
     )
     async def scale(
-        request: Request, model: ModelName, version: VersionName, wanted: Changes
+        request: Request, model: ModelName, version: VersionName, changes: Changes
     ) -> Response:
-        return json_answer(*await management.change(model, version, wanted, request.query_params))
+        return json_answer(*await management.change(model, version, changes, request.query_params))
 
     @router.put(
         "/models/{model}/{version}/set-default",
@@ -156,9 +165,14 @@ def _add_version_routes(router: APIRouter, management: ManagementService) -> Non
     async def set_default(model: ModelName, version: VersionName) -> Response:
         return json_answer(await management.set_default(model, version))
 
-    @router.delete("/models/{model}/{version}", summary="Unregister one version", **UNREGISTERED)
+    @router.delete(
+        "/models/{model}/{version}", summary="Unregister one version", **UNREGISTER_OPTIONS
+    )
     async def unregister(
-        model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None
+        model: ModelName,
+        version: VersionName,
+        synchronous: IgnoredParameter = None,
+        timeout: IgnoredParameter = None,
     ) -> Response:
         return json_answer(await management.unregister(model, version))
 

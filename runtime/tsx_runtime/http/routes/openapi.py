@@ -1,6 +1,6 @@
 """The parts of the OpenAPI documents that FastAPI cannot derive from signatures.
 
-These are the paths of predictions, whose bodies are opaque, and examples.
+These are examples, and the paths that bypass FastAPI, such as those of predictions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _parameter(
     return parameter | ({"example": example} if example else {})
 
 
-_OPTIONS = [
+_OPTION_HEADERS = [
     _parameter(
         request_options.PRIORITY.decode(),
         "the waiting request with the highest priority is served first; 0 if not given",
@@ -67,7 +67,7 @@ _OPTIONS = [
         location="header",
         schema={"type": "integer", "minimum": 1, "maximum": request_options.MAX_TIMEOUT_MS},
     ),
-    # The page at /docs would send examples, so these have none.
+    # These have no examples, because the page at /docs would send them with each request.
     *(
         _parameter(name, description, location="header")
         for name, description in (
@@ -83,7 +83,7 @@ _OPTIONS = [
 ]
 
 _QUERY = "Query parameters are inputs as well. "
-_TAKES_QUERY = {
+_PATHS_WITH_QUERY = {
     "/invocations",
     "/models/{model}/invoke",
     "/{model}/predict",
@@ -95,7 +95,7 @@ _ONLY_MODEL = _parameter(
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` of these error statuses."""
+    """Return FastAPI's `responses` argument for these error statuses."""
     return {
         status: {"model": ErrorBody, "description": _STATUS_TEXTS[status]} for status in statuses
     }
@@ -128,9 +128,9 @@ def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
-    """Describe a JSON body that the route reads itself, with special error messages."""
+    """Describe a JSON body that the route parses itself, to have better error messages."""
     schema = model.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
+    schema = _inline_definitions(schema, schema.pop("$defs", {}))
     return {
         "requestBody": {
             "required": True,
@@ -139,18 +139,18 @@ def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
     }
 
 
-def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
+def _inline_definitions(part: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(part, list):
-        return [_inlined(item, definitions) for item in part]
+        return [_inline_definitions(item, definitions) for item in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
-        return _inlined(definitions[part["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in part.items()}
+        return _inline_definitions(definitions[part["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inline_definitions(value, definitions) for key, value in part.items()}
 
 
 def prediction_paths() -> dict[str, Any]:
-    """Return the paths of predictions and explanations; POST stands for all methods."""
+    """Return the paths of predictions and explanations; all methods are described as POST."""
     version = _parameter("version", "one of its versions; the default one if not given", "1.0")
     url_path = _parameter(
         "rest", "passed to the handler as the request header `url_path`", "v1/completions"
@@ -180,12 +180,14 @@ def prediction_paths() -> dict[str, Any]:
 def openai_paths() -> dict[str, Any]:
     """Return the paths of OpenAI's API and of the rerank APIs of Cohere and Jina.
 
-    The documents of these APIs describe the bodies.
+    The bodies are described by the documentation of these APIs.
     """
-    return {path: {"post": _openai_operation(path, *entry)} for path, entry in _OPENAI.items()}
+    return {
+        path: {"post": _openai_operation(path, *entry)} for path, entry in _OPENAI_EXAMPLES.items()
+    }
 
 
-_OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
+_OPENAI_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": ("Chat", {"messages": [{"role": "user", "content": "Hello"}]}),
     "/v1/completions": ("Complete a text", {"prompt": "Once"}),
     "/v1/responses": ("Answer a text", {"input": "Hello"}),
@@ -209,7 +211,7 @@ def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[
             " only one."
         ),
         "operationId": "post" + re.sub(r"[/]", "_", path),
-        "parameters": _OPTIONS,
+        "parameters": _OPTION_HEADERS,
         "requestBody": {
             "content": {
                 content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}
@@ -229,7 +231,7 @@ def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[
 
 
 def workflow_path() -> dict[str, Any]:
-    """Return the path of workflows, which accept the same requests as predictions."""
+    """Return the path that runs a workflow; its requests are like those of predictions."""
     path = "/wfpredict/{workflow}"
     operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])[
         "post"
@@ -246,7 +248,7 @@ def workflow_path() -> dict[str, Any]:
 
 
 def job_path() -> dict[str, Any]:
-    """Return the path of a job, which the Location of a 202 names."""
+    """Return the path of a job, which a 202 response has as its Location."""
     id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
     operations = {
         "get": (
@@ -290,11 +292,11 @@ def add_predictions(document: dict[str, Any]) -> None:
     )
 
 
-def correct(document: dict[str, Any]) -> None:
-    """Replace FastAPI's response to invalid parameters by this server's: 400 and the error JSON."""
+def replace_validation_errors(document: dict[str, Any]) -> None:
+    """Replace FastAPI's 422 for invalid parameters by this server's 400 with the error JSON."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
+    for schema_name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(schema_name, None)
     schemas.setdefault("ErrorBody", ErrorBody.model_json_schema())
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"token": []}]  # Tokens are optional.
@@ -319,15 +321,15 @@ def describe_management(name: str, document: dict[str, Any]) -> dict[str, Any]:
         for path, item in sorted(document["paths"].items())
         if path.startswith("/models/{model}")
     }
-    model_paths.pop("/models/{model}/invoke", None)  # This path is a prediction.
+    model_paths.pop("/models/{model}/invoke", None)  # This path runs a prediction.
     return _model_document(name, model_paths, document["components"]["schemas"])
 
 
 def _model_document(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with the paths of one model, and those of `schemas` that they use."""
-    concrete = {}
+    """Return a document with the paths of one model, and with the schemas that they use."""
+    model_paths = {}
     for path, item in paths.items():
-        concrete[path.replace("{model}", name)] = {
+        model_paths[path.replace("{model}", name)] = {
             method: (
                 operation
                 | {
@@ -340,46 +342,49 @@ def _model_document(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -
             )
             for method, operation in item.items()
         }
-    used: dict[str, Any] = {}
-    _add_schemas(concrete, schemas, used)
+    used_schemas: dict[str, Any] = {}
+    _add_schemas(model_paths, schemas, used_schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": f"tsx: {name}", "version": __version__},
-        "paths": concrete,
-        "components": {"schemas": used},
+        "paths": model_paths,
+        "components": {"schemas": used_schemas},
     }
 
 
-def _add_schemas(part: Any, schemas: dict[str, Any], used: dict[str, Any]) -> None:
-    """Add to `used` the schemas that a part of a document refers to, directly or not."""
+def _add_schemas(part: Any, schemas: dict[str, Any], used_schemas: dict[str, Any]) -> None:
+    """Add the schemas that a part of a document refers to, directly or not, to `used_schemas`."""
     if isinstance(part, list):
         for item in part:
-            _add_schemas(item, schemas, used)
+            _add_schemas(item, schemas, used_schemas)
     elif isinstance(part, dict):
         reference = part.get("$ref")
-        if isinstance(reference, str) and (name := reference.rpartition("/")[2]) not in used:
-            used[name] = schemas[name]
-            _add_schemas(used[name], schemas, used)
+        if (
+            isinstance(reference, str)
+            and (name := reference.rpartition("/")[2]) not in used_schemas
+        ):
+            used_schemas[name] = schemas[name]
+            _add_schemas(used_schemas[name], schemas, used_schemas)
         for value in part.values():
-            _add_schemas(value, schemas, used)
+            _add_schemas(value, schemas, used_schemas)
 
 
 def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    explains = path.startswith("/explanations") or path.endswith("explain")
+    is_explanation = path.startswith("/explanations") or path.endswith("explain")
     path_name = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
     binary = {"type": "string", "format": "binary"}
     operation = {
         "tags": ["inference"],
-        "summary": "Explain a prediction" if explains else "Predict",
+        "summary": "Explain a prediction" if is_explanation else "Predict",
         "description": (
             "The body stays as it is; the handler gets a form's fields by their names, and any"
             " other body as `body`. "
-            + (_QUERY if path in _TAKES_QUERY else "")
+            + (_QUERY if path in _PATHS_WITH_QUERY else "")
             + "The answer is what the handler returns; it has a Content-Type only if the handler"
             " sets one."
         ),
         "operationId": f"post_{path_name}",
-        "parameters": [*parameters, *_OPTIONS],
+        "parameters": [*parameters, *_OPTION_HEADERS],
         "requestBody": {
             "content": {
                 "application/octet-stream": {"schema": binary},

@@ -1,4 +1,4 @@
-"""The routes of plugins, on the listener of their role and behind its guard."""
+"""The routes of plugins; a plugin's role determines their listener and guard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings.schema import SECRETS, Settings
 
-MAX_CALLS = 64  # calls of one endpoint that run in threads at a time
+MAX_CALLS = 64  # concurrent calls of one endpoint that run in threads
 
 logger = logging.getLogger("tsx.plugins")
 
@@ -32,10 +32,10 @@ class RegistryView:
         self._registry = registry
 
     def setting(self, name: str) -> Any:
-        """Return the value of a setting that is no secret.
+        """Return the value of a setting, unless it is a secret.
 
         Raises:
-            KeyError: There is no such setting, or it is a secret.
+            KeyError: The setting is unknown or a secret.
         """
         if name in SECRETS or name not in Settings.model_fields:
             raise KeyError(name)
@@ -61,8 +61,8 @@ def check_paths(endpoints: Iterable[Endpoint]) -> None:
     """Check the paths of all endpoints.
 
     Raises:
-        SettingError: The server or another plugin has the path, or a path with the same first
-            segment has another role.
+        SettingError: A path is already in use, or another endpoint with the same first segment
+            has a different role.
     """
     paths: set[str] = set()
     roles: dict[str, str] = {}
@@ -140,7 +140,7 @@ async def _call_endpoint(
 
 def _response(response: EndpointResponse) -> Response:
     for name, value in response.headers.items():
-        # The plugin may have copied the value from a client.
+        # The value may be a client's, which must not add lines to the head.
         if not is_header(name.encode("latin-1"), value.encode("latin-1")):
             raise ValueError(f"it set a header that HTTP does not allow: {name!r}: {value[:100]!r}")
     if isinstance(response.body, bytes | str):

@@ -14,7 +14,7 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
-TERMS_EXAMPLE = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
+CONFIG_EXAMPLE = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
 EXAMPLE = {"share": 1, "max_size": "100MB", "max_age": "1d", "answers": False}
 
 
@@ -44,25 +44,25 @@ class ModelRecording(BaseModel):
 
 
 async def describe(registry: Registry, model: str) -> ModelRecording:
-    """Describe the recording of a model, once the current state is on the disk.
+    """Describe the recording of a model, after the current state has been written to disk.
 
     Raises:
-        ModelNotFound: There is no such model.
+        ModelNotFound: The model is unknown.
     """
     recorders = registry.recorders
-    recorders.find(model)  # An unknown model is refused without waiting.
+    recorders.find(model)  # This refuses an unknown model without waiting for the disk.
     await registry.state.written()
     recorder = recorders.find(model)
-    stored = await (recorders.stored_size(model) if recorder is None else recorder.stored_size())
+    usage = await (recorders.stored_size(model) if recorder is None else recorder.stored_size())
     directory = recorders.directory(model)
     return ModelRecording(
         model=model,
         recording=recorder is not None,
         terms=recorder.config if recorder else None,
         directory=None if directory is None else str(directory.absolute()),
-        files=stored.files,
-        bytes=stored.size,
-        oldest=stored.oldest,
+        files=usage.files,
+        bytes=usage.size,
+        oldest=usage.oldest,
         recorded=recorder.recorded if recorder else 0,
         dropped=dict(recorder.dropped) if recorder else {},
         problem=recorder.problem if recorder else None,
@@ -72,22 +72,24 @@ async def describe(registry: Registry, model: str) -> ModelRecording:
 def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
     path = "/models/{model}/record"
-    answers: dict[str, Any] = {"response_model": ModelRecording}
+    route_options: dict[str, Any] = {"response_model": ModelRecording}
     errors, body = openapi.failures(400, 404, 409, 413), openapi.body_of(RecordingConfig, EXAMPLE)
 
     @router.put(
-        path, summary="Record its requests", responses=errors, openapi_extra=body, **answers
+        path, summary="Record its requests", responses=errors, openapi_extra=body, **route_options
     )
     async def start(model: ModelName, request: Request) -> Response:
-        terms = parameters_of(RecordingConfig, await read_object(request, limit, TERMS_EXAMPLE))
+        terms = parameters_of(RecordingConfig, await read_object(request, limit, CONFIG_EXAMPLE))
         await registry.recorders.start(model, terms)
         return await show(model)
 
-    @router.get(path, summary="Describe the recording", responses=openapi.failures(404), **answers)
+    @router.get(
+        path, summary="Describe the recording", responses=openapi.failures(404), **route_options
+    )
     async def show(model: ModelName) -> Response:
         return json_answer(await describe(registry, model))
 
-    @router.delete(path, summary="Stop recording", responses=openapi.failures(404), **answers)
+    @router.delete(path, summary="Stop recording", responses=openapi.failures(404), **route_options)
     async def stop(
         model: ModelName,
         remove: Annotated[

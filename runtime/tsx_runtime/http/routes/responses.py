@@ -1,4 +1,4 @@
-"""The reading of parameters and the JSON responses that the management routes share."""
+"""Functions for management routes that read parameters and build JSON responses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tsx_runtime.errors import BadRequest, PayloadTooLarge
 
 
 async def read_parameters(request: Request, limit: int) -> dict[str, Any]:
-    """Read the parameters of the query string and of a JSON body, which has precedence.
+    """Read parameters from the query string and from a JSON body, which has precedence.
 
-    The first value of a repeated query parameter counts.
+    If a query parameter is repeated, its first value counts.
 
     Raises:
-        BadRequest: The body is no JSON object.
+        BadRequest: The body is not a JSON object.
     """
     parameters: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
@@ -37,7 +37,7 @@ async def read_object(request: Request, limit: int, example: str) -> dict[str, A
     """Read a JSON body, whatever its content type is.
 
     Raises:
-        BadRequest: The body is empty or no JSON object; the message shows `example`.
+        BadRequest: The body is empty or not a JSON object; the message shows `example`.
     """
     body = await _read(request, limit)
     if not body.strip():
@@ -57,7 +57,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def json_answer(model: BaseModel, status: int = 200) -> Response:
-    """Return a JSON response with a newline at its end, as TorchServe's."""
+    """Return a JSON response that ends with a newline, as in TorchServe."""
     return Response(dump_json(model) + "\n", status, media_type="application/json")
 
 

@@ -72,11 +72,11 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
-    """Build the routes, which return the current rollout once it is on the disk."""
+    """Build the routes; they return the current rollout after it has been written to disk."""
     router = APIRouter(tags=["traffic"])
     rollouts = registry.rollouts
     path = "/models/{model}/rollout"
-    answers: dict[str, Any] = {"response_model": ModelRollout}
+    route_options: dict[str, Any] = {"response_model": ModelRollout}
 
     @router.post(
         path,
@@ -85,7 +85,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         ),
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=openapi.body_of(RolloutPlan, EXAMPLE),
-        **answers,
+        **route_options,
     )
     async def start(model: ModelName, request: Request) -> Response:
         rollouts.start(
@@ -97,7 +97,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         path,
         summary="The current rollout, or the last one",
         responses=openapi.failures(404),
-        **answers,
+        **route_options,
     )
     async def show(model: ModelName) -> Response:
         registry.find(model)
@@ -109,7 +109,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         await registry.state.written()
         return json_answer(describe(model, state, rollouts.logs.read(model)))
 
-    @router.delete(path, summary="End it", responses=openapi.failures(400, 404, 409), **answers)
+    @router.delete(
+        path, summary="End it", responses=openapi.failures(400, 404, 409), **route_options
+    )
     async def stop(
         model: ModelName,
         back: Annotated[

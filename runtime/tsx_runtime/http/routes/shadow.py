@@ -41,9 +41,9 @@ class Errors(BaseModel):
 
 
 class Rate(BaseModel):
-    """A share of the compared answers, from 0 to 1.
+    """A fraction of the compared answers, from 0 to 1.
 
-    With 95 % confidence the true rate lies between `low` and `high`.
+    The 95 % confidence interval of the true rate is from `low` to `high`.
     """
 
     rate: float
@@ -52,7 +52,7 @@ class Rate(BaseModel):
 
 
 class Tolerance(BaseModel):
-    """The tolerance of two numbers, which may differ by `atol + rtol * |the client's|`."""
+    """The tolerance of two numbers, which may differ by `atol + rtol * |primary number|`."""
 
     rtol: float
     atol: float
@@ -66,7 +66,7 @@ class Milliseconds(BaseModel):
 
 
 class Latencies(BaseModel):
-    """The latencies of the newest compared requests, from request to answer."""
+    """The latencies of the newest compared requests, from the request to the answer."""
 
     requests: int
     primary: Milliseconds
@@ -74,7 +74,7 @@ class Latencies(BaseModel):
 
 
 class Content(BaseModel):
-    """The beginning of a body: as text, or in base64 if it is no text."""
+    """The beginning of a body: as text if it is UTF-8, else in base64."""
 
     size: int
     text: str | None = None
@@ -92,7 +92,7 @@ class ShadowAnswer(BaseModel):
 
 
 class ShadowExample(BaseModel):
-    """A request with two answers that differ."""
+    """A request for which the two versions gave different answers."""
 
     at: datetime
     why: str
@@ -138,18 +138,18 @@ def report(registry: Registry, name: str) -> ShadowStatus:
     """Describe the shadow of a model.
 
     Raises:
-        ModelNotFound: There is no such model.
+        ModelNotFound: The model is unknown.
     """
     registry.find(name)
     mirror = registry.shadows.get(name)
     if mirror is None:
         return ShadowStatus(model=name, state="off")
     results = mirror.report
-    compared = results.agreed + results.disagreed
+    compared_count = results.agreed + results.disagreed
     rtol, atol = registry.shadows.tolerance(mirror)
-    low, high = wilson_interval(results.disagreed, compared)
+    low, high = wilson_interval(results.disagreed, compared_count)
     state, reason = _state(registry, mirror)
-    sides = [
+    percentiles = [
         Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3))
         for p50, p99 in results.latencies()
     ]
@@ -166,11 +166,13 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         agreed=results.agreed,
         disagreed=results.disagreed,
         disagreement=(
-            Rate(rate=results.disagreed / compared, low=low, high=high) if compared else None
+            Rate(rate=results.disagreed / compared_count, low=low, high=high)
+            if compared_count
+            else None
         ),
         largest_difference=(
             results.largest_difference
-            if compared and mirror.config.compare.kind in ("numeric", "exact")
+            if compared_count and mirror.config.compare.kind in ("numeric", "exact")
             else None
         ),
         tolerance=(
@@ -183,8 +185,8 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         ),
         last_problem=results.last_problem or None,
         latency=(
-            Latencies(requests=len(results.pairs), primary=sides[0], shadow=sides[1])
-            if sides
+            Latencies(requests=len(results.pairs), primary=percentiles[0], shadow=percentiles[1])
+            if percentiles
             else None
         ),
         examples=[_example(example) for example in reversed(results.examples)],
@@ -234,7 +236,9 @@ def _describe_answer(side: Side) -> ShadowAnswer:
 
 def _content(body: Excerpt) -> Content:
     is_complete = body.size == len(body.start)
-    for end in (0,) if is_complete else (0, 1, 2, 3):  # The cut may split a character of 4 bytes.
+    for end in (
+        (0,) if is_complete else (0, 1, 2, 3)
+    ):  # The excerpt may end inside a character of up to 4 bytes.
         try:
             return Content(size=body.size, text=body.start[: len(body.start) - end].decode())
         except UnicodeDecodeError:
@@ -244,13 +248,13 @@ def _content(body: Excerpt) -> Content:
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
-    answers: dict[str, Any] = {"response_model": ShadowStatus}
+    route_options: dict[str, Any] = {"response_model": ShadowStatus}
 
     @router.get(
         "/models/{model}/shadow",
         summary="Results of the shadow",
         responses=openapi.failures(404),
-        **answers,
+        **route_options,
     )
     async def show(model: ModelName) -> Response:
         return json_answer(report(registry, model))
@@ -260,7 +264,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         summary="Copy a share of the requests to another version",
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=openapi.body_of(Shadow, EXAMPLE),
-        **answers,
+        **route_options,
     )
     async def begin(model: ModelName, request: Request, force: Force = False) -> Response:
         shadow = await read_object(request, limit, SHADOW_EXAMPLE)
@@ -276,7 +280,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         "/models/{model}/shadow",
         summary="Reset counters",
         responses=openapi.failures(404),
-        **answers,
+        **route_options,
     )
     async def reset(model: ModelName) -> Response:
         """Reset the counters of a shadow.

@@ -31,7 +31,7 @@ LabelName = Annotated[str, Path(description="a version with this label", example
 
 
 class Share(BaseModel):
-    """The current share of a version, and the number of its requests and errors."""
+    """The share of requests that a version gets now, and the number of its requests and errors."""
 
     version: str
     labels: list[str] = []
@@ -54,7 +54,7 @@ class Share(BaseModel):
 
 
 class TrafficChange(BaseModel):
-    """The change of one part; a new part has no `before`, and a removed part has no `after`."""
+    """A change of one part of the policy; a new part has no `before`, a removed one no `after`."""
 
     what: str = Field(
         description="a part of the policy, or the default version", examples=["weights.2.0"]
@@ -117,11 +117,11 @@ def describe(
     Args:
         registry: The models.
         name: The name of the model.
-        state: A state to describe in place of the current one.
-        before: An earlier description; the result lists the changes.
+        state: The state to describe; None means the current one.
+        before: An earlier description; if given, the result lists the changes since.
 
     Raises:
-        ModelNotFound: There is no such model.
+        ModelNotFound: The model is unknown.
     """
     registry.find(name)
     model = registry.models[name]
@@ -163,7 +163,7 @@ def _changes(before: ModelTraffic, after: ModelTraffic) -> list[TrafficChange]:
 
 
 def _parts(description: ModelTraffic) -> dict[str, Any]:
-    """Return the default version and the policy, with each weight and label as a part."""
+    """Return the default version and the policy as parts; each weight and label is a part."""
     parts: dict[str, Any] = {"default": description.default}
     for key, value in description.traffic.as_json().items():
         parts |= (
@@ -175,7 +175,7 @@ def _parts(description: ModelTraffic) -> dict[str, Any]:
 
 
 def version_sort_key(number: str) -> list[int | str]:
-    """Return the sort key of a version's number, by which 9 comes before 10."""
+    """Return the sort key of a version's number, so that 9 comes before 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]
 
 
@@ -193,7 +193,7 @@ def _share(number: str, version: ModelVersion | None, policy: Traffic, share: fl
         )
     stats = version.stats
     in_flight = stats.requests - stats.ended
-    # Refusals count too, because errors include requests that were never accepted.
+    # Refused requests are included, because `errors` includes them too.
     requests = sum(stats.answers.values()) + sum(stats.refusals.values()) + in_flight
     return Share(
         version=number,
@@ -219,10 +219,10 @@ def parse_policy(parse: Callable[[], Traffic]) -> Traffic:
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
-    """Build the routes, which return the current traffic once it is on the disk."""
+    """Build the routes; they return the current traffic after it has been written to disk."""
     router = APIRouter(tags=["traffic"])
     path = "/models/{model}/traffic"
-    answers: dict[str, Any] = {"response_model": ModelTraffic}
+    route_options: dict[str, Any] = {"response_model": ModelTraffic}
     write_errors = openapi.failures(400, 404, 409, 413)
     clear_errors = openapi.failures(400, 404, 409)
     policy_body = openapi.body_of(
@@ -240,7 +240,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     async def read_policy(request: Request) -> dict[str, Any]:
         """Read a policy, and compile its patterns in a thread.
 
-        A long pattern takes tens of milliseconds.
+        Compiling a long pattern takes tens of milliseconds.
         """
         policy = await read_object(request, limit, TRAFFIC_EXAMPLE)
         patterns = [
@@ -269,7 +269,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         registry.set_traffic(model, traffic)
         return await answer(model, before)
 
-    async def merge_in(model: str, changes: dict[str, Any], mode: ChangeMode) -> Response:
+    async def merge_changes(model: str, changes: dict[str, Any], mode: ChangeMode) -> Response:
         return await change(
             model, parse_policy(lambda: registry.traffic(model).changed(changes)), mode
         )
@@ -278,13 +278,13 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         path,
         summary="How requests are split between versions",
         responses=openapi.failures(404),
-        **answers,
+        **route_options,
     )
     async def show(model: ModelName) -> Response:
         return await answer(model)
 
     @router.put(
-        path, summary="Set it", responses=write_errors, openapi_extra=policy_body, **answers
+        path, summary="Set it", responses=write_errors, openapi_extra=policy_body, **route_options
     )
     async def replace(model: ModelName, request: Request, mode: Mode) -> Response:
         policy = await read_policy(request)
@@ -295,19 +295,22 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         summary="Change parts of the traffic policy; null removes a part",
         responses=write_errors,
         openapi_extra=patch_body,
-        **answers,
+        **route_options,
     )
     async def merge(model: ModelName, request: Request, mode: Mode) -> Response:
-        return await merge_in(model, await read_policy(request), mode)
+        return await merge_changes(model, await read_policy(request), mode)
 
     @router.delete(
-        path, summary="Send all requests to the default version", responses=clear_errors, **answers
+        path,
+        summary="Send all requests to the default version",
+        responses=clear_errors,
+        **route_options,
     )
     async def clear(model: ModelName, mode: Mode) -> Response:
-        # Clients use labels, and other requests are not affected by them, so labels stay.
+        # Labels stay, because clients use them and they do not affect other requests.
         return await change(model, Traffic(labels=registry.traffic(model).labels), mode)
 
-    _add_labels(router, registry, limit, merge_in)
+    _add_labels(router, registry, limit, merge_changes)
 
     @router.post(
         "/models/{model}/rollback",
@@ -316,7 +319,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
             " one before"
         ),
         responses=openapi.failures(404, 409),
-        **answers,
+        **route_options,
     )
     async def rollback(model: ModelName, dry_run: DryRun = False) -> Response:
         before = describe(registry, model)
@@ -335,7 +338,7 @@ def _add_labels(
     change: Callable[[str, dict[str, Any], ChangeMode], Awaitable[Response]],
 ) -> None:
     path = "/models/{model}/labels/{label}"
-    answers: dict[str, Any] = {"response_model": ModelTraffic}
+    route_options: dict[str, Any] = {"response_model": ModelTraffic}
     write_errors = openapi.failures(400, 404, 409, 413)
     body = openapi.body_of(LabelTarget, {"version": "2.0"})
 
@@ -344,7 +347,7 @@ def _add_labels(
         summary="Set a label of a version",
         responses=write_errors,
         openapi_extra=body,
-        **answers,
+        **route_options,
     )
     async def label(model: ModelName, label: LabelName, request: Request, mode: Mode) -> Response:
         target = await read_object(request, limit, LABEL_EXAMPLE)
@@ -354,7 +357,7 @@ def _add_labels(
         return await change(model, {"labels": {label: version}}, mode)
 
     @router.delete(
-        path, summary="Remove a label", responses=openapi.failures(400, 404, 409), **answers
+        path, summary="Remove a label", responses=openapi.failures(400, 404, 409), **route_options
     )
     async def unlabel(model: ModelName, label: LabelName, mode: Mode) -> Response:
         if model in registry.models and label not in registry.traffic(model).labels:

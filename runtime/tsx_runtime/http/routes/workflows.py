@@ -17,7 +17,7 @@ WorkflowName = Annotated[str, Path(description="a registered workflow", examples
 
 
 class RegisterWorkflow(BaseModel):
-    """The parameters of a registration, from the query string or a JSON body with precedence."""
+    """Parameters of a registration, from the query string or a JSON body, which has precedence."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"url": "dog_breed.war", "workflow_name": "dog_breed"}]}
@@ -53,7 +53,7 @@ class WorkflowList(Camel):
 
 
 class DescribedWorkflow(Camel):
-    """A workflow; its numbers are the defaults of its nodes."""
+    """A workflow; its limits are the defaults for its nodes."""
 
     workflow_name: str
     workflow_url: str
@@ -65,19 +65,19 @@ class DescribedWorkflow(Camel):
 
 
 class DescribedWorkflows(RootModel[list[DescribedWorkflow]]):
-    """A list with one workflow, as TorchServe returns it."""
+    """A list with exactly one workflow, as in TorchServe."""
 
 
 def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
     spec = workflow.opened.spec
-    shared = spec.settings
+    defaults = spec.settings
     return DescribedWorkflow(
         workflow_name=workflow.name,
         workflow_url=workflow.url,
-        min_workers=_value_or(shared.min_workers, 1),
-        max_workers=_value_or(shared.max_workers, 1),
-        batch_size=_value_or(shared.batch_size, 1),
-        max_batch_delay=_value_or(shared.max_batch_delay, 50),
+        min_workers=_value_or(defaults.min_workers, 1),
+        max_workers=_value_or(defaults.max_workers, 1),
+        batch_size=_value_or(defaults.batch_size, 1),
+        max_batch_delay=_value_or(defaults.max_batch_delay, 50),
         workflow_dag="{"
         + ", ".join(
             f"{node}=[{', '.join(following)}]"
@@ -143,7 +143,7 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     async def describe(workflow: WorkflowName) -> Response:
         return json_answer(DescribedWorkflows([describe_workflow(workflows.find(workflow))]))
 
-    # TorchServe ignores path segments behind the name.
+    # Path segments after the name are ignored, as in TorchServe.
     @router.get("/workflows/{workflow}/{suffix:path}", include_in_schema=False)
     async def describe_with_suffix(workflow: WorkflowName, suffix: str) -> Response:
         return await describe(workflow)

@@ -1,1 +1,1 @@
-"""The web page: its routes, its state and its static files."""
+"""The web page: its routes, its data and its static files."""

@@ -1,4 +1,4 @@
-"""The page `/docs`: Swagger UI for the paths of an address, with files of this server only."""
+"""The page `/docs`: Swagger UI for the paths of an address, without files from other hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime.http.ui.routes import FOLDER, HEADERS, File, answer_file, read_
 PAGE = "docs.html"
 PAGE_FILES = (PAGE, "docs.js", "icon.svg")
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
-# Swagger UI sets innerHTML and the styles of elements.
+# Swagger UI sets innerHTML and inline styles, so the page needs a weaker policy.
 POLICY = ui.POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").partition(
     "; require-trusted-types-for"
 )[0]
@@ -26,12 +26,14 @@ def build_router() -> APIRouter:
 
     async def page(request: Request) -> Response:
         if str(request.scope.get("raw_path", b""), "latin-1").endswith("/"):
-            # The page names its files relative to itself.
+            # The page's links to its files are relative, and work only without the slash.
             return Response(status_code=308, headers={"location": "../docs"})
         return await file(PAGE, request)
 
     async def file(name: str, request: Request) -> Response:
-        page_files = await asyncio.to_thread(_files)  # Compressing them takes a moment.
+        page_files = await asyncio.to_thread(
+            _files
+        )  # The first call compresses the files, which takes a moment.
         return answer_file(
             page_files.get(name), request, HEADERS | {"content-security-policy": POLICY}
         )

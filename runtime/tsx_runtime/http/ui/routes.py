@@ -1,6 +1,6 @@
-"""The routes of the web page: its files at `/ui`, and its calls below `/ui/api`.
+"""The routes of the web page: its files at `/ui`, and the API that it calls at `/ui/api`.
 
-The files contain no secrets. The calls need the management API's authorization.
+The files contain no secrets, so they need no token. The API needs a token of the management API.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.ui import state as uistate
+from tsx_runtime.http.ui import state as page_state
 from tsx_runtime.metrics.exposition import Families
 
-EXAMPLE = "example.json"  # name of the sample that a handler describes itself
+EXAMPLE = "example.json"  # name of the sample for a request that the handler itself describes
 FOLDER = Path(__file__).resolve().with_name("static")
-SHELL = "index.html"
+INDEX_PAGE = "index.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -43,8 +43,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# The page loads nothing from other origins, has no inline code, and is shown in no frame. It shows
-# pictures of a user from memory (blob:).
+# The page loads nothing from other origins, has no inline code, and cannot be shown in a frame.
+# `blob:` allows it to show a user's pictures from memory.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -58,7 +58,7 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-# Headers of data that only the web page may read.
+# headers of responses that only the web page may read
 DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}
 HEADERS = DATA_HEADERS | {
     "content-security-policy": POLICY,
@@ -66,12 +66,12 @@ HEADERS = DATA_HEADERS | {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
 }
-VARIED = {"vary": "accept-encoding"}
-PREDICT = "/ui/api/predict/"
+VARY_HEADER = {"vary": "accept-encoding"}
+PREDICT_PREFIX = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
-# A browser shows no response to these methods as a page. The page sends POST, `curl -T` sends PUT.
+# A browser does not show responses to these methods as pages. `curl -T` sends PUT.
 PREDICT_METHODS = ("POST", "PUT")
-# Credentials of the page itself, which no handler sees.
+# credentials of the page, which are hidden from handlers
 PAGE_CREDENTIALS = frozenset(map(str.encode, CREDENTIAL_HEADERS))
 
 
@@ -82,7 +82,7 @@ def build_router(
     guard: Guard | None,
     addresses: Mapping[str, str],
 ) -> APIRouter:
-    """Build the routes of the page; `metrics.collection.reader` returns `read_metrics`."""
+    """Build the routes of the page; `read_metrics` comes from `metrics.collection.reader`."""
     router = APIRouter(include_in_schema=False)
     _add_files(router)
     router.include_router(
@@ -91,10 +91,10 @@ def build_router(
     return router
 
 
-def shell_guard(guard: Guard | None) -> Guard | None:
+def page_guard(guard: Guard | None) -> Guard | None:
     """Return the guard of the page's files, which checks the hosts but no token.
 
-    A browser sends no token before the page has asked for it.
+    A browser has no token until the loaded page has asked the user for it.
     """
     return (
         None
@@ -104,33 +104,33 @@ def shell_guard(guard: Guard | None) -> Guard | None:
 
 
 def _add_files(router: APIRouter) -> None:
-    async def shell(request: Request) -> Response:
+    async def index_page(request: Request) -> Response:
         if not str(request.scope.get("raw_path", b"/"), "latin-1").endswith("/"):
-            # A relative location is also correct behind the prefix of a proxy.
+            # A relative location is also correct if a proxy adds a prefix.
             return Response(status_code=308, headers={"location": "ui/"})
-        return await file(SHELL, request)
+        return await file(INDEX_PAGE, request)
 
     async def file(name: str, request: Request) -> Response:
         return answer_file(files().get(name), request)
 
-    router.add_api_route("/ui", shell, methods=["GET", "HEAD"])
+    router.add_api_route("/ui", index_page, methods=["GET", "HEAD"])
     router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
 
 
 def answer_file(
     file: File | None, request: Request, headers: Mapping[str, str] = HEADERS
 ) -> Response:
-    """Return the response with a file, compressed if the client accepts that.
+    """Return a response with the file, compressed if the client accepts that.
 
     Raises:
-        ResourceNotFound: There is no such file.
+        ResourceNotFound: The file is None.
     """
     if file is None:
         raise ResourceNotFound(NOT_FOUND)
-    headers = {**headers, **VARIED}
+    headers = {**headers, **VARY_HEADER}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(
-            file.packed, media_type=file.type, headers=headers | {"content-encoding": "gzip"}
+            file.compressed, media_type=file.type, headers=headers | {"content-encoding": "gzip"}
         )
     return Response(file.body, media_type=file.type, headers=headers)
 
@@ -142,7 +142,7 @@ def _build_api(
     guard: Guard | None,
     addresses: Mapping[str, str],
 ) -> APIRouter:
-    server = uistate.describe_server(registry.settings, addresses, uuid.uuid4().hex)
+    server = page_state.describe_server(registry.settings, addresses, uuid.uuid4().hex)
 
     async def check(request: Request) -> None:
         if guard is not None:
@@ -153,32 +153,34 @@ def _build_api(
     @router.get("/state")
     async def state(since: Annotated[int, Query(ge=0)] = 0) -> Response:
         memory = await asyncio.to_thread(memory_of, registry.workers())
-        return _json(uistate.describe(registry, series, since, server, memory))
+        return _json(page_state.describe(registry, series, since, server, memory))
 
     @router.get("/store")
     async def store() -> Response:
-        return _json(await asyncio.to_thread(uistate.archives_in, registry.settings.model_store))
+        return _json(await asyncio.to_thread(page_state.archives_in, registry.settings.model_store))
 
     @router.get("/errors/{model}")
     async def errors(model: str) -> Response:
         registry.find(model)
-        return _json(uistate.errors_of(registry.models[model].versions.values()))
+        return _json(page_state.errors_of(registry.models[model].versions.values()))
 
     @router.get("/server")
     async def process() -> Response:
-        return _json(await asyncio.to_thread(uistate.describe_process, registry.settings))
+        return _json(await asyncio.to_thread(page_state.describe_process, registry.settings))
 
     @router.get("/log")
-    async def log_of_all() -> Response:
+    async def log_of_models() -> Response:
         models = registry.models.values()
         return _json(
-            uistate.log_of(version for model in models for version in model.versions.values())
+            page_state.recent_lines(
+                version for model in models for version in model.versions.values()
+            )
         )
 
     @router.get("/log/{model}")
     async def log(model: str) -> Response:
         registry.find(model)
-        return _json(uistate.log_of(registry.models[model].versions.values()))
+        return _json(page_state.recent_lines(registry.models[model].versions.values()))
 
     @router.get("/metrics/{model}")
     async def metrics(model: str) -> Response:
@@ -192,17 +194,17 @@ def _build_api(
             mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream"
             for path, _ in files
         ]
-        listed = [
+        entries = [
             {"name": path.name, "type": type, "size": size}
             for (path, size), type in zip(files, types, strict=True)
         ]
         if not any(path.name == EXAMPLE for path, _ in files) and (
             example := await samples.example_of(registry.find(model, version))
         ):
-            listed.append(
+            entries.append(
                 {"name": EXAMPLE, "type": example.content_type, "size": len(example.body)}
             )
-        return _json(listed)
+        return _json(entries)
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
@@ -211,14 +213,17 @@ def _build_api(
             body = await asyncio.to_thread(
                 next(path for path, _ in files if path.name == name).read_bytes
             )
-        except (StopIteration, FileNotFoundError):  # It may have been unregistered meanwhile.
+        except (
+            StopIteration,
+            FileNotFoundError,
+        ):  # There is no such sample, or the model has been unregistered.
             example = (
                 await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
             )
             if example is None:
                 raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
             body = example.body
-        # A sample is never shown as a page: code from an archive must not run in this origin.
+        # Browsers must not show a sample as a page, because its scripts would run in this origin.
         return Response(body, media_type="application/octet-stream", headers=HEADERS)
 
     return router
@@ -251,7 +256,7 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
 
 
 class PlaygroundJobs(JobRoutes):
-    """The job routes of the page's playground, with the checks of `Playground`."""
+    """The job routes of the page's playground, with the same checks as `Playground`."""
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
@@ -262,15 +267,16 @@ class PlaygroundJobs(JobRoutes):
 class Playground(Predictions):
     """The app of `/ui/api/predict/MODEL[/VERSION]`: predictions behind the management guard.
 
-    A page may only call its own address. A client that may register a model may also run it.
+    The page can call only its own address, which may not have the inference API. The management
+    guard suffices, because a client that may register models may also run them.
     """
 
     job_routes: JobRoutes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The scope itself is changed, because the access log reads the model from it.
-        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"
-        if self.job_routes is not None and self.job_routes.accepts(scope):
+        # The scope is changed, not copied, because the access log reads the model from it.
+        scope["path"] = f"/predictions/{scope['path'][len(PREDICT_PREFIX) :]}"
+        if self.job_routes is not None and self.job_routes.is_async_request(scope):
             await self.job_routes(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -286,11 +292,11 @@ class Playground(Predictions):
 
 
 def check_page(scope: Scope) -> None:
-    """Check that a script sends the request; a browser must not show the response as a page.
+    """Check that a script has sent the request, so that no browser shows the response as a page.
 
     Raises:
         MethodNotAllowed: The method is not in `PREDICT_METHODS`.
-        ForeignOrigin: Another site or a navigation sends the request.
+        ForeignOrigin: The request comes from another site or from a navigation.
     """
     if scope["method"] not in PREDICT_METHODS:
         raise MethodNotAllowed(allowed=PREDICT_METHODS)
@@ -317,13 +323,13 @@ class File(NamedTuple):
     """A static file, with its compressed form and its content type."""
 
     body: bytes
-    packed: bytes
+    compressed: bytes
     type: str
 
 
 @lru_cache(maxsize=1)
 def files() -> dict[str, File]:
-    """Return the files by name, which the first request for the page reads."""
+    """Return the files by name; the first call reads them."""
     return {path.name: read_file(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
 
 

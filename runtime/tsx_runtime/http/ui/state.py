@@ -1,6 +1,6 @@
-"""The state of the server and its models for the web page, as plain values.
+"""The state of the server and its models for the web page, as JSON values.
 
-The page asks for it once a second, so one response holds all values that may change.
+The page requests it once a second, so one response contains all values that may change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.management.describe import Memory, describe_cache, describe_slo, limits_now
+from tsx_runtime.api.management.describe import Memory, current_limits, describe_cache, describe_slo
 from tsx_runtime.api.management.samples import MAX_SAMPLES, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -30,7 +30,7 @@ from tsx_runtime.version import __version__
 
 MAX_LINES = 500
 MAX_ERROR_CHARS = 200
-# Limits that the page can change.
+# limits that the page can change
 LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")
 
 
@@ -42,7 +42,7 @@ def describe(
     Args:
         registry: The models.
         series: The data of the charts.
-        since: The number of the newest point that the page has.
+        since: The number of the newest point that the page already has.
         server: The result of `describe_server`.
         memory: The bytes that each worker uses.
     """
@@ -59,7 +59,7 @@ def describe(
 
 
 def describe_server(settings: Settings, addresses: Mapping[str, str], start: str) -> dict[str, Any]:
-    """Return the facts of a running server that never change; `start` identifies the process."""
+    """Return the data of a running server that never changes; `start` identifies the process."""
     return {
         "start": start,
         "version": __version__,
@@ -105,7 +105,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "form": ", ".join(version.forms) or None,
         "formsPassedOver": version.forms_passed_over,
         "measured": None if version.benchmark_record is None else str(version.benchmark_record),
-        "limits": {name: getattr(version.plan, name) for name in LIMITS} | limits_now(version),
+        "limits": {name: getattr(version.plan, name) for name in LIMITS} | current_limits(version),
         "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
         "cache": (
             None
@@ -163,12 +163,14 @@ def state_of(version: ModelVersion) -> str:
 
 
 def last_error(log: ErrorLog) -> dict[str, Any] | None:
-    """Return the newest error in one line, and a request that met it."""
+    """Return the newest error in one line, with the id of a request that failed with it."""
     if not log.errors:
         return None
     error = log.errors[0]
     lines = (error.traceback or error.message).splitlines()
-    message_lines = [line for line in lines if line[:1].strip()]  # Indented lines are frames.
+    message_lines = [
+        line for line in lines if line[:1].strip()
+    ]  # Indented lines are frames of the traceback.
     return {
         "text": shortened(redacted("".join(message_lines[-1:])), MAX_ERROR_CHARS),
         "request": "".join(error.request_ids[-1:]),
@@ -184,24 +186,24 @@ def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
 
 
 def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
-    """Return an error, with the number of errors of its kind that have been counted."""
+    """Return an error, with the number of all errors of its kind and the time of the first."""
     kind = version.stats.error_log.kinds[error.kind]
     kind_counts = {"version": version.version, "kind_times": kind.times, "kind_first": kind.first}
     return error._asdict() | {"kind": f"{zlib.crc32(error.kind.encode()):08x}"} | kind_counts
 
 
-def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
-    """Return the last lines of the workers and of the server's log about them, oldest first."""
+def recent_lines(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
+    """Return the newest lines of workers' output and of the server's log, oldest first."""
     lines = [(line, version) for version in versions for line in version.stats.error_log.lines]
-    newest = sorted(lines, key=lambda pair: pair[0].at)[-MAX_LINES:]
+    newest_lines = sorted(lines, key=lambda pair: pair[0].at)[-MAX_LINES:]
     return [
         line._asdict() | {"model": version.name, "version": version.version}
-        for line, version in newest
+        for line, version in newest_lines
     ]
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Read the memory of this process and the machine, and return it with the settings."""
+    """Return the memory of this process and of the machine, and the settings."""
     return {
         "memory": psutil.Process().memory_info().rss,
         "free": free_memory(),
@@ -219,7 +221,7 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 
 
 def archives_in(store: Path | None) -> list[str]:
-    """Return the names of the archives in the model store."""
+    """Return the first names of archives in the model store."""
     if store is None or not store.is_dir():
         return []
     return sorted(

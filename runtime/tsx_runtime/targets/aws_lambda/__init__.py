@@ -1,1 +1,1 @@
-"""Lambda functions: the runtime client, events, results."""
+"""Models as Lambda functions: clients of the Runtime API, events, results."""

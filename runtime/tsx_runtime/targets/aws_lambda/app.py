@@ -1,7 +1,7 @@
-"""The inference routes behind Lambda's events.
+"""The ASGI app for HTTP requests in Lambda's events: the inference routes.
 
-Predictions are answered directly. The other routes need FastAPI, whose import and routes take a
-tenth of a cold start. It is imported at their first request.
+Predictions bypass FastAPI. The other routes need it, but its import takes a tenth of a cold start.
+Therefore it is imported only at the first request for such a route.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tsx_runtime.settings.schema import Settings
 
 
 class LambdaApp:
-    """An ASGI app like `ServerApp` with the role of inference."""
+    """An ASGI app with the same routes as a `ServerApp` for inference."""
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
@@ -30,22 +30,22 @@ class LambdaApp:
         guard = build_guards(
             settings, build_keys(settings), registry.plugins.authentication.values()
         ).inference
-        share = settings.server_timing_share
+        timing_share = settings.server_timing_share
         self._predictions = Predictions(
-            registry, settings.max_request_size, guard, ResponseCounts(), _describe, share
+            registry, settings.max_request_size, guard, ResponseCounts(), _describe, timing_share
         )
-        # These settings wrap every route.
+        # With these settings, even predictions need the full app.
         self._wraps_routes = bool(settings.cors_allowed_origin or settings.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if scope["root_path"]:
             path = path.removeprefix(scope["root_path"])
-        # The full app refuses requests with an idempotency key, or whose headers clash.
-        is_refused = clashing_names(scope["headers"]) or any(
+        # The full app handles requests with an idempotency key, and refuses clashing header names.
+        needs_full_app = clashing_names(scope["headers"]) or any(
             name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
         )
-        if self._wraps_routes or is_refused or not runs_model(path):
+        if self._wraps_routes or needs_full_app or not runs_model(path):
             await self._full_app(scope, receive, send)
         else:
             scope["path"], scope["root_path"] = path, ""
@@ -53,13 +53,15 @@ class LambdaApp:
 
     @cached_property
     def _full_app(self) -> Any:
-        from tsx_runtime.http.app import build_apps  # imported late, see above
+        # The import is deferred, as the module's docstring explains.
+        from tsx_runtime.http.app import build_apps
 
         [app] = build_apps(self._registry, self._settings, [("inference",)])
         return app
 
 
 def _describe(model: str) -> dict[str, Any]:
-    from tsx_runtime.http.routes.openapi import describe_predictions  # imported late, see above
+    # The import is deferred, as the module's docstring explains.
+    from tsx_runtime.http.routes.openapi import describe_predictions
 
     return describe_predictions(model)

@@ -1,6 +1,6 @@
-"""Requests in events other than HTTP.
+"""The answering of events that are not HTTP requests.
 
-The requests of one event are submitted to the model together, and so run as batches.
+The requests of one event are submitted to the model together, so that they form batches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda import events
 from tsx_runtime.targets.aws_lambda.environment import is_destination
 from tsx_runtime.targets.aws_lambda.events import ModelRequest
-from tsx_runtime.targets.aws_lambda.http_events import TooLate, late_error
+from tsx_runtime.targets.aws_lambda.http_events import TooLate, timeout_error
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender
 
-# Share of an invocation's time for sending answers. Messages whose answer is not sent are delivered
-# again.
+# Fraction of an invocation's time that is reserved for sending answers. If an answer could not be
+# sent, its message is delivered again.
 SENDING_SHARE = 0.1
-MESSAGE = "message"  # value of TSX_LAMBDA_RESULTS: each message names the destination
+MESSAGE = "message"  # a value of TSX_LAMBDA_RESULTS: each message names its own destination
 
 logger = logging.getLogger("tsx.lambda")
 
@@ -49,21 +49,24 @@ async def answer_all(
 ) -> list[ModelAnswer | TsxError]:
     """Return the answers in the order of the requests.
 
-    Requests that take longer than `seconds` are abandoned. Errors are passed through.
+    Requests that take longer than `seconds` are withdrawn. Errors among `requests` are returned
+    unchanged.
     """
-    started = [
+    submissions = [
         _submit(registry, request) if isinstance(request, ModelRequest) else request
         for request in requests
     ]
-    tasks = [asyncio.ensure_future(_read_answer(job, registry)) for _, job in _jobs(started)]
+    tasks = [asyncio.ensure_future(_read_answer(job, registry)) for _, job in _jobs(submissions)]
     if tasks:
         await asyncio.wait(tasks, timeout=max(0.0, seconds))
-    for task, (route, job) in zip(tasks, _jobs(started), strict=True):
+    for task, (route, job) in zip(tasks, _jobs(submissions), strict=True):
         if not task.done():
             task.cancel()
             route.leave(job)
     answers = iter(tasks)
-    return [entry if isinstance(entry, TsxError) else _outcome(next(answers)) for entry in started]
+    return [
+        entry if isinstance(entry, TsxError) else _outcome(next(answers)) for entry in submissions
+    ]
 
 
 def _submit(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
@@ -72,16 +75,18 @@ def _submit(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJo
             (name.encode("latin-1", "replace"), text.encode("latin-1", "replace"))
             for name, text in request.headers
         ]
-        if invalid := [name for name, value in headers if not is_header(name, value)]:
+        if invalid_names := [name for name, value in headers if not is_header(name, value)]:
             raise BadRequest(
-                f"The request has headers that HTTP does not allow: {invalid}. Send it without"
-                " them."
+                f"The request has headers that HTTP does not allow: {invalid_names}. Send it"
+                " without them."
             )
         check_distinct(headers)
         route = resolve(registry, Target(request.model), headers)
-        shown = shown_headers(headers, registry.hidden_headers.for_model(route.name))
+        visible_headers = shown_headers(headers, registry.hidden_headers.for_model(route.name))
         job = WaitingJob(
-            wire.request_meta(new_request_id().decode(), b"", shown), request.body, time.monotonic()
+            wire.request_meta(new_request_id().decode(), b"", visible_headers),
+            request.body,
+            time.monotonic(),
         )
         route.submit(job)
     except TsxError as error:
@@ -89,14 +94,16 @@ def _submit(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJo
     return route, job
 
 
-def _jobs(started: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Route, WaitingJob]]:
-    return [entry for entry in started if not isinstance(entry, TsxError)]
+def _jobs(
+    submissions: Sequence[tuple[Route, WaitingJob] | TsxError],
+) -> list[tuple[Route, WaitingJob]]:
+    return [entry for entry in submissions if not isinstance(entry, TsxError)]
 
 
 async def _read_answer(job: WaitingJob, registry: Registry) -> ModelAnswer:
     answer = await job.done
     body = await answer.read_all(registry.settings.max_response_size)
-    kind = next(
+    content_type = next(
         (
             value.decode("latin-1")
             for name, value in handler_headers(answer.headers)
@@ -104,12 +111,12 @@ async def _read_answer(job: WaitingJob, registry: Registry) -> ModelAnswer:
         ),
         "",
     )
-    return ModelAnswer(answer.status, kind or looks_like(body), body)
+    return ModelAnswer(answer.status, content_type or looks_like(body), body)
 
 
 def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
     if not task.done() or task.cancelled():
-        return late_error()
+        return timeout_error()
     error = task.exception()
     if error is None:
         return task.result()
@@ -119,89 +126,93 @@ def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
 
 
 class SqsBatches:
-    """The answering of SQS events, whose messages are one batch or several."""
+    """An object that answers SQS events, whose messages form one or several batches."""
 
     def __init__(
         self,
         registry: Registry,
         destination: str,
         results: ResultSender,
-        report_late: Callable[[], object],
+        report_timeout: Callable[[], object],
     ) -> None:
-        """Send answers to `destination`, if any; call `report_late` if time ran out."""
+        """Send answers to `destination`, if any; call `report_timeout` after a timeout."""
         self._registry = registry
-        self._report_late = report_late
+        self._report_timeout = report_timeout
         self._destination = destination
         self._results = results
 
     async def answer(self, event: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Answer an event, and return the messages that must be delivered again.
+        """Answer an event, and return the ids of messages that must be delivered again.
 
         https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html
         """
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
-        limit = seconds * (1 - SENDING_SHARE) if self._destination else seconds
-        answers = await answer_all(self._registry, [_message(record) for record in records], limit)
+        answer_seconds = seconds * (1 - SENDING_SHARE) if self._destination else seconds
+        answers = await answer_all(
+            self._registry, [_read_request(record) for record in records], answer_seconds
+        )
         if any(isinstance(answer, TooLate) for answer in answers):
-            self._report_late()
-        failed = {
+            self._report_timeout()
+        failure_reasons = {
             record["messageId"]: reason
             for record, answer in zip(records, answers, strict=True)
             if (reason := _failure_reason(answer))
         }
-        not_sent = set(events.ordered_failures(records, set(failed)))
+        unsent_ids = set(events.ordered_failures(records, set(failure_reasons)))
         remaining = [
             (record, answer)
             for record, answer in zip(records, answers, strict=True)
-            if record["messageId"] not in not_sent
+            if record["messageId"] not in unsent_ids
         ]
-        failed |= await self._send(
+        failure_reasons |= await self._send(
             [(record, answer) for record, answer in remaining if isinstance(answer, ModelAnswer)],
-            end,
+            deadline,
         )
-        for message, reason in failed.items():
-            logger.error("message %s failed and will be delivered again: %s", message, reason)
+        for message_id, reason in failure_reasons.items():
+            logger.error("message %s failed and will be delivered again: %s", message_id, reason)
         return {
             "batchItemFailures": [
-                {"itemIdentifier": message}
-                for message in events.ordered_failures(records, set(failed))
+                {"itemIdentifier": message_id}
+                for message_id in events.ordered_failures(records, set(failure_reasons))
             ]
         }
 
     async def _send(
-        self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float
+        self, answered_records: Sequence[tuple[Mapping[str, Any], ModelAnswer]], deadline: float
     ) -> dict[str, str]:
-        """Send the answers, and return why some messages failed.
+        """Send the answers, and return the failures: a reason by message id.
 
-        The answers of a FIFO queue are sent in order.
+        If the messages come from a FIFO queue, their answers are sent in order.
         """
         if not self._destination:
             return {}
-        if any(events.group_of(record) for record, _ in answered):
-            return await self._send_in_order(answered, end)
+        if any(events.group_of(record) for record, _ in answered_records):
+            return await self._send_in_order(answered_records, deadline)
         failures = await asyncio.gather(
-            *(self._send_one(record, answer, end) for record, answer in answered)
+            *(self._send_one(record, answer, deadline) for record, answer in answered_records)
         )
-        return {message: reason for failure in failures for message, reason in failure.items()}
+        return {
+            message_id: reason for failure in failures for message_id, reason in failure.items()
+        }
 
     async def _send_in_order(
-        self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float
+        self, answered_records: Sequence[tuple[Mapping[str, Any], ModelAnswer]], deadline: float
     ) -> dict[str, str]:
-        failed: dict[str, str] = {}
-        stopped: set[str] = set()
-        for record, answer in answered:
-            if events.group_of(record) not in stopped and (
-                failure := await self._send_one(record, answer, end)
+        failure_reasons: dict[str, str] = {}
+        stopped_groups: set[str] = set()
+        for record, answer in answered_records:
+            if events.group_of(record) not in stopped_groups and (
+                failure := await self._send_one(record, answer, deadline)
             ):
-                failed |= failure
-                stopped.add(events.group_of(record))
-        return failed
+                failure_reasons |= failure
+                stopped_groups.add(events.group_of(record))
+        return failure_reasons
 
     async def _send_one(
-        self, record: Mapping[str, Any], answer: ModelAnswer, end: float
+        self, record: Mapping[str, Any], answer: ModelAnswer, deadline: float
     ) -> dict[str, str]:
-        message = record["messageId"]
+        message_id = record["messageId"]
         destination = (
             events.result_destination(record) if self._destination == MESSAGE else self._destination
         )
@@ -209,34 +220,36 @@ class SqsBatches:
             return {}
         if not is_destination(destination):
             return {
-                message: (
+                message_id: (
                     f"its attribute tsx-results is '{destination}', which is neither"
                     " s3://BUCKET/PREFIX nor the URL of a queue"
                 )
             }
         try:
             result = Result(
-                message, events.group_of(record), answer.status, answer.content_type, answer.body
+                message_id, events.group_of(record), answer.status, answer.content_type, answer.body
             )
             await asyncio.wait_for(
-                self._results.send(destination, result), max(0.0, end - time.monotonic())
+                self._results.send(destination, result), max(0.0, deadline - time.monotonic())
             )
         except Exception as error:
-            # The boundary of a message: whatever boto3 raises, the others go on.
-            logger.exception("the answer to message %s cannot be sent to %s", message, destination)
-            return {message: f"its answer cannot be sent to {destination}: {error!r}"}
+            # boto3 raises many kinds of errors, and none must stop the other messages.
+            logger.exception(
+                "the answer to message %s cannot be sent to %s", message_id, destination
+            )
+            return {message_id: f"its answer cannot be sent to {destination}: {error!r}"}
         return {}
 
 
-def _message(record: Mapping[str, Any]) -> ModelRequest | TsxError:
+def _read_request(record: Mapping[str, Any]) -> ModelRequest | TsxError:
     try:
-        return events.message(record)
+        return events.parse_message(record)
     except TsxError as error:
         return error
 
 
 def _failure_reason(answer: ModelAnswer | TsxError) -> str:
-    """Return why a request failed; empty for a success."""
+    """Return the reason why a request failed, or an empty string if it succeeded."""
     if isinstance(answer, TsxError):
         return answer.message
     return (

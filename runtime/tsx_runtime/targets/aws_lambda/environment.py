@@ -1,8 +1,8 @@
-"""The translation of Lambda's and a function's variables to settings.
+"""The translation of environment variables (Lambda's and the function's own) to settings.
 
-https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html describes Lambda's. A
-`TSX_*` variable of the function, or a settings file in its image, overrides the defaults here. The
-`TSX_LAMBDA_*` variables below are no settings of a server.
+Lambda's variables: https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html.
+`TSX_*` variables of the function, or a settings file in its image, override the defaults here.
+The `TSX_LAMBDA_*` variables below are options of functions only, not settings of a server.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tsx_runtime.targets.image.environment import (
 
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")
-ANSWERS = ("buffered", "streamed")
-VARIABLES = {  # Their values are read in `_read_options`.
+ANSWER_MODES = ("buffered", "streamed")
+VARIABLES = {  # `_read_options` reads their values.
     "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
     "TSX_LAMBDA_ANSWERS": (
         "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)"
@@ -39,13 +39,13 @@ VARIABLES = {  # Their values are read in `_read_options`.
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }
 
-TMP = "/tmp/tsx"  # the only writable directory
+TMP = "/tmp/tsx"  # only /tmp is writable on Lambda
 MAX_INVOCATION_S = 900
 MAX_MANAGED_INVOCATION_S = 5400
-MAX_PAYLOAD_BYTES = 6_291_556  # size of an invocation's input or output as JSON
-QUEUE_SIZE = 10_000  # the most messages in one event of SQS
-INIT_WAIT_S = 8.0  # Lambda stops a start-up phase after 10 s and starts it again.
-# Variables of libraries that would write outside /tmp.
+MAX_PAYLOAD_BYTES = 6_291_556  # limit for an invocation's input or output as JSON
+QUEUE_SIZE = 10_000  # an SQS event has at most this many messages
+INIT_WAIT_S = 8.0  # Lambda aborts and repeats a start-up phase that takes 10 s.
+# variables for libraries that otherwise write outside of /tmp
 CACHE_VARIABLES = {
     "HOME": "/tmp",
     "XDG_CACHE_HOME": f"{TMP}/cache",
@@ -58,19 +58,21 @@ CACHE_VARIABLES = {
 
 
 class FunctionSettings(NamedTuple):
-    """The options of a function that are no settings of a server."""
+    """The options that a function has in addition to the settings of a server."""
 
-    runtime: str = ""  # a name in RUNTIMES; empty lets the platform decide
+    runtime: str = ""  # an entry of RUNTIMES; if empty, the client is selected automatically
     streams: bool = False
     results: str = ""
     results_owner: str = ""
     base_path: str = ""
-    init_wait: float | None = INIT_WAIT_S  # None waits until the model is loaded or has failed
-    concurrency: int = 1  # concurrent invocations of this environment
+    init_wait: float | None = (
+        INIT_WAIT_S  # seconds; None waits until the model is loaded or has failed
+    )
+    concurrency: int = 1  # most concurrent invocations of this environment
 
     @property
     def uses_own_client(self) -> bool:
-        """Whether tsx's client of the Runtime API is needed, not AWS's."""
+        """Whether to use tsx's client of the Runtime API, because AWS's client is not enough."""
         return self.runtime == "tsx" or (
             not self.runtime and (self.concurrency > 1 or self.streams)
         )
@@ -91,13 +93,13 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
     max_invocation = str(MAX_MANAGED_INVOCATION_S if options.concurrency > 1 else MAX_INVOCATION_S)
     defaults = {
         "TSX_ENABLE_GRPC": "false",
-        "TSX_PASS_ENV": "*",  # The function's role is meant for the model's code.
-        # There is no listener: requests come as events, with the host of their service.
+        "TSX_PASS_ENV": "*",  # The model's code may use the credentials of the function's role.
+        # Requests come as events with an AWS host name. There is no listener to protect.
         "TSX_ALLOWED_HOSTS": "*",
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",
         "TSX_MAX_REQUEST_SIZE": str(MAX_PAYLOAD_BYTES),
-        # An answer that is too large for Lambda is refused later.
+        # Larger than Lambda's limit, because streams may be larger; `size_error` refuses others.
         "TSX_MAX_RESPONSE_SIZE": str(200 << 20),
         "TSX_DEFAULT_RESPONSE_TIMEOUT": max_invocation,
         "TSX_DEFAULT_STARTUP_TIMEOUT": max_invocation,
@@ -105,12 +107,14 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
     }
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE_SIZE}
     if options.concurrency == 1:
-        order["max_batch_delay"] = 0  # No other request can arrive while one waits.
+        order["max_batch_delay"] = (
+            0  # Waiting for a batch is useless, because there is one request at a time.
+        )
     return LambdaSettings(variables=defaults, order=order, options=options)
 
 
 def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the cache variables that are not set, and HOME, whose directory is not writable."""
+    """Return the cache variables that are not set, and always HOME, which is not writable."""
     return {
         name: path for name, path in CACHE_VARIABLES.items() if name == "HOME" or not env.get(name)
     }
@@ -126,7 +130,7 @@ def _read_options(env: Mapping[str, str]) -> FunctionSettings:
     concurrency = read_number(env, "AWS_LAMBDA_MAX_CONCURRENCY", 1)
     options = FunctionSettings(
         runtime=read_choice(env, "TSX_LAMBDA_RUNTIME", RUNTIMES),
-        streams=read_choice(env, "TSX_LAMBDA_ANSWERS", ANSWERS) == "streamed",
+        streams=read_choice(env, "TSX_LAMBDA_ANSWERS", ANSWER_MODES) == "streamed",
         results=_results(read_text(env, "TSX_LAMBDA_RESULTS")),
         results_owner=read_text(env, "TSX_LAMBDA_RESULTS_OWNER"),
         base_path=_base_path(read_text(env, "TSX_LAMBDA_BASE_PATH")),
@@ -148,10 +152,10 @@ def _read_options(env: Mapping[str, str]) -> FunctionSettings:
 
 
 def _init_wait(env: Mapping[str, str]) -> float | None:
-    """Return how long to wait for the model, or None for no limit.
+    """Return the seconds to wait for the model at the start, or None for no limit.
 
-    Only the start-up phase of an on-demand function is limited to 10 s. Elsewhere no request waits
-    yet, and the environment should start ready.
+    Only on-demand functions have a start-up phase of at most 10 s. Other environments start before
+    they get requests, so they can wait until the model is loaded.
     """
     if read_text(env, "TSX_LAMBDA_INIT_WAIT"):
         return read_number(env, "TSX_LAMBDA_INIT_WAIT", INIT_WAIT_S)
@@ -172,7 +176,7 @@ def _results(value: str) -> str:
 
 
 def is_destination(value: str) -> bool:
-    """Tell whether answers can be sent to an address."""
+    """Tell whether a value is an address to which answers can be sent."""
     return (
         re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?|https?://[^/]+/[^/]+/[^/]+", value)
         is not None

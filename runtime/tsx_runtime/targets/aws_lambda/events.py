@@ -1,4 +1,4 @@
-"""The kinds of Lambda events and the model requests in them: pure functions.
+"""Pure functions that classify Lambda events and parse the model requests in them.
 
 | event                                                 | meaning                                  |
 |-------------------------------------------------------|------------------------------------------|
@@ -23,26 +23,26 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest
 
 JSON = "application/json"
-# The keys of a request that is more than its input.
+# keys of a request that has more than a body
 REQUEST_KEYS = {"body", "headers", "model", "isBase64Encoded"}
-WARMERS = {"serverless-plugin-warmup"}
+WARM_UP_SOURCES = {"serverless-plugin-warmup"}
 
 
 class ModelRequest(NamedTuple):
-    """A request from an event other than HTTP."""
+    """A request for a model, from an event that is not an HTTP request."""
 
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
-    model: str | None = None  # None for the only model
+    model: str | None = None  # None means the only model
 
 
 class EventRequest(NamedTuple):
     requests: list[ModelRequest]
-    is_list: bool  # whether the answer is a list
+    is_list: bool  # whether the answers are returned as a list
 
 
 class UnknownEvent(BadRequest):
-    """An event of a service that sends no model requests."""
+    """An event of a service that does not send requests for models."""
 
 
 def is_http(event: Any) -> bool:
@@ -68,14 +68,14 @@ def is_sqs(event: Any) -> bool:
 def is_warm_up(event: Any) -> bool:
     if not isinstance(event, dict):
         return False
-    scheduled = (
+    is_scheduled = (
         event.get("source") == "aws.events" and event.get("detail-type") == "Scheduled Event"
     )
-    return scheduled or event.get("source") in WARMERS or bool(event.get("warmup"))
+    return is_scheduled or event.get("source") in WARM_UP_SOURCES or bool(event.get("warmup"))
 
 
 def parse_event(event: Any) -> EventRequest:
-    """Return the requests of an event that is none of the above.
+    """Return the requests in an event that is not HTTP, SQS or a warm-up.
 
     Raises:
         UnknownEvent: The event comes from another service.
@@ -102,10 +102,10 @@ def _model_request(value: Any) -> ModelRequest:
     if model is not None and not isinstance(model, str):
         raise BadRequest('"model" of the event must be the name of a model')
     pairs = tuple((name.lower(), text) for name, text in headers.items())
-    body, typed = value["body"], any(name == "content-type" for name, _ in pairs)
+    body, has_content_type = value["body"], any(name == "content-type" for name, _ in pairs)
     if not isinstance(body, str):
         return ModelRequest(
-            _json(body), pairs if typed else (*pairs, ("content-type", JSON)), model
+            _json(body), pairs if has_content_type else (*pairs, ("content-type", JSON)), model
         )
     return ModelRequest(
         from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model
@@ -124,13 +124,14 @@ def from_base64(text: str) -> bytes:
         raise BadRequest(f"the body is marked as base64, but is not: {error}") from error
 
 
-def message(record: Mapping[str, Any]) -> ModelRequest:
+def parse_message(record: Mapping[str, Any]) -> ModelRequest:
     """Return the request in an SQS message.
 
-    Attributes are headers; `content-transfer-encoding: base64` marks a binary body.
+    The message's attributes become headers. The attribute `content-transfer-encoding: base64` marks
+    a binary body.
 
     Raises:
-        BadRequest: The body is marked as base64 and is not.
+        BadRequest: The body is marked as base64, but is not.
     """
     attributes = record.get("messageAttributes") or {}
     headers = {
@@ -147,30 +148,30 @@ def message(record: Mapping[str, Any]) -> ModelRequest:
 
 
 def result_destination(record: Mapping[str, Any]) -> str:
-    """Return the destination that the message names for its answer; empty if it names none."""
+    """Return the destination in a message's attribute, or an empty string without it."""
     attribute = (record.get("messageAttributes") or {}).get("tsx-results") or {}
     return str(attribute.get("stringValue") or "").strip()
 
 
-def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> list[str]:
-    """Return the messages that must be delivered again.
+def ordered_failures(records: Sequence[Mapping[str, Any]], failed_ids: set[str]) -> list[str]:
+    """Return the ids of all messages that must be delivered again.
 
-    In a group of a FIFO queue no message may overtake one that failed.
+    In a FIFO queue, these include the later messages of a failed message's group.
     """
     groups: set[str] = set()
-    redelivered = []
+    redelivered_ids = []
     for record in records:
         group = group_of(record)
-        if record["messageId"] in failed or group in groups:
-            redelivered.append(record["messageId"])
+        if record["messageId"] in failed_ids or group in groups:
+            redelivered_ids.append(record["messageId"])
             groups |= {group} - {""}
-    return redelivered
+    return redelivered_ids
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Return the group of a message in a FIFO queue, or an empty text.
+    """Return the group of a FIFO queue's message; for a standard queue an empty string.
 
-    A standard queue may have groups too, which have no order.
+    A standard queue may have groups too, but they have no order.
     """
     is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
     return str((record.get("attributes") or {}).get("MessageGroupId", "")) if is_fifo else ""

@@ -1,11 +1,11 @@
-"""A model as a Lambda function, which loads while the environment starts.
+"""A model as a Lambda function, which is loaded while the environment starts.
 
-Between two invocations the environment is frozen, and the event loop with it, so nothing here
-relies on time that passes then. The worker is a thread of this process, on the same channel as any
-other. The event loop runs while the model is waited for, and during invocations.
+Lambda freezes the process between two invocations. Nothing here may therefore rely on timers that
+would run in that time. The event loop runs while the function waits for the model, and during
+invocations. The worker is a thread of this process, and uses the same channel as other workers.
 
-`handler(event, context)` is for AWS's client of the Runtime API, `Function` for both clients.
-`run.py` selects one.
+Both clients of the Runtime API use `Function`. AWS's client calls it by `handler(event, context)`.
+`run.py` selects the client.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from tsx_runtime.targets.aws_lambda.environment import (
 from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import (
     SAFE_BODY_BYTES,
-    Http,
+    HttpEvents,
     TooLate,
     Write,
-    late_error,
     size_error,
+    timeout_error,
 )
 from tsx_runtime.targets.aws_lambda.results import ResultSender
 from tsx_runtime.targets.image.environment import locate_model, read_settings_over
 from tsx_runtime.targets.image.model_discovery import find_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
-MARGIN_S = 0.5  # time before an invocation's end at which it is answered in any case
+ANSWER_MARGIN_S = 0.5  # time between the last possible answer and an invocation's end
 
 logger = logging.getLogger("tsx.lambda")
 
@@ -65,9 +65,9 @@ class StillLoading(Unavailable):
 
 
 class Function:
-    """The models of an environment, and the answers to its events.
+    """A function: the models of an environment, which answer its events.
 
-    `end_reason` is the reason to end the environment, or empty.
+    `end_reason` is not empty if the environment should end after the current invocation.
     """
 
     def __init__(self, environment: LambdaSettings, env: Mapping[str, str]) -> None:
@@ -91,37 +91,39 @@ class Function:
         self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
         self._results = ResultSender(owner=environment.options.results_owner)
         self._start = time.monotonic()
-        self._max_seconds = 0.0  # the longest time of an invocation
+        self._max_seconds = 0.0  # time of the longest invocation so far
         self._is_logged = False
 
     async def start(self) -> None:
-        """Begin to load the model.
+        """Start to load the model.
 
         Raises:
-            SettingError: There is no model.
+            SettingError: There is no model, or there are several.
         """
         location = locate_model(self._env)
         models = models_from_settings(self._settings) or [
             find_model(location.directory, self._env, location.name)
         ]
         self._registry = Registry(self._settings, starter=self._starter)
-        with_order = [replace(model, order=replace(model.order, **self._order)) for model in models]
-        self._loading = asyncio.ensure_future(self._load(with_order))
-        self._http = Http(
+        models_with_options = [
+            replace(model, order=replace(model.order, **self._order)) for model in models
+        ]
+        self._loading = asyncio.ensure_future(self._load(models_with_options))
+        self._http = HttpEvents(
             LambdaApp(self._registry, self._settings),
             self.options.base_path,
-            self._wait,
-            self._fail_late,
+            self._wait_for_model,
+            self._make_timeout_error,
         )
         self._queue = SqsBatches(
-            self._registry, self.options.results, self._results, self._fail_late
+            self._registry, self.options.results, self._results, self._make_timeout_error
         )
 
-    async def loaded(self, seconds: float | None) -> bool:
-        """Wait at most `seconds`, and tell whether the model is loaded.
+    async def wait_until_loaded(self, seconds: float | None) -> bool:
+        """Wait at most `seconds` for the model, and tell whether it is loaded.
 
         Raises:
-            LoadFailed: The model does not load.
+            LoadFailed: The model could not be loaded.
         """
         await asyncio.wait([self._loading], timeout=seconds)
         if not self._loading.done():
@@ -136,7 +138,7 @@ class Function:
         return True
 
     def log_failure(self, error: LoadFailed) -> None:
-        """Log a failure once, since no client gets the traceback."""
+        """Log a failed load once, because clients do not get the traceback."""
         if not self._is_logged:
             self._is_logged = True
             trace = f"\n{error.traceback}" if error.traceback else ""
@@ -146,7 +148,7 @@ class Function:
         """Answer an invocation.
 
         Returns:
-            The answer; None for an HTTP request whose answer went to `write`.
+            The answer, or None if the answer to an HTTP request was passed to `write`.
 
         Raises:
             TsxError: The invocation failed.
@@ -157,7 +159,7 @@ class Function:
             self.end_reason = self.end_reason or self._find_end_reason()
 
     def _find_end_reason(self) -> str:
-        """Return why this process can no longer run a worker; empty if it can."""
+        """Return the reason why this process cannot run a worker any more, or an empty string."""
         if self._starter.stuck:
             return (
                 "the handler did not return within responseTimeout, and a thread cannot be killed"
@@ -175,18 +177,18 @@ class Function:
             if write is None:
                 return await self._http.answer(event, context, seconds)
             return await self._http.stream(event, context, seconds, write)
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         requests = (
             None if events.is_warm_up(event) or events.is_sqs(event) else events.parse_event(event)
         )
         try:
-            await asyncio.wait_for(self._wait(), seconds)
+            await asyncio.wait_for(self._wait_for_model(), seconds)
         except asyncio.TimeoutError:
-            raise self._fail_late() from None
+            raise self._make_timeout_error() from None
         if requests is not None:
-            return await self._answer_requests(requests, end)
+            return await self._answer_requests(requests, deadline)
         return (
-            await self._queue.answer(event, end - time.monotonic())
+            await self._queue.answer(event, deadline - time.monotonic())
             if events.is_sqs(event)
             else {"warm": True}
         )
@@ -197,25 +199,26 @@ class Function:
             "the model was loaded %.2f s after its function started", time.monotonic() - self._start
         )
 
-    async def _wait(self) -> None:
-        """Wait for the model.
+    async def _wait_for_model(self) -> None:
+        """Wait until the model is loaded.
 
         Raises:
-            Unavailable: The model does not load, so the environment will end.
+            Unavailable: The model could not be loaded, so the environment will end.
         """
         if not self._loading.done():
             await asyncio.wait([self._loading])
         try:
-            await self.loaded(None)
+            await self.wait_until_loaded(None)
         except LoadFailed as error:
             self.log_failure(error)
             self.end_reason = error.message
             raise Unavailable(error.message) from error
 
-    def _fail_late(self) -> TsxError:
-        """Return the error of a request that ran out of time.
+    def _make_timeout_error(self) -> TsxError:
+        """Return the error for a timeout, and possibly set `end_reason`.
 
-        A worker that still runs it would delay the next one, so the environment will end.
+        If the worker may still run the request, it would delay the next one. The environment ends
+        in this case.
         """
         if not self._loading.done():
             text = (
@@ -225,29 +228,29 @@ class Function:
             return StillLoading(text % (time.monotonic() - self._start), retry_after=1)
         if self.options.concurrency == 1 or self._is_hanging():
             self.end_reason = "an invocation was abandoned; the model may still be processing it"
-        return late_error()
+        return timeout_error()
 
     def _is_hanging(self) -> bool:
-        """Tell whether a batch has run for longer than any invocation may have waited for it."""
+        """Tell whether a batch has run for longer than the longest invocation."""
         channels = [worker.channel for worker in self._registry.workers()]
         return any(
             channel and channel.sent and time.monotonic() - channel.began > self._max_seconds
             for channel in channels
         )
 
-    async def _answer_requests(self, requests: EventRequest, end: float) -> Any:
-        answers = await answer_all(self._registry, requests.requests, end - time.monotonic())
+    async def _answer_requests(self, requests: EventRequest, deadline: float) -> Any:
+        answers = await answer_all(self._registry, requests.requests, deadline - time.monotonic())
         if any(isinstance(answer, TooLate) for answer in answers):
-            self._fail_late()
+            self._make_timeout_error()
         if requests.is_list:
-            result: Any = [_as_item(answer) for answer in answers]
+            result: Any = [_to_list_item(answer) for answer in answers]
         else:
             [answer] = answers
             if isinstance(answer, TsxError):
                 raise answer
             if answer.status >= 400:
                 raise HandlerFailed(answer)
-            result = as_value(answer)
+            result = to_json_value(answer)
         size = sum(len(answer.body) for answer in answers if isinstance(answer, ModelAnswer))
         if size > SAFE_BODY_BYTES and (payload_size := len(json.dumps(result))) > MAX_PAYLOAD_BYTES:
             raise size_error(payload_size, size)
@@ -255,9 +258,9 @@ class Function:
 
 
 class HandlerFailed(TsxError):
-    """The handler answered a direct invocation with an error status.
+    """The handler has answered a direct invocation with an error status.
 
-    The caller gets a function error.
+    Lambda returns this to the caller as a function error.
     """
 
     def __init__(self, answer: ModelAnswer) -> None:
@@ -266,15 +269,16 @@ class HandlerFailed(TsxError):
 
 
 def answer_time_s(context: Any) -> float:
-    """Return the time in which an invocation must be answered."""
+    """Return the seconds in which an invocation must be answered."""
     remaining_s: float = context.get_remaining_time_in_millis() / 1000
-    return max(remaining_s - MARGIN_S, remaining_s / 2)
+    return max(remaining_s - ANSWER_MARGIN_S, remaining_s / 2)
 
 
-def as_value(answer: ModelAnswer) -> Any:
-    """Return the result of a direct invocation.
+def to_json_value(answer: ModelAnswer) -> Any:
+    """Return the result of a direct invocation as a JSON value.
 
-    JSON stays JSON, text becomes a string, and anything else has API Gateway's form.
+    A JSON body is parsed, and text becomes a string. Anything else is base64 in an object, as in
+    API Gateway's format.
     """
     kind = answer.content_type.partition(";")[0].strip().lower()
     try:
@@ -292,24 +296,24 @@ def as_value(answer: ModelAnswer) -> Any:
     }
 
 
-def _as_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
+def _to_list_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
     if isinstance(answer, TsxError):
         return {"status": answer.status, "error": answer.message}
     return {
         "status": answer.status,
-        "error" if answer.status >= 400 else "answer": as_value(answer),
+        "error" if answer.status >= 400 else "answer": to_json_value(answer),
     }
 
 
 class Handler:
-    """`handler(event, context)` for AWS's client, which calls it in its only thread."""
+    """The callable `handler(event, context)` for AWS's client, which has a single thread."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Load the model, or leave it to the first invocation if that takes long.
+        """Start to load the model, and wait as long as `start_function` does.
 
         Raises:
             SettingError: A setting cannot be used.
-            LoadFailed: The model does not load.
+            LoadFailed: The model could not be loaded.
         """
         self._loop = asyncio.new_event_loop()
         self.function = self._loop.run_until_complete(start_function(env))
@@ -319,11 +323,11 @@ class Handler:
 
 
 async def start_function(env: MutableMapping[str, str]) -> Function:
-    """Return a function that has waited for its model as long as the start-up phase allows.
+    """Create a function, and wait for its model as long as the start-up phase allows.
 
     Raises:
         SettingError: A setting cannot be used.
-        LoadFailed: The model does not load.
+        LoadFailed: The model could not be loaded.
     """
     env.update(cache_variables(env))
     environment = read_environment(env)
@@ -331,18 +335,20 @@ async def start_function(env: MutableMapping[str, str]) -> Function:
     await function.start()
     wait_s = environment.options.init_wait
     try:
-        await function.loaded(None if wait_s is None else max(0.0, wait_s - _process_age_s()))
+        await function.wait_until_loaded(
+            None if wait_s is None else max(0.0, wait_s - _process_age_s())
+        )
     except LoadFailed as error:
         if wait_s is None:
             raise
-        function.log_failure(error)  # The first invocation gets the error.
+        function.log_failure(error)  # The first invocation will return the error.
     return function
 
 
 def end_process(reason: str, code: int = 1) -> None:
-    """End the process at once, since a hanging thread would delay an orderly exit.
+    """End the process at once; a hanging thread would delay a normal exit.
 
-    Lambda starts a fresh environment.
+    Lambda then starts a new environment.
     """
     if reason:
         print(f"this environment ends, and Lambda starts a new one: {reason}", file=sys.stderr)
@@ -357,7 +363,7 @@ def _process_age_s() -> float:
 
 
 def __getattr__(name: str) -> Any:
-    """Create `handler` at its first use: importing this module starts nothing."""
+    """Create `handler` at its first use, so that importing this module loads no model."""
     if name == "handler":
         return _create_handler()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""HTTP requests in events.
+"""The answering of events that are HTTP requests.
 
-Mangum converts each to an ASGI scope, and the answer to the platform's format. A streamed answer is
-converted here.
+Mangum converts an event to an ASGI scope, and the answer to the service's format. Streamed answers
+are converted here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT_TYPES = (
 )
 # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
 PRELUDE_END = b"\0" * 8
-# A body of this size fits in base64 or with JSON's escapes, headers included.
+# A body of this size is below the limit even as base64 or escaped JSON, including headers.
 SAFE_BODY_BYTES = MAX_PAYLOAD_BYTES // 2
 
 
@@ -45,32 +45,32 @@ class AnswerTooLarge(PayloadTooLarge):
 
 
 class TooLate(Unavailable):
-    """The function's timeout is nearly over."""
+    """The function's timeout is nearly reached."""
 
     status = 504
 
 
-class Http:
-    """The app behind HTTP events."""
+class HttpEvents:
+    """The adapter that answers HTTP events with an ASGI app."""
 
     def __init__(
         self,
         app: App,
         base_path: str,
-        wait: Callable[[], Awaitable[None]],
-        make_late_error: Callable[[], TsxError],
+        wait_for_model: Callable[[], Awaitable[None]],
+        make_timeout_error: Callable[[], TsxError],
     ) -> None:
         """Wrap `app`.
 
         Args:
             app: The ASGI app.
-            base_path: A prefix that is removed from paths.
-            wait: Returns once the model is loaded, or raises TsxError.
-            make_late_error: Returns the error of a timeout.
+            base_path: A prefix to remove from paths.
+            wait_for_model: Waits until the model is loaded; it may raise TsxError.
+            make_timeout_error: Returns the error for a timeout.
         """
         self._app = app
-        self._wait = wait
-        self._make_late_error = make_late_error
+        self._wait_for_model = wait_for_model
+        self._make_timeout_error = make_timeout_error
         self._base_path = base_path
         text = [*DEFAULT_TEXT_MIME_TYPES, *TEXT_TYPES]
         self._mangum = Mangum(
@@ -78,12 +78,12 @@ class Http:
         )
 
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
-        """Return the answer in the form of the event's service."""
+        """Answer an event, and return the answer in the format of the event's service."""
         handler, scope, body = self._read(event, context)
         result = _BufferedAnswer()
         try:
             await self._run(scope, _RequestBody(body), result, seconds)
-            if not result.ended:
+            if not result.has_ended:
                 raise interrupted_error()
         except TsxError as error:
             result = await _error_answer(scope, error)
@@ -99,16 +99,16 @@ class Http:
     async def stream(
         self, event: dict[str, Any], context: Any, seconds: float, write: Write
     ) -> None:
-        """Write a prelude with status and headers, then the body as it comes.
+        """Write a prelude with status and headers, then each part of the body.
 
         Raises:
-            TsxError: The answer broke off.
+            TsxError: The answer was interrupted.
         """
         _, scope, body = self._read(event, context)
         parts = _StreamedAnswer(write)
         try:
             await self._run(scope, _RequestBody(body), parts, seconds)
-            if not parts.ended:
+            if not parts.has_ended:
                 raise interrupted_error()
         except TsxError as error:
             if parts.has_begun:
@@ -116,10 +116,10 @@ class Http:
             await _send_error(scope, error, parts)
 
     def _read(self, event: dict[str, Any], context: Any) -> tuple[Any, Scope, bytes]:
-        """Convert an event.
+        """Return Mangum's handler for an event, the ASGI scope, and the body.
 
         Raises:
-            UnknownEvent: The event comes from another service.
+            UnknownEvent: The event is not from a known service.
         """
         try:
             handler = self._mangum.infer(event, context)
@@ -132,7 +132,7 @@ class Http:
             raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
-        """Remove the base path, or the stage of an API, from the beginning of the path."""
+        """Set `root_path` to the base path or the API's stage, if the path begins with it."""
         scope["headers"] = [(name, value) for name, value in scope["headers"]]
         stage = event["requestContext"].get("stage")
         for root in (self._base_path, f"/{stage}" if stage and stage != "$default" else ""):
@@ -145,16 +145,16 @@ class Http:
         try:
             await asyncio.wait_for(self._with_model(scope, receive, send), max(0.0, seconds))
         except asyncio.TimeoutError:
-            raise self._make_late_error() from None
+            raise self._make_timeout_error() from None
 
     async def _with_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         if runs_model(scope["path"].removeprefix(scope["root_path"])):
-            await self._wait()
+            await self._wait_for_model()
         await self._app(scope, receive, send)
 
 
 class _RequestBody:
-    """The messages of a request: its body, and then a wait until the request is cancelled."""
+    """The `receive` of a request: it returns the body, and then waits until it is cancelled."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -167,13 +167,13 @@ class _RequestBody:
 
 
 class _BufferedAnswer:
-    """An answer that is collected in memory."""
+    """A `send` that collects the answer in memory."""
 
     def __init__(self) -> None:
         self.status = 500
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
-        self.ended = False
+        self.has_ended = False
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:
@@ -182,12 +182,12 @@ class _BufferedAnswer:
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                self.body, self.ended = b"".join(self._parts), True
+                self.body, self.has_ended = b"".join(self._parts), True
 
     def response(self) -> dict[str, Any]:
-        """Return the answer for Mangum, with a content type that fits the body.
+        """Return the answer for Mangum; a missing content type is guessed from the body.
 
-        Without one, Lambda's services assume JSON, and Mangum binary data.
+        Without a content type, AWS's services assume JSON, and Mangum assumes binary data.
         """
         if not any(name == b"content-type" for name, _ in self.headers):
             self.headers = [*self.headers, (b"content-type", looks_like(self.body).encode())]
@@ -195,10 +195,10 @@ class _BufferedAnswer:
 
 
 class _StreamedAnswer:
-    """An answer that is sent as it is produced."""
+    """A `send` that writes each part of the answer at once."""
 
     def __init__(self, write: Write) -> None:
-        self.has_begun = self.ended = False
+        self.has_begun = self.has_ended = False
         self._write = write
 
     async def __call__(self, message: Message) -> None:
@@ -208,15 +208,15 @@ class _StreamedAnswer:
             return
         if message.get("body"):
             await self._write(message["body"])
-        self.ended = not message.get("more_body", False)
+        self.has_ended = not message.get("more_body", False)
 
 
 def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the status and headers of a streamed answer as Lambda expects them before the body."""
+    """Return the status and headers of a streamed answer in Lambda's format."""
     fields: dict[str, str] = {}
     cookies: list[str] = []
-    for raw, value in headers:
-        name, text = raw.decode("latin-1"), value.decode("latin-1")
+    for header_name, value in headers:
+        name, text = header_name.decode("latin-1"), value.decode("latin-1")
         if name == "set-cookie":
             cookies.append(text)
         elif name not in ("content-length", "connection"):
@@ -229,22 +229,22 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
     return json.dumps(head).encode() + PRELUDE_END
 
 
-def late_error() -> TooLate:
-    """Return the error of a request that ran out of time."""
+def timeout_error() -> TooLate:
+    """Return the error for a request that was not answered in time."""
     return TooLate(
         "The answer was not ready within the function's timeout. Raise the timeout or the memory."
     )
 
 
 def interrupted_error() -> PredictionFailed:
-    """Return the error of an answer that broke off."""
+    """Return the error for an answer that was interrupted."""
     return PredictionFailed(
         "The answer was interrupted because the handler failed; see the function's log."
     )
 
 
 def size_error(size: int, body: int) -> AnswerTooLarge:
-    """Return the error of an answer that exceeds Lambda's limit."""
+    """Return the error for an answer that exceeds Lambda's limit."""
     return AnswerTooLarge(
         f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is"
         f" {MAX_PAYLOAD_BYTES} (6 MB; 4.5 MB of binary data in base64). Return a smaller answer, or"
@@ -260,5 +260,5 @@ async def _error_answer(scope: Scope, error: TsxError) -> _BufferedAnswer:
 
 
 async def _send_error(scope: Scope, error: TsxError, send: Send) -> None:
-    status, headers, body = errors.fault(error, scope["path"])
+    status, headers, body = errors.error_response(error, scope["path"])
     await send_whole(send, scope, status, headers, new_request_id(), body)

@@ -1,6 +1,6 @@
-"""The sending of answers to SQS messages, to S3 or to another queue.
+"""The sender of answers to SQS messages; it writes to S3 or to another queue.
 
-boto3 is imported on first use.
+boto3 is imported at the first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIXES = {
 
 
 class Result(NamedTuple):
-    """The answer to one message."""
+    """The answer to one SQS message."""
 
     message: str  # the id of the message
     group: str  # the message's group in a FIFO queue, or empty
@@ -35,22 +35,22 @@ class Result(NamedTuple):
 
 
 class ResultSender:
-    """The sender of answers to S3 or SQS."""
+    """A sender of answers, with threads for the calls of boto3."""
 
     def __init__(self, client: Callable[[str], Any] | None = None, owner: str = "") -> None:
         """Create the threads that send.
 
         Args:
-            client: Creates boto3's client of a service.
-            owner: The account that must own a bucket which gets answers, if any.
+            client: Returns boto3's client of a service.
+            owner: The account that must own the bucket for answers; empty for any account.
         """
         self._owner_options = {"ExpectedBucketOwner": owner} if owner else {}
         self._make_client = cache(client or _client)
-        self._lock = threading.Lock()  # Threads may share boto3's clients, but not create them.
+        self._lock = threading.Lock()  # Creating a boto3 client is not thread-safe; using it is.
         self._threads = ThreadPoolExecutor(MAX_CALLS, "tsx-results")
 
     async def send(self, destination: str, result: Result) -> None:
-        """Send an answer; raise boto3's errors."""
+        """Send an answer; errors of boto3 are not caught."""
         await asyncio.get_running_loop().run_in_executor(
             self._threads, self._send, destination, result
         )
@@ -77,7 +77,7 @@ class ResultSender:
 
 
 def s3_key(destination: str, result: Result) -> tuple[str, str]:
-    """Return the bucket and the key: the prefix, the id of the message, a suffix for the type."""
+    """Return the bucket and the key, which is PREFIX/MESSAGE_ID and a suffix for the type."""
     parts = urlsplit(destination)
     prefix = parts.path.strip("/")
     name = result.message + SUFFIXES.get(
@@ -89,8 +89,8 @@ def s3_key(destination: str, result: Result) -> tuple[str, str]:
 def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
     """Return the arguments for `send_message`.
 
-    Text is sent unchanged, and bytes as base64 with an attribute. A FIFO queue keeps the order
-    within the message's group.
+    Text is sent unchanged. Other bytes are sent as base64, which an attribute tells. In a FIFO
+    queue, the answer has the group of its message, and so keeps its order.
     """
     attributes = {
         "tsx-message-id": result.message,
@@ -114,7 +114,7 @@ def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
 
 
 def _client(service: str) -> Any:
-    # The import takes 0.2 s of a cold start, and only TSX_LAMBDA_RESULTS needs it.
+    # The import is deferred: it takes 0.2 s, and only TSX_LAMBDA_RESULTS needs it.
     import boto3
 
     return boto3.client(service)

@@ -1,4 +1,4 @@
-"""The start of `function.handler` with awslambdaric, AWS's client of the Runtime API."""
+"""The start of `function.handler` with awslambdaric, which is AWS's client of the Runtime API."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tsx_runtime.targets.aws_lambda import function
 
 
 class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # The library has no types.
-    """A client that takes no invocation if the environment is unusable: Lambda starts a new one."""
+    """A client that ends the process in place of taking an invocation that would fail."""
 
     def wait_next_invocation(self) -> object:
-        """Return the next invocation, or end the process."""
+        """Return the next invocation, or end the process if the environment must end."""
         if reason := function.handler.function.end_reason:
             function.end_process(reason)
         return super().wait_next_invocation()
 
 
 def run(handler: str, address: str) -> int:
-    """Answer invocations one after the other; `handler` is a dotted name, as Lambda takes it."""
+    """Answer invocations one after the other; `handler` is a dotted name, as in Lambda."""
     logging.getLogger("tsx").setLevel(logging.INFO)
     bootstrap.run(handler, _Client(address, False))
     return 0

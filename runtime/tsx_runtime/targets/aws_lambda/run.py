@@ -1,4 +1,4 @@
-"""The start of the function, with the client of the Runtime API that the environment selects."""
+"""The start of the function with one of the two clients of the Runtime API."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def run(env: MutableMapping[str, str]) -> int:
         )
     options = read_environment(env).options
     if options.uses_own_client or (not options.runtime and find_spec("awslambdaric") is None):
-        # Only one of the two clients is imported.
+        # The import is deferred, so that only one client is imported.
         from tsx_runtime.targets.aws_lambda import runtime_client
 
         return runtime_client.run(env)
     try:
-        from tsx_runtime.targets.aws_lambda import ric_client  # awslambdaric is optional.
+        # The package awslambdaric is optional.
+        from tsx_runtime.targets.aws_lambda import ric_client
     except ModuleNotFoundError as error:
         raise SettingError(
             f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install"

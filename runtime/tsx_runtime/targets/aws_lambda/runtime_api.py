@@ -1,7 +1,7 @@
-"""Lambda's Runtime API on one connection: the next invocation, its answer, its error.
+"""A connection to Lambda's Runtime API: the next invocation, its answer, its error.
 
-https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and, for answers in parts,
-runtimes-custom.html#runtimes-custom-streaming
+See https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html. For streamed answers, see
+runtimes-custom.html#runtimes-custom-streaming there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tsx_runtime.version import __version__
 VERSION = "2018-06-01"
 ERROR_TYPE = "Lambda-Runtime-Function-Error-Type"
 ERROR_BODY = "Lambda-Runtime-Function-Error-Body"
-MAX_HEAD_BYTES = 256 << 10  # A head contains a client context and a trace.
-_ASCII = dict.fromkeys(range(32), "?") | {0x7F: "?"}
+MAX_HEAD_BYTES = 256 << 10  # large, because a head may have a client context and a trace
+_NO_CONTROLS = dict.fromkeys(range(32), "?") | {0x7F: "?"}  # table for `str.translate`
 
 
 class ConnectionLost(Exception):
-    """The Runtime API is gone, or violates its documentation: the environment must end."""
+    """The Runtime API is lost, or its reply is invalid, so the environment must end."""
 
 
 class RequestRefused(Exception):
-    """The Runtime API refused an answer or an error report."""
+    """The Runtime API has refused an answer or an error report."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"Lambda answered {status}: {body[:300].decode('utf-8', 'replace')}")
@@ -35,7 +35,7 @@ class RequestRefused(Exception):
 
 
 class Invocation:
-    """One invocation; the names are those of the context of AWS's client."""
+    """One invocation, with the same names as the context of AWS's client."""
 
     def __init__(self, headers: dict[str, str], body: bytes) -> None:
         self.body = body
@@ -50,12 +50,12 @@ class Invocation:
 
 class ApiReply(NamedTuple):
     status: int
-    headers: dict[str, str]  # The names are in lower case.
+    headers: dict[str, str]  # keys in lower case
     body: bytes
 
 
 class RuntimeApiConnection:
-    """A connection of one poller, which takes an invocation, answers it and takes the next."""
+    """The connection of one poller, which handles one invocation after the other."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -68,7 +68,7 @@ class RuntimeApiConnection:
         """Wait for the next invocation.
 
         Raises:
-            ConnectionLost: The Runtime API is gone, or refuses.
+            ConnectionLost: The Runtime API is lost, or returns an error.
         """
         reply = await self._call("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
@@ -78,39 +78,41 @@ class RuntimeApiConnection:
             )
         return Invocation(reply.headers, reply.body)
 
-    async def answer(self, id: str, body: bytes) -> None:
+    async def answer(self, request_id: str, body: bytes) -> None:
         """Send the answer to an invocation.
 
         Raises:
             RequestRefused: The Runtime API refused the answer.
-            ConnectionLost: The Runtime API is gone.
+            ConnectionLost: The Runtime API is lost.
         """
-        _check(await self._call("POST", f"invocation/{id}/response", body))
+        _check(await self._call("POST", f"invocation/{request_id}/response", body))
 
-    async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
-        """Report the failure of an invocation, with the errors of `answer`."""
+    async def report_failure(
+        self, request_id: str, kind: str, message: str, trace: list[str]
+    ) -> None:
+        """Report the failure of an invocation; raise the same errors as `answer`."""
         _check(
             await self._call(
                 "POST",
-                f"invocation/{id}/error",
-                _error(kind, message, trace, id),
-                {ERROR_TYPE: kind.translate(_ASCII)},
+                f"invocation/{request_id}/error",
+                _error(kind, message, trace, request_id),
+                {ERROR_TYPE: kind.translate(_NO_CONTROLS)},
             )
         )
 
-    async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
-        """Report the failure of the start, with the errors of `answer`."""
+    async def report_init_failure(self, kind: str, message: str, trace: list[str]) -> None:
+        """Report that the function could not start; raise the same errors as `answer`."""
         _check(
             await self._call(
                 "POST",
                 "init/error",
                 _error(kind, message, trace),
-                {ERROR_TYPE: kind.translate(_ASCII)},
+                {ERROR_TYPE: kind.translate(_NO_CONTROLS)},
             )
         )
 
-    def parts(self, id: str) -> StreamedReply:
-        return StreamedReply(self, id)
+    def start_stream(self, request_id: str) -> StreamedReply:
+        return StreamedReply(self, request_id)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -125,17 +127,17 @@ class RuntimeApiConnection:
             else {}
         )
         try:
-            await self.begin(method, path, defaults | (headers or {}), body)
+            await self.send_request(method, path, defaults | (headers or {}), body)
             return await self.reply()
         except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
             raise ConnectionLost(
                 f"the Runtime API at {self._address} does not answer: {error!r}"
             ) from error
 
-    async def begin(
+    async def send_request(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> None:
-        """Send the head of a request, and the body if there is one; connect first if needed."""
+        """Send a request's head, and its body if given; connect first if necessary."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(
                 self._host, self._port, limit=MAX_HEAD_BYTES
@@ -186,20 +188,20 @@ class RuntimeApiConnection:
 
 
 class StreamedReply:
-    """A streamed answer. Nothing is sent before its first part."""
+    """A streamed answer; nothing is sent before its first part."""
 
-    def __init__(self, connection: RuntimeApiConnection, id: str) -> None:
+    def __init__(self, connection: RuntimeApiConnection, request_id: str) -> None:
         self._connection = connection
-        self._id = id
+        self._id = request_id
         self.has_begun = False
 
     async def write(self, part: bytes) -> None:
         """Send a part.
 
         Raises:
-            ConnectionLost: The Runtime API is gone.
+            ConnectionLost: The Runtime API is lost.
         """
-        if not part:  # An empty chunk would end the answer.
+        if not part:  # An empty chunk would mean the end of the answer.
             return
         chunk = b"%x\r\n%b\r\n" % (len(part), part)
         try:
@@ -211,26 +213,25 @@ class StreamedReply:
                     "Transfer-Encoding": "chunked",
                     "Trailer": f"{ERROR_TYPE}, {ERROR_BODY}",
                 }
-                await self._connection.begin("POST", f"invocation/{self._id}/response", headers)
+                await self._connection.send_request(
+                    "POST", f"invocation/{self._id}/response", headers
+                )
             await self._connection.write(chunk)
         except OSError as error:
             raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
-        """End the answer; with a `kind` it was interrupted, and trailers carry the error.
+        """End the answer; if a `kind` of error is given, trailers report it.
 
         Raises:
             RequestRefused: The Runtime API refused the answer.
-            ConnectionLost: The Runtime API is gone.
+            ConnectionLost: The Runtime API is lost.
         """
         trailers = b""
         if kind:
             details = base64.b64encode(_error(kind, message, [], self._id)).decode()
-            trailers = (
-                f"{ERROR_TYPE}: {kind.translate(_ASCII)}\r\n{ERROR_BODY}: {details}\r\n".encode(
-                    "latin-1", "replace"
-                )
-            )
+            type_line = f"{ERROR_TYPE}: {kind.translate(_NO_CONTROLS)}\r\n"
+            trailers = f"{type_line}{ERROR_BODY}: {details}\r\n".encode("latin-1", "replace")
         try:
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
@@ -243,11 +244,11 @@ def _check(reply: ApiReply) -> None:
         raise RequestRefused(reply.status, reply.body)
 
 
-def _error(kind: str, message: str, trace: list[str], id: str = "") -> bytes:
+def _error(kind: str, message: str, trace: list[str], request_id: str = "") -> bytes:
     report: dict[str, Any] = {
         "errorMessage": message,
         "errorType": kind,
-        "requestId": id,
+        "requestId": request_id,
         "stackTrace": trace,
     }
     return json.dumps(report).encode()

@@ -1,1 +1,1 @@
-"""The entry point of container images."""
+"""The server of container images: its settings and the discovery of its model."""

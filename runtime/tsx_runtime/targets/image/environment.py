@@ -1,8 +1,8 @@
 """The settings of a container, from its environment variables and its model directory.
 
     TSX_MODEL_DIR     directory of the model, by default /opt/ml/model; KServe uses /mnt/models
-    TSX_MODEL_NAME    name of the one model, in place of its archive's own
-    TSX_DEFAULTS      settings that a deployment derives, as NAME=VALUE separated by spaces; the
+    TSX_MODEL_NAME    name of the model; it overrides the archive's name
+    TSX_DEFAULTS      settings that `tsx deploy` has derived, as NAME=VALUE separated by spaces; the
                       user's variables and file override them
 
 A directory that contains `model-store` has the layout of KServe's TorchServe runtime: the archives
@@ -21,17 +21,18 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.shared.suggestions import suggestion
 
-TARGET = "TSX_TARGET"  # set by the image, read by its entry point
+TARGET = "TSX_TARGET"  # the image sets it, and its entry point reads it
 RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set only on Lambda
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
 DERIVED_DEFAULTS = "TSX_DEFAULTS"
 DEFAULT_DIRECTORY = Path("/opt/ml/model")
-# Any setting of the user overrides these. Clients reach a container only by its own address.
+# Defaults, which the user's settings override. A container listens on all addresses, because
+# clients reach it by its own address.
 DEFAULTS = {
     "inference_address": "http://0.0.0.0:8080",
-    "management_address": "http://127.0.0.1:8081",  # unreachable from outside
+    "management_address": "http://127.0.0.1:8081",  # other machines cannot reach it
     "metrics_address": "http://0.0.0.0:8082",
-    # A load balancer or an ingress in front has one address for all clients.
+    # Behind a load balancer or an ingress, all clients have the same address.
     "max_connections_per_client": "0",
     "max_requests_per_client": "0",
 }
@@ -39,7 +40,7 @@ DEFAULTS = {
 
 class ModelLocation(NamedTuple):
     directory: Path
-    name: str | None  # the name of the model
+    name: str | None  # name of the model; None means the archive's name
     store: Path | None = None  # the model store of KServe's TorchServe layout
     config: Path | None = None  # the settings file in that layout
 
@@ -61,13 +62,13 @@ def read_settings(
     Raises:
         SettingError: A setting is unknown, or its value cannot be used.
     """
-    user = dict(env)
+    user_env = dict(env)
     defaults = {f"TSX_{name.upper()}": value for name, value in DEFAULTS.items()}
     if location.store is not None:
-        # This overrides the store in the file, which was written on another machine.
-        user.setdefault("TSX_MODEL_STORE", str(location.store))
+        # This overrides the store in the settings file, which was written for another machine.
+        user_env.setdefault("TSX_MODEL_STORE", str(location.store))
         defaults["TSX_LOAD_MODELS"] = "all"
-    return read_settings_over(defaults, user, file or location.config, notices.append)
+    return read_settings_over(defaults, user_env, file or location.config, notices.append)
 
 
 def read_settings_over(
@@ -76,21 +77,23 @@ def read_settings_over(
     file: Path | None,
     warn: Callable[[str], None],
 ) -> Settings:
-    """Return the settings of a user's variables and file, over `defaults`, which are variables.
+    """Return the settings; the user's variables and file override `defaults`.
 
     Raises:
         SettingError: A setting is unknown, or its value cannot be used.
     """
     _, origins = load_settings({}, env, file, lambda notice: None)
-    derived = _parse_derived(read_text(env, DERIVED_DEFAULTS))
-    missing = {
+    derived_defaults = _parse_derived(read_text(env, DERIVED_DEFAULTS))
+    unset_defaults = {
         name: value
-        for name, value in {**defaults, **derived}.items()
+        for name, value in {**defaults, **derived_defaults}.items()
         if origins.get(name.removeprefix("TSX_").lower(), "default") == "default"
     }
-    entries = {name: name.removeprefix("TSX_").lower() for name in derived.keys() - env.keys()}
+    entries = {
+        name: name.removeprefix("TSX_").lower() for name in derived_defaults.keys() - env.keys()
+    }
     sources = {name: f"entry '{entry}' of {DERIVED_DEFAULTS}" for name, entry in entries.items()}
-    return load_settings({}, {**missing, **env}, file, warn, sources)[0]
+    return load_settings({}, {**unset_defaults, **env}, file, warn, sources)[0]
 
 
 def _parse_derived(text: str) -> dict[str, str]:
@@ -104,24 +107,24 @@ def _parse_derived(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings:
-    """The variables of a platform, converted to settings."""
+    """The settings that result from a platform's variables."""
 
-    # TSX_* variables: the platform's defaults, which a user's variables and file override.
+    # defaults as TSX_* variables; the user's variables and settings file override them
     variables: dict[str, str]
     order: dict[str, Any]  # options of each model's registration
 
 
-def refuse_unknown(env: Mapping[str, str], prefix: str, known: Collection[str]) -> None:
-    """Refuse variables that begin with `prefix` and are not `known`.
+def refuse_unknown(env: Mapping[str, str], prefix: str, known_names: Collection[str]) -> None:
+    """Refuse variables that begin with `prefix` and are not in `known_names`.
 
     Raises:
-        SettingError: There is such a variable.
+        SettingError: A variable is unknown.
     """
     for name in env:
-        if name.startswith(prefix) and name not in known:
+        if name.startswith(prefix) and name not in known_names:
             raise SettingError(
-                f"unknown variable '{name}'{suggestion(name, known) or '.'} There are"
-                f" {', '.join(known)}"
+                f"unknown variable '{name}'{suggestion(name, known_names) or '.'} There are"
+                f" {', '.join(known_names)}"
             )
 
 

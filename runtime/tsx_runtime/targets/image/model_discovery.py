@@ -1,7 +1,8 @@
 """The search for the model in an image's directory.
 
-The directory holds an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit: no
-manifest, but `code/inference.py` with the user's functions, beside the files that they load.
+The directory contains an archive, an unpacked archive, or the layout of SageMaker's PyTorch
+toolkit. That has no manifest, but the user's functions in `code/inference.py`, next to the files
+that they load.
 https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 """
 
@@ -25,27 +26,26 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.server.startup import StartModel, start_model
 
-BASE = "SAGEMAKER_BASE_DIR"
+BASE_DIRECTORY = "SAGEMAKER_BASE_DIR"
 MANIFEST = Path("MAR-INF", "MANIFEST.json")
 HANDLER = "sagemaker_toolkit"  # a built-in handler of the worker
 PROGRAM = "inference.py"
 WEIGHTS = (".pt", ".pth", ".pt2")
 CONFIG = "model-config.yaml"
-# Requests of a batch if the model can run them together. An idle worker does not wait for a full
-# batch.
+# Batch size if the model can run requests together. An idle worker does not wait for a full batch.
 BATCH_SIZE = 32
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
-    """Return the directory of an image's model."""
-    return Path(env.get(BASE) or "/opt/ml") / "model"
+    """Return the directory of the model in SageMaker's layout."""
+    return Path(env.get(BASE_DIRECTORY) or "/opt/ml") / "model"
 
 
 def find_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
-    """Return the one model of a directory.
+    """Return the only model of a directory.
 
     Raises:
-        SettingError: The directory has no model, or several; the message says what it has.
+        SettingError: The directory has no model, or several; the message lists its files.
     """
     if (directory / MANIFEST).is_file():
         return start_model(directory, name)
@@ -85,17 +85,17 @@ def _list_names(paths: Sequence[Path]) -> str:
 def toolkit_model(
     directory: Path, env: Mapping[str, str], name: str = "model"
 ) -> StartModel | None:
-    """Return the model of a directory with the toolkit's layout, or None for another layout.
+    """Return the model of a directory with the toolkit's layout, or None for other layouts.
 
     Raises:
-        SettingError: SAGEMAKER_PROGRAM names a missing file.
+        SettingError: The file in SAGEMAKER_PROGRAM does not exist.
         ArchiveError: The model-config.yaml is invalid.
     """
     code, program = directory / "code", env.get("SAGEMAKER_PROGRAM", "").strip() or PROGRAM
-    submitted = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
-    if submitted.is_dir() and submitted.resolve().is_relative_to(directory.resolve()):
-        # Otherwise it is the origin of the code, which the host has copied into `code`.
-        code = submitted
+    submit_directory = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
+    if submit_directory.is_dir() and submit_directory.resolve().is_relative_to(directory.resolve()):
+        # A directory elsewhere is where the code came from; SageMaker has copied it to `code`.
+        code = submit_directory
     script = code / program
     if not script.is_file():
         if env.get("SAGEMAKER_PROGRAM", "").strip():
@@ -106,11 +106,11 @@ def toolkit_model(
         if len([path for path in directory.glob("*") if path.suffix in WEIGHTS]) != 1:
             return None
     refuse_foreign_link(script, directory, directory)
-    archive = _archive(directory, script, code, env, name)
-    return StartModel(directory, _order(archive, script, name), archive=archive)
+    archive = _open_archive(directory, script, code, env, name)
+    return StartModel(directory, _registration(archive, script, name), archive=archive)
 
 
-def _archive(
+def _open_archive(
     directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str
 ) -> OpenArchive:
     model: dict[str, Any] = {
@@ -138,15 +138,15 @@ def _archive(
     )
 
 
-def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
-    """Return an order with a batch size, if requests can share a call.
+def _registration(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
+    """Return the options of the registration, with a batch size if requests can form batches.
 
     `batchSize` and `slo` of the archive take precedence.
     """
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
     config = archive.config
     is_batchable = (
-        (config.independent_rows or runs_together(source))
+        (config.independent_rows or has_batch_function(source))
         and config.batch_size is None
         and config.slo is None
     )
@@ -156,9 +156,9 @@ def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
     )
 
 
-def runs_together(source: str) -> bool:
-    """Tell whether a program defines a function that takes a whole batch, without running it.
+def has_batch_function(source: str) -> bool:
+    """Tell whether a program defines a function for a whole batch; the program is not run.
 
-    Otherwise a batch would run one by one, and its first request would wait for the last.
+    Without such a function, a batch's requests would run one by one, and all wait for the last.
     """
     return re.search(r"^(?!\s*#).*\bbatch_predict_fn\b", source, re.MULTILINE) is not None

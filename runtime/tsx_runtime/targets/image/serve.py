@@ -1,4 +1,4 @@
-"""The server of an image: serves the model in its directory, with the settings of a container."""
+"""The server of a container image, which serves the model in its directory."""
 
 from __future__ import annotations
 

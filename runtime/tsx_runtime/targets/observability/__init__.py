@@ -1,1 +1,1 @@
-"""Logs, log files and traces of the server process."""
+"""The logs, log files and traces of the server process."""

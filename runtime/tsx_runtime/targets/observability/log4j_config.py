@@ -1,4 +1,4 @@
-"""`log_config`: a log4j2.xml for levels and file sizes, or a file for `logging.config`."""
+"""The setting `log_config`: a log4j2.xml (levels, file sizes), or a file for `dictConfig`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LEVELS = {
     "fatal": logging.CRITICAL,
     "off": logging.CRITICAL + 10,
 }
-# TorchServe's logger names that differ here. ACCESS_LOG, MODEL_LOG and the metrics' are the same.
-LOGGERS = {"org.pytorch.serve": "tsx"}
+# Python's names for TorchServe's loggers, if they differ. The other names are the same.
+RENAMED_LOGGERS = {"org.pytorch.serve": "tsx"}
 KNOWN_LOGGERS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
 
 
 @dataclass
 class LogConfig:
-    """The supported settings of a log4j2.xml, with TorchServe's defaults: 100 MB, 5 older files."""
+    """The supported settings of a log4j2.xml, with TorchServe's defaults (100 MB, 5 old files)."""
 
-    # Keys: Python's names of the loggers; the root's is "".
+    # Levels by Python's names of the loggers; the root logger has the name "".
     levels: dict[str, int] = field(default_factory=dict)
     max_bytes: int = 100 << 20
     max_files: int = 5
-    unsupported: list[str] = field(default_factory=list)  # settings without effect
+    unsupported: list[str] = field(default_factory=list)  # settings that have no effect
 
 
 def read_log_config(path: Path) -> LogConfig:
@@ -86,14 +86,14 @@ def read_log_config(path: Path) -> LogConfig:
 
 
 def _read_level(config: LogConfig, name: str, level: str) -> None:
-    python_name = LOGGERS.get(name, name)
+    python_name = RENAMED_LOGGERS.get(name, name)
     # Loggers of Java libraries are skipped.
     if level.lower() in LEVELS and (not name or python_name in KNOWN_LOGGERS):
         config.levels[python_name] = LEVELS[level.lower()]
 
 
 def apply_dict_config(path: Path) -> None:
-    """Configure logging with `logging.config.dictConfig` and a file.
+    """Configure logging by a file for `logging.config.dictConfig`.
 
     Raises:
         SettingError: The file cannot be read or used.

@@ -1,4 +1,4 @@
-"""A log file of whole lines, rotated by size, and created again if it was moved or deleted."""
+"""A log file that is rotated by size, and created again if it was moved or deleted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import check_directory, is_trusted
 
-# Interval of messages about lost lines: a disk that is nearly full takes some lines and not others.
+# Minimum time between two messages about lost lines. On a nearly full disk, some lines can be
+# written and others cannot.
 MESSAGE_INTERVAL_S = 10.0
 
 logger = logging.getLogger("tsx.server")
 
 
 class LogFile(logging.Handler):
-    """A rotated log file, for use by the one thread that writes the log.
+    """A log file with rotation, which only the thread that writes the log may use.
 
-    No other program appends to the file while the server runs. Older files are `path.1` to
-    `path.MAX_FILES`, the newest first. Lines that cannot be written are lost, which the server's
-    log reports once.
+    No other program may append to the file while the server runs. Old files are `path.1` to
+    `path.MAX_FILES`; `path.1` is the newest. If lines cannot be written, they are lost, and the
+    server's log tells their number.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class LogFile(logging.Handler):
         self._max_files = max_files
         self._fd = _open(path)
         self._clock = clock
-        self._lost_lines = 0  # since the last message
-        self._logged_at = 0.0  # the time of that message
+        self._lost_lines = 0  # number since the last message
+        self._logged_at = 0.0  # time of the last message
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             lines = self.format(record) + "\n"
-        except Exception:  # The caller's arguments may not fit its message.
+        except Exception:  # The arguments of the log call may not fit its format string.
             self.handleError(record)
             return
         try:
@@ -59,8 +60,8 @@ class LogFile(logging.Handler):
             self._count_lost(lines.count("\n"), error)
             return
         if self._lost_lines and self._clock() - self._logged_at >= MESSAGE_INTERVAL_S:
-            lost, self._lost_lines = self._lost_lines, 0
-            logger.warning("%s can be written again; %d lines were lost", self.path, lost)
+            lost_lines, self._lost_lines = self._lost_lines, 0
+            logger.warning("%s can be written again; %d lines were lost", self.path, lost_lines)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -79,15 +80,15 @@ class LogFile(logging.Handler):
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            # A full disk has taken a part. Half a line would spoil the next one.
+            # The disk is full after a part of the data. A partial line would spoil the next line.
             os.ftruncate(self._fd, size)
             raise
 
     def _reopen_if_moved(self) -> None:
         """Open the path again if its file was moved or deleted."""
         try:
-            current, opened = self.path.stat(), os.fstat(self._fd)
-            if (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino):
+            path_stat, file_stat = self.path.stat(), os.fstat(self._fd)
+            if (path_stat.st_dev, path_stat.st_ino) == (file_stat.st_dev, file_stat.st_ino):
                 return
         except FileNotFoundError:
             pass
@@ -96,7 +97,7 @@ class LogFile(logging.Handler):
         except OSError:
             if not os.fstat(self._fd).st_nlink:
                 raise
-            # A moved file still gets the lines while no new file can be created.
+            # No new file can be created, so lines are still written to the moved file.
 
     def _open_again(self) -> None:
         fd = _open(self.path)
@@ -104,8 +105,8 @@ class LogFile(logging.Handler):
         self._fd = fd
 
     def _roll_over(self) -> None:
-        """Rotate the files; if they cannot be renamed, the current one grows further."""
-        names = [
+        """Rotate the files; if they cannot be renamed, continue to write to the current one."""
+        paths = [
             self.path,
             *(
                 self.path.with_name(f"{self.path.name}.{number}")
@@ -113,10 +114,10 @@ class LogFile(logging.Handler):
             ),
         ]
         with suppress(OSError):
-            for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            for older, newer in zip(reversed(paths), reversed(paths[:-1]), strict=False):
                 if newer.exists():
                     newer.replace(older)
-            self.path.unlink(missing_ok=True)  # It still exists if no older file is stored.
+            self.path.unlink(missing_ok=True)  # The file still exists if there are no old files.
             self._open_again()
 
     def _count_lost(self, lines: int, error: OSError) -> None:
@@ -131,9 +132,9 @@ class LogFile(logging.Handler):
 
 
 def _open(path: Path) -> int:
-    """Open a log file; follow a symbolic link, such as to /dev/stdout, only if it is trusted.
+    """Open a log file; follow a symbolic link (for example to /dev/stdout) only if it is trusted.
 
-    No other user may have created it or be able to change it.
+    A link is not trusted if another user has created it or could change it.
     """
     _make_directories(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
@@ -149,8 +150,8 @@ def _open(path: Path) -> int:
 
 
 def _make_directories(directory: Path) -> None:
-    """Create missing directories that only this user can write to, whatever the umask."""
-    for missing in reversed(
+    """Create missing directories, to which only this user can write even with umask 0."""
+    for missing_directory in reversed(
         [path for path in (directory, *directory.parents) if not path.exists()]
     ):
-        missing.mkdir(mode=0o755, exist_ok=True)
+        missing_directory.mkdir(mode=0o755, exist_ok=True)

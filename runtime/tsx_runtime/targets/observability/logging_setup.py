@@ -31,25 +31,25 @@ from tsx_runtime.targets.observability.log4j_config import (
     read_log_config,
 )
 from tsx_runtime.targets.observability.log_file import LogFile
-from tsx_runtime.targets.observability.server_log import LABEL
+from tsx_runtime.targets.observability.server_log import VERSION_LABEL
 from tsx_runtime.targets.observability.worker_output import MODEL_LOG
 
 CONSOLE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 FILE_FORMAT = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"
 SERVER_LOG = "ts_log.log"
-# Loggers that have their own files, and whether they log metrics.
+# Loggers that have their own files, by file; the flag tells whether they log metrics.
 FILES = {
     "access_log.log": (ACCESS_LOG, False),
     "model_log.log": (MODEL_LOG, False),
     "ts_metrics.log": (TS_METRICS, True),
     "model_metrics.log": (MODEL_METRICS, True),
 }
-OWN_LOGGERS = frozenset(name for name, _ in FILES.values())
-METRICS = frozenset({TS_METRICS, MODEL_METRICS})
+FILE_LOGGERS = frozenset(name for name, _ in FILES.values())
+METRIC_LOGGERS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
 def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
-    """Set up logging for the life of the process.
+    """Set up logging once for the process.
 
     Args:
         settings: The settings of the server.
@@ -68,7 +68,7 @@ def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
         if settings.log_config is not None:
             config = read_log_config(settings.log_config)
         log_in_background(_handlers(settings, config))
-    # uvicorn logs its own start once for each address.
+    # uvicorn would log its start for each address.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_informative)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -94,7 +94,7 @@ def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
 
 
 def is_configured(settings: Settings) -> bool:
-    """Tell whether the user's own logging configuration is used."""
+    """Tell whether `log_config` is a file for `dictConfig`."""
     return settings.log_config is not None and settings.log_config.suffix.lower() in DICT_SUFFIXES
 
 
@@ -110,28 +110,28 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
             else TextLogFormatter(CONSOLE_FORMAT)
         )
     )
-    raw = getattr(sys.stderr, "buffer", None)
-    if is_json and isinstance(raw, LossyOutput):
-        raw.report_loss = loss_line
+    raw_stream = getattr(sys.stderr, "buffer", None)
+    if is_json and isinstance(raw_stream, LossyOutput):
+        raw_stream.report_loss = loss_line
     metrics_directory = settings.metrics_location or settings.log_location
     if metrics_directory is not None:
-        # Metrics are for programs, which read the files.
-        console.addFilter(lambda record: record.name not in METRICS)
+        # Metrics are not shown on the console, because programs read them from the files.
+        console.addFilter(lambda record: record.name not in METRIC_LOGGERS)
     yield console
     formatter = ServerJsonFormatter() if is_json else TextLogFormatter(FILE_FORMAT)
     if settings.log_location is not None:
-        yield _file(
+        yield _file_handler(
             settings.log_location / SERVER_LOG,
             config,
-            lambda record: record.name not in OWN_LOGGERS,
+            lambda record: record.name not in FILE_LOGGERS,
             formatter,
         )
     for file, (logger, is_metrics) in FILES.items():
         directory = metrics_directory if is_metrics else settings.log_location
         if directory is not None:
-            # The programs that read metrics know their format.
+            # Metrics keep TorchServe's format even with JSON, because programs parse it.
             file_formatter = TextLogFormatter(FILE_FORMAT) if is_metrics else formatter
-            yield _file(
+            yield _file_handler(
                 directory / file,
                 config,
                 lambda record, logger=logger: record.name == logger,
@@ -139,7 +139,7 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
             )
 
 
-def _file(
+def _file_handler(
     path: Path, config: LogConfig, filter: object, formatter: logging.Formatter
 ) -> logging.Handler:
     try:
@@ -155,10 +155,10 @@ def _file(
 
 
 class TextLogFormatter(logging.Formatter):
-    """A formatter with the time format `%d{ISO8601}` of log4j.
+    """A formatter with log4j's time format `%d{ISO8601}`.
 
-    Complete lines stay unchanged. Other messages are redacted and escaped, because they may quote
-    URLs and foreign text.
+    Records that are complete lines stay unchanged. Other messages are redacted and escaped, because
+    they may contain URLs and text from clients.
     """
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -198,17 +198,17 @@ class ShortFormatter(TextLogFormatter):
 
 
 class ServerJsonFormatter(JsonLines):
-    """A formatter of JSON lines, with fields for the model and version that a line is about."""
+    """A formatter of JSON lines; lines about a version have fields for it and its model."""
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
         fields = super().fields_of(record)
-        match = LABEL.search(record.getMessage())
+        match = VERSION_LABEL.search(record.getMessage())
         return {"model": match[1], "version": match[2], **fields} if match else fields
 
 
 def _is_informative(record: logging.LogRecord) -> bool:
-    """Tell whether a line is not uvicorn's copy of `CasedProtocol.send_400_response`.
+    """Tell whether a record is not uvicorn's message about invalid HTTP.
 
-    That method logs the cause.
+    `CasedProtocol.send_400_response` logs the same error with its cause.
     """
     return record.msg != "Invalid HTTP request received."

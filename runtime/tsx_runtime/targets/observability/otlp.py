@@ -1,6 +1,6 @@
 """The export of spans to a collector by OTLP over HTTP.
 
-OpenTelemetry's exporter (the extra `otel`) sends them in a separate thread.
+OpenTelemetry's exporter (the extra `otel`) sends the spans in a separate thread.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
-VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PATH = "/v1/traces"
-FLUSH_TIMEOUT_S = 5.0  # limit for sending the remaining spans at the end
+FLUSH_TIMEOUT_S = 5.0  # limit for sending the remaining spans when the server stops
 INSTALL = "pip install 'tsx-serve[otel]'"
 
 logger = logging.getLogger("tsx.server")
@@ -31,9 +31,9 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
     """Yield the tracer, or None if no collector is configured.
 
     Raises:
-        SettingError: The settings name a collector, and the extra is not installed.
+        SettingError: The settings name a collector, but the extra is not installed.
     """
-    variable = next((name for name in VARIABLES if env.get(name)), None)
+    variable = next((name for name in ENDPOINT_VARIABLES if env.get(name)), None)
     if settings.otlp_endpoint is None and (variable is None or _is_off(env)):
         yield None
         return
@@ -60,9 +60,9 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
 
 
 def traces_url(base: str | None) -> str | None:
-    """Return the URL for traces at a collector.
+    """Return the URL for traces at the collector `base`.
 
-    None leaves the choice to OpenTelemetry's own variables.
+    If that is None, OpenTelemetry's own variables determine the URL.
     """
     if base is None or urlsplit(base).path.endswith(PATH):
         return base
@@ -78,9 +78,9 @@ def _is_off(env: Mapping[str, str]) -> bool:
 
 
 class Sender:
-    """The sender of spans.
+    """A sender that passes spans to OpenTelemetry's SDK.
 
-    Spans wait in the SDK's queue, which is bounded and drops the oldest. A thread of the SDK
+    Spans wait in the SDK's queue, which drops the oldest ones if it is full. A thread of the SDK
     converts and sends them.
     """
 
@@ -96,9 +96,9 @@ class Sender:
         self._exporter = _exporter(OTLPSpanExporter(endpoint))
         self._processor = BatchSpanProcessor(self._exporter)
 
-    def emit(self, make: SpanFactory) -> None:
+    def emit(self, make_spans: SpanFactory) -> None:
         """Queue the spans of a request without blocking."""
-        self._processor.on_end(cast("Any", QueuedSpans(make)))
+        self._processor.on_end(cast("Any", QueuedSpans(make_spans)))
 
     def close(self) -> None:
         """Send the remaining spans, for at most FLUSH_TIMEOUT_S."""
@@ -108,7 +108,7 @@ class Sender:
         thread.start()
         thread.join(FLUSH_TIMEOUT_S)
         if thread.is_alive():
-            self._exporter.shutdown()  # ends its retries
+            self._exporter.shutdown()  # The exporter stops its retries.
 
 
 class _SampledContext:
@@ -122,15 +122,15 @@ class QueuedSpans:
     The queue itself reads only whether the item is sampled.
     """
 
-    __slots__ = ("make",)
+    __slots__ = ("make_spans",)
     context = _SampledContext
 
-    def __init__(self, make: SpanFactory) -> None:
-        self.make = make
+    def __init__(self, make_spans: SpanFactory) -> None:
+        self.make_spans = make_spans
 
 
-def _exporter(inner: Any) -> Any:
-    # An optional dependency, here and below.
+def _exporter(otlp_exporter: Any) -> Any:
+    # The import is deferred, here and below, because the package is optional.
     from opentelemetry.sdk.trace.export import SpanExporter
 
     convert = make_converter()
@@ -138,20 +138,20 @@ def _exporter(inner: Any) -> Any:
     class SpanExportAdapter(SpanExporter):
         def export(self, spans: Sequence[Any]) -> Any:
             offset = time.time() - time.monotonic()
-            return inner.export(
-                [convert(span, offset) for queued in spans for span in queued.make()]
+            return otlp_exporter.export(
+                [convert(span, offset) for item in spans for span in item.make_spans()]
             )
 
         def shutdown(self) -> None:
-            inner.shutdown()
+            otlp_exporter.shutdown()
 
     return SpanExportAdapter()
 
 
 def make_converter() -> Any:
-    """Return a function that converts a span to the SDK's.
+    """Return a function that converts a span to one of the SDK.
 
-    Its `offset` is time.time() minus time.monotonic().
+    The function's argument `offset` is time.time() minus time.monotonic().
     """
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import ReadableSpan
@@ -170,28 +170,29 @@ def make_converter() -> Any:
     if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "tsx"}))
     scope = InstrumentationScope("tsx", __version__)
-    sampled = TraceFlags(TraceFlags.SAMPLED)
+    sampled_flag = TraceFlags(TraceFlags.SAMPLED)
     kinds = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
-    unset = Status(StatusCode.UNSET)
+    unset_status = Status(StatusCode.UNSET)
 
     def convert(span: Span, offset: float) -> ReadableSpan:
         state = TraceState.from_header([span.state]) if span.state else None
-        remote = span.is_remote
+        is_remote = span.is_remote
         return ReadableSpan(
             span.name,
-            SpanContext(span.trace_id, span.span_id, False, sampled, state),
+            SpanContext(span.trace_id, span.span_id, False, sampled_flag, state),
             (
-                SpanContext(span.trace_id, span.parent_id, remote, sampled, state)
+                SpanContext(span.trace_id, span.parent_id, is_remote, sampled_flag, state)
                 if span.parent_id
                 else None
             ),
             resource,
             span.attributes,
             links=[
-                Link(SpanContext(trace, span_id, False, sampled)) for trace, span_id in span.links
+                Link(SpanContext(trace, span_id, False, sampled_flag))
+                for trace, span_id in span.links
             ],
             kind=kinds[span.kind],
-            status=Status(StatusCode.ERROR, span.error) if span.error else unset,
+            status=Status(StatusCode.ERROR, span.error) if span.error else unset_status,
             start_time=int(1e9 * (span.start + offset)),
             end_time=int(1e9 * (span.end + offset)),
             instrumentation_scope=scope,

@@ -1,6 +1,6 @@
-"""The output of workers, as lines of model_log.log.
+"""The collection of workers' output, which becomes lines of model_log.log.
 
-Each worker sends its stdout and stderr to a socket of the front end.
+Each worker sends its stdout and stderr to a socket of the server process.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tsx_runtime.shared.socket_paths import socket_directory
 MODEL_LOG = "MODEL_LOG"
 CLOSE_TIMEOUT_S = 2.0
 ACCEPT_RETRY_S = 0.1
-# Lines are collected for this time: waking up for each costs the server more than the line.
+# Lines are collected for this time, because waking up for each line takes more time than the line.
 COLLECT_S = 0.05
 READ_BYTES = 64 << 10
-# A worker that has sent so much is read again at once, so that it does not block.
+# After a read of this size, the next one follows at once, so that the worker's writes do not block.
 BUSY_BYTES = READ_BYTES // 4
-_MARKED = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
+_LEVEL_MARK = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
-MAX_LINE_BYTES = 64 << 10  # A longer line is cut.
-MAX_JSON_LINE_BYTES = 1 << 20  # A line inside JSON may take six bytes per character.
+MAX_LINE_BYTES = 64 << 10  # longer lines are split
+MAX_JSON_LINE_BYTES = 1 << 20  # In JSON, a character may take six bytes.
 
 
 @contextlib.contextmanager
 def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterator[str]:
     """Yield the path of the socket; a thread reads it until the context ends.
 
-    With `at_terminal` the lines go to the terminal in place of the log.
+    With `at_terminal`, lines are written to the terminal, not to the log.
     """
     with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_directory()) as directory:
         path = str(Path(directory) / "output")
@@ -62,16 +62,16 @@ def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterat
             reader.close()
 
 
-class _Source:
-    """One stream of one worker. Its first line is its name."""
+class _OutputStream:
+    """The stdout or stderr of one worker; the first line is the stream's name."""
 
     def __init__(self, max_bytes: int) -> None:
         self.name = ""
         self.partial = b""  # the beginning of an incomplete line
         self._max_bytes = max_bytes
 
-    def take(self, data: bytes) -> list[str]:
-        """Return the lines that `data` completes."""
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that are complete with `data`."""
         *lines, self.partial = (self.partial + data).split(b"\n")
         if len(self.partial) > self._max_bytes:
             lines.append(self.partial)
@@ -83,7 +83,7 @@ class _Source:
 
 
 class TerminalOutput:
-    """The terminal in place of a log; lines look like Python's own."""
+    """The terminal, which is used like a `Logbook`; lines are printed with their model."""
 
     is_json = False
 
@@ -97,7 +97,7 @@ class TerminalOutput:
         )
 
     def flush(self) -> None:
-        """Do nothing: each line is written at once."""
+        """Do nothing, because each line is written at once."""
 
 
 class _Reader(threading.Thread):
@@ -105,43 +105,43 @@ class _Reader(threading.Thread):
         super().__init__(name="tsx-model-log", daemon=True)
         self._book = book
         self._selector = selectors.DefaultSelector()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(path)
-        self._listening.listen(1024)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        self._listener.listen(1024)
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._closing = selectors.DefaultSelector()
-        self._closing.register(self._wake_receiver, selectors.EVENT_READ)
+        self._close_selector = selectors.DefaultSelector()
+        self._close_selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._is_busy = False
 
     def run(self) -> None:
         while self._read_ready():
             self._book.flush()
             if not self._is_busy:
-                self._closing.select(COLLECT_S)
+                self._close_selector.select(COLLECT_S)
         self._book.flush()
-        self._closing.close()
+        self._close_selector.close()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
 
     def close(self) -> None:
-        """Read all sent output, then end.
+        """Read all output that was sent, and then end the thread.
 
-        A handler's program that continues to print is not waited for.
+        If a handler's program continues to print, this waits at most `CLOSE_TIMEOUT_S`.
         """
-        self._wake_sender.close()  # The receiver becomes readable.
+        self._wake_sender.close()  # This makes the receiver readable.
         self.join(CLOSE_TIMEOUT_S)
 
     def _read_ready(self) -> bool:
-        """Read what was sent; return False once the thread should end and nothing is left."""
+        """Read output; return False if the thread should end and all output has been read."""
         ready = self._selector.select()
         self._is_busy = False
         is_running = True
         for key, _ in ready:
-            if key.fileobj is self._listening:
+            if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._wake_receiver:
                 is_running = len(ready) > 1
@@ -151,15 +151,15 @@ class _Reader(threading.Thread):
 
     def _accept(self) -> None:
         try:
-            source, _ = self._listening.accept()
+            source, _ = self._listener.accept()
         except OSError:
-            # The server has no descriptor left. This worker's output waits; others' is read.
+            # The process has no file descriptor left. Other workers' output is still read.
             time.sleep(ACCEPT_RETRY_S)
             return
         self._selector.register(
             source,
             selectors.EVENT_READ,
-            _Source(MAX_JSON_LINE_BYTES if self._book.is_json else MAX_LINE_BYTES),
+            _OutputStream(MAX_JSON_LINE_BYTES if self._book.is_json else MAX_LINE_BYTES),
         )
 
     def _read(self, key: selectors.SelectorKey) -> None:
@@ -170,7 +170,7 @@ class _Reader(threading.Thread):
         except OSError:
             data = b""
         self._is_busy = self._is_busy or len(data) >= BUSY_BYTES
-        for text in source.take(data or (b"\n" if source.partial else b"")):
+        for text in source.feed(data or (b"\n" if source.partial else b"")):
             self._add(text, source.name)
         if not data:
             self._selector.unregister(sock)
@@ -179,25 +179,25 @@ class _Reader(threading.Thread):
     def _add(self, text: str, name: str) -> None:
         """Add a line with its level.
 
-        A worker marks the levels of its log. Other lines have the level of their stream, as in
-        TorchServe.
+        Lines of a worker's log begin with their level. Other lines have the level of their stream,
+        as in TorchServe.
         """
         now = time.time()
         if self._book.is_json:
             self._book.add(
-                escaped_json(text) if _is_own_json(text) else as_json(now, text, name), now
+                escaped_json(text) if _is_worker_json(text) else as_json(now, text, name), now
             )
             return
         level = logging.WARNING if name.endswith("-stderr") else logging.INFO
-        if marked := _MARKED.match(text):
-            level, text = int(marked[1]), text[marked.end() :]
+        if mark := _LEVEL_MARK.match(text):
+            level, text = int(mark[1]), text[mark.end() :]
         self._book.add(escaped(text), now, escaped(name), level)
 
 
-def _is_own_json(text: str) -> bool:
+def _is_worker_json(text: str) -> bool:
     """Tell whether a text is a JSON line of a worker's log.
 
-    Native code may print into the middle of one, or something that looks like one.
+    The text is parsed, because native code may print into the middle of such a line.
     """
     if not text.startswith('{"time": '):
         return False
@@ -212,7 +212,7 @@ def _refuse(constant: str) -> None:
 
 
 def as_json(now: float, text: str, name: str) -> str:
-    """Format a line of native code, or of a program that a handler started, as JSON."""
+    """Format a line as JSON that native code, or a program of a handler, has printed."""
     match = _NAME.fullmatch(name)
     worker, model, version, stream = match.groups() if match else ("", "", "", "")
     return json_line(

@@ -1,1 +1,1 @@
-"""A model behind Ray Serve: replicas on the nodes of a Ray cluster."""
+"""Models behind Ray Serve: an ingress, and replicas on the nodes of a Ray cluster."""

@@ -1,6 +1,6 @@
-"""The Ray Serve application of an archive.
+"""The Ray Serve application that serves archives.
 
-`serve.run` takes it, and a Serve config names `build` by its import path.
+`build` returns it for `serve.run`. A Serve config file names `build` by its import path.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tsx_runtime.targets.ray.ingress import Ingress, asgi_app
 from tsx_runtime.targets.ray.replica import ModelReplica
 from tsx_runtime.version import __version__
 
-# Requests that one ingress forwards at the same time; max_inflight_bytes bounds their bodies.
-MAX_FORWARDED = 10_000
-CLOSING_S = 10.0  # time for workers to end after the last request
+# Requests that one ingress forwards concurrently. `max_inflight_bytes` limits their bodies.
+MAX_FORWARDED_REQUESTS = 10_000
+CLOSING_S = 10.0  # time for workers to end after their last request
 MODEL_FIELDS = {"name", "models", "settings", "replica", "multiplexed"}
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the application of `args`, a `RayApplication` in JSON.
+    """Build the application from `args`, which is a `RayApplication` as JSON.
 
     Raises:
         SettingError: Arguments or settings are invalid.
@@ -41,7 +41,7 @@ def build(args: dict[str, Any]) -> Application:
         name=MODEL,
         ray_actor_options=replica.model_dump(exclude={"max_ongoing_requests"}, exclude_none=True),
         max_ongoing_requests=replica.max_ongoing_requests,
-        logging_config={"enable_access_log": False},  # The ingress logs each request.
+        logging_config={"enable_access_log": False},  # The ingress already logs each request.
         **(
             {"num_replicas": application.replicas or 1}
             if scaling is None
@@ -57,27 +57,33 @@ def build(args: dict[str, Any]) -> Application:
         name=INGRESS,
         ray_actor_options={"num_cpus": 0, "resources": application.ingress_resources},
         num_replicas=application.ingress_replicas,
-        max_ongoing_requests=MAX_FORWARDED,
+        max_ongoing_requests=MAX_FORWARDED_REQUESTS,
         user_config=application.routing,
     )
-    bound: Application = ingress.bind(*limits, names, model.bind(arguments))
-    return bound
+    bound_application: Application = ingress.bind(*limits, names, model.bind(arguments))
+    return bound_application
 
 
-def _deployment(kind: Any, application: RayApplication, arguments: Any, **options: Any) -> Any:
+def _deployment(
+    deployment_class: Any, application: RayApplication, arguments: Any, **options: Any
+) -> Any:
     """Return a deployment whose version depends only on its `arguments`.
 
-    Without a version, each `serve.run` restarts all replicas, changed or not.
+    Without a version, every `serve.run` would restart all replicas, even if nothing has changed.
     """
     version = hashlib.sha256(
         json.dumps([__version__, arguments], sort_keys=True).encode()
     ).hexdigest()
-    times = {
+    shutdown_options = {
         "graceful_shutdown_timeout_s": application.drain + CLOSING_S,
         "graceful_shutdown_wait_loop_s": 1.0,
     }
-    deployment: Any = serve.deployment(kind)
-    # Ray Serve accepts a version only from its own code, hence `_internal`.
+    deployment: Any = serve.deployment(deployment_class)
+    # `_internal` is needed, because Ray Serve accepts a version only from its own code.
     return deployment.options(
-        _internal=True, version=version, max_surge_percent=application.surge, **times, **options
+        _internal=True,
+        version=version,
+        max_surge_percent=application.surge,
+        **shutdown_options,
+        **options,
     )

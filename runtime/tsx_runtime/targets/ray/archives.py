@@ -1,6 +1,6 @@
-"""The transfer of archives to nodes, with a check of their SHA-256.
+"""The transfer of archives to nodes, which check their SHA-256.
 
-They come from a path that nodes share, from S3, or from the cluster's object store.
+Archives come from a path that all nodes share, from S3, or from the cluster's object store.
 """
 
 from __future__ import annotations
@@ -24,54 +24,56 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 from tsx_runtime.targets.ray.config import NAMESPACE, OBJECT, S3, RayModel
 
-HOLDER_NAME = "tsx-archives"  # the name of the actor, in the namespace `tsx`
-PIECE_BYTES = 8 << 20  # size of one object of the store
-HEAD_RESOURCES = {"node:__internal_head__": 0.001}  # If the head node is lost, the cluster is too.
+HOLDER_NAME = "tsx-archives"  # name of the actor in the namespace `tsx`
+PIECE_BYTES = 8 << 20  # size of one object in the object store
+HEAD_RESOURCES = {
+    "node:__internal_head__": 0.001
+}  # The actor runs on the head node, because the cluster ends with that node anyway.
 
 
 class ArchiveHolder:
-    """A detached actor that owns the pieces of archives, which so outlive their deployer."""
+    """A detached actor that owns the pieces of archives, so that they outlive their uploader."""
 
     def __init__(self) -> None:
-        self._arriving: dict[str, dict[int, Any]] = {}
+        self._incomplete: dict[str, dict[int, Any]] = {}
         self._complete: dict[str, list[Any]] = {}
 
     def add(self, digest: str, number: int, piece: bytes) -> None:
-        """Store a piece; two uploads of the same archive send the same pieces."""
-        self._arriving.setdefault(digest, {})[number] = ray.put(piece)
+        """Store a piece of an archive; concurrent uploads of one archive have the same pieces."""
+        self._incomplete.setdefault(digest, {})[number] = ray.put(piece)
 
     def finish(self, digest: str, count: int) -> None:
-        """Complete an upload; the nodes check the SHA-256.
+        """Complete an upload; its SHA-256 is not checked here, but on the nodes.
 
         Raises:
             ValueError: Pieces are missing.
         """
-        arrived = self._arriving.pop(digest, {})
+        uploaded_pieces = self._incomplete.pop(digest, {})
         if digest in self._complete:
             return
-        # Another upload of the same archive may have been cancelled.
-        if len(arrived) < count:
+        # A cancelled upload of the same archive may have removed pieces.
+        if len(uploaded_pieces) < count:
             raise ValueError(
-                f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy"
-                " it again."
+                f"{count - len(uploaded_pieces)} of {count} pieces of the archive {digest} are"
+                " gone. Deploy it again."
             )
-        self._complete[digest] = [arrived[number] for number in range(count)]
+        self._complete[digest] = [uploaded_pieces[number] for number in range(count)]
 
     def pieces(self, digest: str) -> list[Any]:
-        """Return references to the pieces of a complete archive; empty for an unknown one."""
+        """Return references to the pieces of an archive, or an empty list if it is unknown."""
         return self._complete.get(digest, [])
 
     def cancel(self, digest: str) -> None:
-        """Drop an incomplete upload; a complete archive stays, because deployments may use it."""
-        self._arriving.pop(digest, None)
+        """Drop an incomplete upload; a complete archive stays, because deployments may need it."""
+        self._incomplete.pop(digest, None)
 
     def remove(self, digest: str) -> None:
         self._complete.pop(digest, None)
-        self._arriving.pop(digest, None)
+        self._incomplete.pop(digest, None)
 
 
 def has_archive(digest: str) -> bool:
-    """Tell whether the cluster's object store has an archive."""
+    """Tell whether the cluster's object store has the archive with this SHA-256."""
     try:
         actor = ray.get_actor(HOLDER_NAME, namespace=NAMESPACE)
     except ValueError:
@@ -80,7 +82,7 @@ def has_archive(digest: str) -> bool:
 
 
 def get_holder() -> Any:
-    """Return the cluster's holder of archives, and start it if there is none."""
+    """Return the cluster's `ArchiveHolder`; start it if there is none."""
     kind = ray.remote(ArchiveHolder)
     return kind.options(
         name=HOLDER_NAME,
@@ -94,7 +96,7 @@ def get_holder() -> Any:
 
 
 def upload(path: Path) -> str:
-    """Put an archive into the cluster's object store, unless it is there; return its SHA-256."""
+    """Upload an archive to the cluster's object store if necessary; return its SHA-256."""
     with open_source(path) as file:
         digest = content_digest(file)
         if has_archive(digest):
@@ -106,22 +108,24 @@ def upload(path: Path) -> str:
                 ray.get(actor.add.remote(digest, count, piece))
                 count += 1
             ray.get(actor.finish.remote(digest, count))
-        except BaseException:  # includes Ctrl-C: the pieces take the memory of the head node
+        except (
+            BaseException
+        ):  # even after Ctrl-C, because the pieces would stay in the head node's memory
             actor.cancel.remote(digest)
             raise
     return digest
 
 
 def open_model(model: RayModel, settings: Settings) -> OpenArchive:
-    """Open an archive, which is unpacked once per node; blocking.
+    """Open an archive, which each node unpacks only once; this blocks.
 
     Raises:
         ArchiveError: The archive cannot be opened.
         DownloadFailed: The archive cannot be fetched.
-        InvalidModel: The archive changed since it was deployed.
+        InvalidModel: The archive has changed since it was deployed.
     """
     if model.source.startswith((OBJECT, S3)):
-        assert model.digest is not None  # `RayModel` checks it.
+        assert model.digest is not None  # `RayModel` has checked this.
         downloads = Cache(settings.cache_dir or default_cache(), kind="downloads")
         entry = downloads.open(model.digest, partial(_fetch, model, settings))
         try:
@@ -177,14 +181,14 @@ def _pieces(digest: str) -> Iterator[bytes]:
         ) from error
 
 
-def _write(pieces: Iterator[bytes], file: Path, expected: str) -> None:
+def _write(pieces: Iterator[bytes], file: Path, expected_digest: str) -> None:
     digest = hashlib.sha256()
     with open(file, "xb", opener=private_opener) as content:
         for piece in pieces:
             digest.update(piece)
             content.write(piece)
-    if digest.hexdigest() != expected:
+    if digest.hexdigest() != expected_digest:
         raise DownloadFailed(
-            f"the sha-256 of what the object store holds is {digest.hexdigest()}, not {expected}."
-            " Deploy it again."
+            f"the sha-256 of what the object store holds is {digest.hexdigest()}, not"
+            f" {expected_digest}. Deploy it again."
         )

@@ -1,4 +1,4 @@
-"""The arguments of a Ray Serve application of tsx, as in JSON; importable without Ray."""
+"""The arguments of a Ray Serve application of tsx; this module does not import Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
 NAMESPACE = "tsx"
 OBJECT = "object://"
 S3 = "s3://"
-INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
+INGRESS, MODEL = "Ingress", "Model"  # names of an application's deployments
 
 
 class _Strict(BaseModel):
@@ -25,8 +25,8 @@ class _Strict(BaseModel):
 class RayModel(_Strict):
     """An archive and its source.
 
-    `source` is a path that all nodes share, `s3://BUCKET/KEY`, or `object://SHA256` after
-    `archives.upload`.
+    `source` is a path that all nodes share, `s3://BUCKET/KEY`, or `object://SHA256` for an archive
+    that `archives.upload` has stored.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RayModel(_Strict):
 
 
 class ReplicaResources(_Strict):
-    """The resources that a replica reserves on its node; fractions share a CPU or a GPU."""
+    """The resources that a replica reserves on its node; fractions of a CPU or GPU are allowed."""
 
     num_cpus: float = Field(1.0, ge=0)
     num_gpus: float = Field(0.0, ge=0)
@@ -71,14 +71,14 @@ class ReplicaResources(_Strict):
 
 
 class RayCanary(_Strict):
-    """The application that gets a share of the requests; a change restarts no replica."""
+    """The application that gets some percent of the requests; changes restart no replica."""
 
     app: str
     percent: float = Field(ge=0, le=100)
 
 
 class Routing(_Strict):
-    """The `user_config` of the ingress, which changes in place without a restart."""
+    """The `user_config` of the ingress, which can be changed without a restart."""
 
     canary: RayCanary | None = None
     repeat: Literal["idempotent", "all"] = Field(
@@ -88,7 +88,7 @@ class Routing(_Strict):
             " or all"
         ),
     )
-    release: dict[str, Any] = {}  # the record of the deployer, which nothing here reads
+    release: dict[str, Any] = {}  # data of `tsx deploy`, which the application does not read
 
 
 class RayApplication(Routing):
@@ -96,7 +96,7 @@ class RayApplication(Routing):
 
     name: str = Field(min_length=1)
     models: list[RayModel] = Field(min_length=1)
-    settings: dict[str, Any] = {}  # override the TSX_* variables of the nodes
+    settings: dict[str, Any] = {}  # these override the TSX_* variables of the nodes
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
     autoscaling: dict[str, Any] | None = None  # an `AutoscalingConfig` of Ray Serve
@@ -131,7 +131,7 @@ class RayApplication(Routing):
 
     @field_validator("models")
     @classmethod
-    def _names_differ(cls, models: list[RayModel]) -> list[RayModel]:
+    def _check_names(cls, models: list[RayModel]) -> list[RayModel]:
         names = [model.name for model in models]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
@@ -156,7 +156,7 @@ class RayApplication(Routing):
 
     @property
     def routing(self) -> dict[str, Any]:
-        """The part that changes without a restart."""
+        """The fields that can be changed without a restart."""
         return self.model_dump(include=set(Routing.model_fields))
 
 

@@ -1,8 +1,8 @@
 """gRPC through Ray Serve: the services for its proxies, and the server in a replica.
 
-Ray Serve passes a call on with its method's name and the request as the proxy parsed it. Here the
-proxy parses nothing. The replica calls tsx's own gRPC server over a unix socket, so answers,
-statuses and metadata are that server's.
+Ray Serve's proxy normally parses a request, and forwards it with the name of its method. Here it
+forwards the request's bytes. The replica calls tsx's own gRPC server over a unix socket, so that
+answers, statuses and metadata are the same as without Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 INFERENCE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 OPEN_INFERENCE = "inference.GRPCInferenceService"
-UNARY = {
+UNARY_METHODS = {
     INFERENCE: ("Ping", "Predictions"),
     OPEN_INFERENCE: (
         "ServerLive",
@@ -37,11 +37,13 @@ UNARY = {
         "ModelInfer",
     ),
 }
-SERVICE = {method: service for service, methods in UNARY.items() for method in methods} | {
+SERVICE_BY_METHOD = {
+    method: service for service, methods in UNARY_METHODS.items() for method in methods
+} | {
     "StreamPredictions": INFERENCE,
     "ModelStreamInfer": OPEN_INFERENCE,
 }
-RUNS_MODEL = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
+MODEL_METHODS = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
 _TRANSPORT_HEADERS = frozenset({"content-type", "te", "user-agent"})
 
 Metadata = list[tuple[str, str | bytes]]
@@ -50,28 +52,28 @@ Metadata = list[tuple[str, str | bytes]]
 def add_services_to_server(servicer: Any, server: Any) -> None:
     """Add TorchServe's inference service and the Open Inference Protocol to a proxy.
 
-    `grpc_options.grpc_servicer_functions` of Ray Serve names this function.
+    Ray Serve's option `grpc_options.grpc_servicer_functions` names this function.
     """
     handlers: dict[str, dict[str, Any]] = {
-        INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_unused)},
-        OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_unused)},
+        INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_placeholder)},
+        OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_placeholder)},
     }
-    for service, methods in UNARY.items():
+    for service, methods in UNARY_METHODS.items():
         handlers[service] |= {
-            method: grpc.unary_unary_rpc_method_handler(_unused) for method in methods
+            method: grpc.unary_unary_rpc_method_handler(_placeholder) for method in methods
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, handlers[service]),)
         )
 
 
-def _unused(request: Any, context: Any) -> Any:
-    """Stand in for a function that Ray Serve's proxy replaces by its own."""
+def _placeholder(request: Any, context: Any) -> Any:
+    """Stand in for a handler, which Ray Serve's proxy replaces by its own."""
     raise NotImplementedError
 
 
 class GrpcAnswer(NamedTuple):
-    """A message of an answer, or its end, whose `body` is None."""
+    """A message of an answer, or the end of the answer, which has None as its `body`."""
 
     body: bytes | None
     code: str = "OK"
@@ -80,7 +82,7 @@ class GrpcAnswer(NamedTuple):
 
 
 class GrpcBridge:
-    """The gRPC server of a replica, which starts at the first call."""
+    """A replica's gRPC server and its client; both start at the first call."""
 
     def __init__(
         self, registry: Registry, settings: Settings, directory: Path, counts: ResponseCounts
@@ -88,23 +90,23 @@ class GrpcBridge:
         """Prepare a server with a socket in `directory`."""
         self._registry, self._settings, self._counts = registry, settings, counts
         self._target = f"unix:{directory / 'grpc.sock'}"
-        self._starting = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
         self._server: GrpcServer | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def call(
         self, method: str, metadata: Metadata, request: bytes
     ) -> AsyncGenerator[GrpcAnswer, None]:
-        """Yield the messages of the answer and then its end."""
-        channel = await self._connected()
-        passed = [
+        """Yield the messages of the answer, and then the end of the answer."""
+        channel = await self._connect()
+        forwarded_metadata = [
             (key, value)
             for key, value in metadata
             if key not in _TRANSPORT_HEADERS and not key.startswith("grpc-")
         ]
-        # On the wire, a single answer is a stream of one message.
-        start_call: Any = channel.unary_stream(f"/{SERVICE[method]}/{method}")
-        call = start_call(request, metadata=passed)
+        # This also works for a single answer, which is a stream of one message in gRPC's protocol.
+        start_call: Any = channel.unary_stream(f"/{SERVICE_BY_METHOD[method]}/{method}")
+        call = start_call(request, metadata=forwarded_metadata)
         try:
             async for message in call:
                 yield GrpcAnswer(message)
@@ -124,11 +126,12 @@ class GrpcBridge:
         if self._server is not None:
             await self._server.stop(0)
 
-    async def _connected(self) -> grpc.aio.Channel:
-        async with self._starting:
+    async def _connect(self) -> grpc.aio.Channel:
+        async with self._start_lock:
             if self._channel is None:
                 try:
-                    from tsx_runtime.grpc.server import GrpcServer  # an optional dependency
+                    # The extra `grpc` is optional.
+                    from tsx_runtime.grpc.server import GrpcServer
                 except ImportError as error:
                     raise TsxError(
                         f"The nodes of the Ray cluster lack the packages for gRPC ({error.name})."
@@ -150,21 +153,23 @@ class GrpcBridge:
 
 
 def error_answer(error: TsxError) -> GrpcAnswer:
-    """Return the answer to a call that failed before the server got it."""
-    from tsx_runtime.grpc.statuses import refusal  # an optional dependency
+    """Return the answer to a call that has failed before it reached the server."""
+    # The extra `grpc` is optional.
+    from tsx_runtime.grpc.statuses import refusal
 
-    reason = refusal(error)
-    return GrpcAnswer(None, reason.code.name, reason.details, list(reason.metadata))
+    status = refusal(error)
+    return GrpcAnswer(None, status.code.name, status.details, list(status.metadata))
 
 
 def read_model(request: bytes) -> str:
-    """Return the model in a request; it is the first field of all messages that name one."""
-    from google.protobuf.message import DecodeError  # an optional dependency
+    """Return the name of the model, which is the first field of every message that has one."""
+    # The extra `grpc` is optional.
+    from google.protobuf.message import DecodeError
 
     from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelReadyRequest
 
     try:
         name: str = ModelReadyRequest.FromString(request).name
     except DecodeError:
-        return ""  # The model's replica refuses it.
+        return ""  # A replica will refuse the request.
     return name

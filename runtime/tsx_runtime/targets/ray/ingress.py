@@ -1,8 +1,9 @@
 """The ingress of an application, which forwards requests to replicas.
 
-It repeats a request whose replica is lost, and passes a share of the requests to a canary. Ray
-Serve's proxy answers "Internal Server Error" if the replica that it called dies. Ingresses run
-beside the proxies and hold no model, so a node that is lost takes no request with it.
+It repeats a request whose replica is lost, and forwards some requests to a canary. Ray Serve's
+proxy itself would answer "Internal Server Error" if a replica dies. An ingress runs on the same
+node as its proxy and has no model. If the node of a replica is lost, the ingress can therefore
+repeat the request on another node.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from ray.exceptions import (
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from tsx_runtime.api.errors import error_event, fault
+from tsx_runtime.api.errors import error_event, error_response
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.messages import (
-    COUNTED,
+    COUNTED_BYTES,
     REQUEST_ID,
     ClientGone,
     CountedBytes,
@@ -39,17 +40,17 @@ from tsx_runtime.api.messages import (
     Send,
     read_body,
     request_id_of,
-    rest_of,
     send_whole,
+    unread_body_of,
 )
 from tsx_runtime.api.openai import split_name
 from tsx_runtime.api.urls import find_target, is_form, model_in_body, model_in_form
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.targets.ray.config import MODEL, Routing
-from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, error_answer, read_model
+from tsx_runtime.targets.ray.grpc_bridge import MODEL_METHODS, GrpcAnswer, error_answer, read_model
 
-MAX_REPEATS = 3  # per request that loses one replica after the other
+MAX_REPEATS = 3  # limit for a request that loses one replica after the other
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})  # RFC 9110, section 9.2.2
 LOST_ERRORS = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
 _SCOPE_KEYS = (
@@ -73,12 +74,12 @@ logger = logging.getLogger("tsx.ray")
 
 
 class ReplicaLost(Unavailable):
-    """The replica that had the request died, and perhaps its node."""
+    """The replica that had the request has died, possibly with its node."""
 
-    def __init__(self, *, repeats: bool) -> None:
+    def __init__(self, *, is_repeatable: bool) -> None:
         reason = (
             f"and so were {MAX_REPEATS} others that it was repeated on"
-            if repeats
+            if is_repeatable
             else "and it was not repeated, because it may have run"
         )
         text = (
@@ -87,12 +88,12 @@ class ReplicaLost(Unavailable):
         )
         super().__init__(
             f"The replica that had this request was lost, {reason}. {text}",
-            retry_after=1 if repeats else None,
+            retry_after=1 if is_repeatable else None,
         )
 
 
 class EncodedMessage:
-    """An answer in gRPC in the form that Ray Serve takes."""
+    """A gRPC answer as bytes, with the interface of a protobuf message for Ray Serve."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -112,7 +113,7 @@ def _unary(method: str) -> Any:
 
 
 class Ingress:
-    """The deployment that Ray Serve's proxies call; it parses no bodies."""
+    """The deployment that Ray Serve's proxies call; it forwards bodies without parsing them."""
 
     def __init__(
         self, max_body_bytes: int, max_bytes_in_flight: int, models: list[str], model: Handle
@@ -120,13 +121,13 @@ class Ingress:
         """Prepare to forward requests.
 
         Args:
-            max_body_bytes: The limit of one body.
-            max_bytes_in_flight: The limit of all bodies together.
-            models: The models that share replicas; empty for a single model.
+            max_body_bytes: The limit for one body.
+            max_bytes_in_flight: The limit for all bodies together.
+            models: The names of models that share replicas; empty for a single model.
             model: The deployment of the models.
         """
         self._max_body_bytes, self._budget = max_body_bytes, ByteBudget(max_bytes_in_flight)
-        self._shared = frozenset(models)
+        self._shared_models = frozenset(models)
         self._model = model.options(stream=True)
         self._canary: Handle | None = None
         self._routing = Routing.model_validate({})
@@ -147,14 +148,14 @@ class Ingress:
     async def forward(
         self, method: str, *args: Any, model: str, is_idempotent: bool
     ) -> AsyncGenerator[Any, None]:
-        """Yield the answer of a replica.
+        """Yield the parts of a replica's answer.
 
         Raises:
             ReplicaLost: The replica died, and the request cannot be repeated.
-            Unavailable: No replica starts.
+            Unavailable: Replicas cannot start.
         """
-        repeats = is_idempotent or self._routing.repeat == "all"
-        is_started = False
+        is_repeatable = is_idempotent or self._routing.repeat == "all"
+        has_begun = False
         is_done = False
         losses = 0
         target = self._choose_handle()
@@ -165,7 +166,7 @@ class Ingress:
             )
             try:
                 async for answer in answers:
-                    is_started = True
+                    has_begun = True
                     yield answer
                 is_done = True
                 return
@@ -175,12 +176,16 @@ class Ingress:
                         "The model's replicas do not start; the status of its Ray Serve application"
                         " says why."
                     ) from error
-                target = self._model  # The canary has run nothing of the request.
+                target = (
+                    self._model
+                )  # This is safe, because the canary has not begun with the request.
             except LOST_ERRORS as error:
-                if isinstance(error, RayTaskError):  # It was raised in a replica, which is alive.
+                if isinstance(
+                    error, RayTaskError
+                ):  # The error was raised in a replica, so the replica is alive.
                     raise
-                if is_started or not repeats or losses == MAX_REPEATS:
-                    raise ReplicaLost(repeats=repeats and not is_started) from error
+                if has_begun or not is_repeatable or losses == MAX_REPEATS:
+                    raise ReplicaLost(is_repeatable=is_repeatable and not has_begun) from error
                 losses += 1
                 target = self._choose_handle()
                 logger.warning(
@@ -204,13 +209,13 @@ class Ingress:
         )
         if _REQUEST_ID.fullmatch(request_id):
             scope[REQUEST_ID] = request_id
-        scope[COUNTED] = counted = CountedBytes(self._budget)
+        scope[COUNTED_BYTES] = counted_bytes = CountedBytes(self._budget)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
             return
         except TsxError as error:
-            status, headers, body = fault(
+            status, headers, body = error_response(
                 error, scope["path"].removeprefix(scope.get("root_path", ""))
             )
             await send_whole(
@@ -220,16 +225,16 @@ class Ingress:
                 headers,
                 request_id_of(scope),
                 body,
-                rest_of(error, receive),
+                unread_body_of(error, receive),
             )
         finally:
-            counted.give_back()
+            counted_bytes.give_back()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
         scope_parts = {name: scope[name] for name in (*_SCOPE_KEYS, REQUEST_ID) if name in scope}
         send_message, is_idempotent = _without_id(scope, send), scope["method"] in IDEMPOTENT
-        start: Message | None = None
+        start_message: Message | None = None
         try:
             async for messages in self.forward(
                 "http",
@@ -239,34 +244,34 @@ class Ingress:
                 is_idempotent=is_idempotent,
             ):
                 for message in messages:
-                    start = start or message
+                    start_message = start_message or message
                     await send_message(message)
         except ReplicaLost as error:
-            if start is None:
+            if start_message is None:
                 raise
-            # Half an answer is sent: only closing the connection tells the client.
-            if not _is_event_stream(start["headers"]):
+            # The client has a part of the answer, so only closing the connection helps.
+            if not _is_event_stream(start_message["headers"]):
                 raise RuntimeError(error.message) from error
             await send_message({"type": "http.response.body", "body": error_event(error.message)})
 
     def _model_of(self, scope: Scope, body: bytes) -> str:
-        """Return the model that a request is for, if several share replicas and it names one."""
-        if not self._shared:
+        """Return the model that a request names, or an empty string; only for shared replicas."""
+        if not self._shared_models:
             return ""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         parts, model_name = path.split("/"), None
-        with suppress(TsxError):  # The replica reports the error.
+        with suppress(TsxError):  # The replica will report the error.
             if (target := find_target(path, scope["query_string"])) is None:
-                # Other paths of KServe's and OpenAI's APIs.
+                # These are paths of KServe's and OpenAI's APIs that run no model.
                 if len(parts) > 3 and parts[2] == "models":
                     model_name = split_name(parts[3]).name if parts[1] == "v1" else parts[3]
             elif target.in_body:
                 model_name = model_in_body(target, scope["headers"], body).name or None
             elif (model_name := target.name) is None and is_form(scope["headers"]):
                 model_name = model_in_form(scope["headers"], body)
-        return model_name if model_name in self._shared else ""
+        return model_name if model_name in self._shared_models else ""
 
-    # gRPC: Ray Serve calls the method with the name of the RPC.
+    # gRPC. Ray Serve calls the method that has the name of the RPC.
 
     Ping, Predictions, ServerLive, ServerReady = map(
         _unary, ("Ping", "Predictions", "ServerLive", "ServerReady")
@@ -280,22 +285,22 @@ class Ingress:
     ) -> AsyncGenerator[EncodedMessage, None]:
         async for body in self.call("StreamPredictions", request, grpc_context):
             yield EncodedMessage(body)
-        _check(grpc_context)
+        _raise_failure(grpc_context)
 
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[bytes], grpc_context: Any
     ) -> AsyncGenerator[EncodedMessage, None]:
-        """Answer one request after the other, like tsx's own server."""
+        """Answer one request after the other, as tsx's own gRPC server does."""
         async for request in requests:
             async for body in self.call("ModelStreamInfer", request, grpc_context):
                 yield EncodedMessage(body)
-            _check(grpc_context)
+            _raise_failure(grpc_context)
 
     async def call(self, method: str, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of an answer, and set its status and metadata in the context."""
+        """Yield the messages of an answer, and set the context's status and metadata."""
         metadata = list(context.invocation_metadata())
-        end, model = GrpcAnswer(None), read_model(request) if self._shared else ""
-        model = model if model in self._shared else ""
+        final_answer, model = GrpcAnswer(None), read_model(request) if self._shared_models else ""
+        model = model if model in self._shared_models else ""
         try:
             async for answer in self.forward(
                 "grpc",
@@ -303,22 +308,22 @@ class Ingress:
                 metadata,
                 request,
                 model=model,
-                is_idempotent=method not in RUNS_MODEL,
+                is_idempotent=method not in MODEL_METHODS,
             ):
                 if answer.body is None:
-                    end = answer
+                    final_answer = answer
                 else:
                     yield answer.body
         except TsxError as error:
-            end = error_answer(error)
-        context.set_trailing_metadata([*end.metadata])
-        if end.code != "OK":
-            context.set_code(grpc.StatusCode[end.code])
-            context.set_details(end.details)
+            final_answer = error_answer(error)
+        context.set_trailing_metadata([*final_answer.metadata])
+        if final_answer.code != "OK":
+            context.set_code(grpc.StatusCode[final_answer.code])
+            context.set_details(final_answer.details)
 
 
-def _check(context: Any) -> None:
-    """Raise an error for a failed stream: only so does Ray Serve send the status."""
+def _raise_failure(context: Any) -> None:
+    """Raise an error if a stream has failed; otherwise Ray Serve would not send the status."""
     if context.code():
         raise RuntimeError(context.details())
 
@@ -331,7 +336,7 @@ def _is_event_stream(headers: list[Pair]) -> bool:
 
 
 def _without_id(scope: Scope, send: Send) -> Send:
-    """Remove the request id from an answer, because Ray Serve's proxy adds it."""
+    """Return a `send` that omits the request id, because Ray Serve's proxy adds it."""
     if REQUEST_ID not in scope:
         return send
 
@@ -355,7 +360,7 @@ def asgi_app() -> Any:
             await ingress.answer(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
-        else:  # lifespan events: `startup` and `shutdown`
+        else:  # lifespan messages: `startup` and `shutdown`
             while True:
                 kind = (await receive())["type"]
                 await send({"type": f"{kind}.complete"})

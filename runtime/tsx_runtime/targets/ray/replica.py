@@ -1,4 +1,4 @@
-"""A replica: an actor of Ray Serve with a registry, workers, and routes for its models."""
+"""The replica: an actor of Ray Serve with a registry, workers, and routes for its models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_runtime.api.errors import fault
+from tsx_runtime.api.errors import error_response
 from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
@@ -40,17 +40,18 @@ from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, error_answer
 
-# Time in which a model that is unloaded for another answers its accepted requests.
+# time for a model's accepted requests before it is unloaded in favour of another model
 UNLOADING_S = 30.0
 
 Messages = list[Message]
 
 
 class RayMetrics:
-    """A metrics sink for Ray's nodes.
+    """A metrics sink that passes samples to Ray.
 
-    They show Prometheus the samples as `ray_NAME`, with the application and the replica. Ray's
-    counters and histograms only grow by steps, so all samples are gauges there, with the totals.
+    Prometheus reads them from Ray's nodes as `ray_NAME`, with labels for the application and the
+    replica. Every sample becomes a gauge with the total, because Ray's counters and histograms can
+    only be incremented.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class RayMetrics:
     def __call__(self, samples: list[Sample]) -> None:
         for sample in samples:
             if sample.name not in self._gauges:
-                # Ray's annotation allows one key only.
+                # Ray's type annotation wrongly allows only one key.
                 keys: Any = tuple(sample.labels)
                 self._gauges[sample.name] = (
                     Gauge(sample.name, f"a {sample.kind} of tsx", keys),
@@ -70,20 +71,23 @@ class RayMetrics:
 
 
 class SharedModel:
-    """A model in a replica that several models share."""
+    """A loaded model in a replica that several models share."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
-        # Ray Serve awaits it to unload the model. As a method it would also run at deletion.
+        # Ray Serve awaits `__del__` to unload the model. It is an attribute, because a method
+        # would also run at deletion.
         self.__del__ = self._unload
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextlib.contextmanager
-    def in_use(self) -> Generator[None, None, None]:
+    def track_request(self) -> Generator[None, None, None]:
         """Count the current task as a request of the model."""
-        task = asyncio.current_task()  # Another task may close the generator.
+        task = (
+            asyncio.current_task()
+        )  # `finally` may run in another task, so the task is stored here.
         self._requests.add(task)
         self._idle.clear()
         try:
@@ -95,7 +99,7 @@ class SharedModel:
 
     async def _unload(self) -> None:
         await wait_for_event(self._idle, UNLOADING_S)
-        # An endless stream must not keep all other models from being loaded.
+        # An endless stream would otherwise prevent other models from being loaded.
         for task in self._requests:
             if task is not None:
                 task.cancel()
@@ -103,11 +107,11 @@ class SharedModel:
 
 
 class ModelReplica:
-    """The deployment of one model, or of several, of which each replica holds some."""
+    """The deployment of one model, or of several of which a replica has some at a time."""
 
-    # Ray Serve awaits it.
+    # Ray Serve awaits an async constructor.
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        """Load the model of `args`, a `RayApplication` in JSON.
+        """Load the model of `args`, which is a `RayApplication` as JSON.
 
         Raises:
             SettingError: Arguments or settings are invalid. Loading a model raises other errors.
@@ -115,21 +119,23 @@ class ModelReplica:
         application = parse_application(args)
         self._models = {model.name: model for model in application.models}
         if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
-            # Ray sets all CPUs of the replica for each worker, but the workers share them.
+            # Ray sets this to all CPUs of the replica, but the workers must share them.
             del os.environ["OMP_NUM_THREADS"]
         async with contextlib.AsyncExitStack() as resources:
             await self._start(application, resources)
             if application.multiplexed is None:
                 await self._register(application.models[0].name)
             self._resources = resources.pop_all()
-        self._load: Any = None
+        self._load_model: Any = None
         if application.multiplexed is not None:
             self._registry.loaded_on_request = list(self._models)
 
             async def load(name: str) -> SharedModel:
                 return await self._register(name)
 
-            self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
+            self._load_model = serve.multiplexed(
+                load, max_num_models_per_replica=application.multiplexed
+            )
 
     async def _start(
         self, application: RayApplication, resources: contextlib.AsyncExitStack
@@ -151,20 +157,20 @@ class ModelReplica:
         self._grpc = GrpcBridge(registry, settings, Path(state), counts)
         resources.push_async_callback(self._grpc.close)
         await resources.enter_async_context(metric_tasks(registry, counts, system, settings))
-        push = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        push_metrics = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
         tasks = (
             repeat(1.0, registry.cores.share),
             repeat(INTERVAL_S, registry.elastic.adjust),
-            repeat(PUSH_INTERVAL_S, push),
+            repeat(PUSH_INTERVAL_S, push_metrics),
         )
         await resources.enter_async_context(
             running("cores are not shared again, or Ray gets no metrics,", *tasks)
         )
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
-        """Yield the ASGI messages of an answer, or give the request up when cancelled.
+        """Yield the ASGI messages of an answer; a cancellation withdraws the request.
 
-        `model` is the one to load if several share the replica.
+        `model` is loaded first, if several models share the replica.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         task = asyncio.create_task(self._answer(scope, body, model, messages))
@@ -173,7 +179,7 @@ class ModelReplica:
         try:
             while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
-                    # It is sent with the next message, because each object costs a round trip.
+                    # The message is sent with the next one, because each object takes a round trip.
                     start = [message]
                 else:
                     yield [*start, message]
@@ -185,16 +191,16 @@ class ModelReplica:
     async def grpc(
         self, method: str, metadata: Metadata, request: bytes, model: str
     ) -> AsyncGenerator[GrpcAnswer, None]:
-        """Yield the messages of the answer to a call; the last one has the status."""
+        """Yield the messages of the answer to a call; the last item has the status."""
         try:
-            with await self._loaded(model):
+            with await self._use_model(model):
                 async for answer in self._grpc.call(method, metadata, request):
                     yield answer
         except TsxError as error:
             yield error_answer(error)
 
     def check_health(self) -> None:
-        """Raise an error if the replica must be replaced."""
+        """Raise an error if the replica must be replaced; Ray Serve calls this."""
         versions = [
             version
             for model in self._registry.models.values()
@@ -208,7 +214,7 @@ class ModelReplica:
             raise RuntimeError(f"no worker is restarted any more. {names}")
 
     async def __del__(self) -> None:
-        """Stop; Ray Serve awaits this after all accepted requests are answered."""
+        """Stop the replica; Ray Serve awaits this after the last accepted request."""
         if hasattr(self, "_resources"):
             self._registry.stop()
             await self._resources.aclose()
@@ -221,23 +227,24 @@ class ModelReplica:
         async def receive() -> Message:
             if requests:
                 return requests.pop()
-            return await asyncio.Future()  # A client that leaves cancels the call.
+            return await asyncio.Future()  # If the client leaves, the call is cancelled.
 
         try:
-            with await self._loaded(model):
+            with await self._use_model(model):
                 await self._app(scope, receive, messages.put)
         except TsxError as error:
-            status, headers, reason = fault(error, scope["path"])
+            status, headers, reason = error_response(error, scope["path"])
             await send_whole(messages.put, scope, status, headers, request_id_of(scope), reason)
 
-    async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:
-        if self._load is None or model not in self._models:
+    async def _use_model(self, model: str) -> contextlib.AbstractContextManager[None]:
+        if self._load_model is None or model not in self._models:
             return contextlib.nullcontext()
-        model_in_replica: SharedModel = await self._load(model)
-        return model_in_replica.in_use()
+        shared_model: SharedModel = await self._load_model(model)
+        return shared_model.track_request()
 
     async def _register(self, name: str) -> SharedModel:
-        if name in self._registry.models:  # Its worker did not end in time when it was unloaded.
+        # The model's worker may not have ended in time when it was unloaded.
+        if name in self._registry.models:
             return SharedModel(self._registry, name)
         model, settings = self._models[name], self._registry.settings
         try:
@@ -254,7 +261,9 @@ class ModelReplica:
 def read_replica_settings(
     app_settings: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path
 ) -> Settings:
-    """Return the application's settings, over the node's TSX_* variables, over Ray's resources.
+    """Return the settings of the application, then the node's TSX_* variables, then defaults.
+
+    An earlier source overrides a later one. Some defaults follow from the replica's resources.
 
     Raises:
         SettingError: A setting is unknown, or its value cannot be used.
@@ -265,8 +274,8 @@ def read_replica_settings(
         "state_dir": str(state),
     }
     if not replica.num_gpus:
-        # Otherwise Ray names the GPUs in CUDA_VISIBLE_DEVICES.
+        # With GPUs, Ray sets CUDA_VISIBLE_DEVICES, so no default is needed.
         defaults["number_of_gpu"] = 0
     _, origins = load_settings(app_settings, env, None)
-    missing = {name: value for name, value in defaults.items() if origins[name] == "default"}
-    return load_settings({**missing, **app_settings}, env, None)[0]
+    unset_defaults = {name: value for name, value in defaults.items() if origins[name] == "default"}
+    return load_settings({**unset_defaults, **app_settings}, env, None)[0]

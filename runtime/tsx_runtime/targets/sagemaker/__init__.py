@@ -1,1 +1,1 @@
-"""SageMaker endpoints: real-time, batch transform, several models."""
+"""SageMaker: real-time and multi-model endpoints, and batch transform jobs."""

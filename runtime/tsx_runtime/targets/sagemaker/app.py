@@ -1,6 +1,6 @@
 """The routes of SageMaker: `/ping`, `/execution-parameters`, and bodies of many lines.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and
+See https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and
 your-algorithms-batch-code.html
 """
 
@@ -34,11 +34,11 @@ from tsx_runtime.api.messages import (
     Receive,
     Scope,
     Send,
-    as_sent,
+    cased_headers,
     raw_path,
     read_body,
-    rest_of,
     send_whole,
+    unread_body_of,
     while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
@@ -85,19 +85,21 @@ PARAMETERS = b"/execution-parameters"
 INVOCATIONS = b"/invocations"
 MODELS = b"/models"
 INVOKE = b"/invoke"
-MAX_PAYLOAD_MB = 100  # size of all concurrent requests of a job together
-ISOLATED = (
+MAX_PAYLOAD_MB = 100  # limit for a job's concurrent requests together
+NETWORK_ISOLATION_HINT = (
     "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the"
     " internet, nothing can be installed: put the packages into the image, or their wheels beside"
     " requirements.txt."
 )
-Answer = Callable[..., Awaitable[None]]  # arguments: status, headers, body, unread body
+SendAnswer = Callable[..., Awaitable[None]]  # its arguments are status, headers, body, unread body
 
-PASSED_PREFIX = b"x-amzn-sagemaker-"  # SageMaker passes such headers of an answer on.
+FORWARDED_HEADER_PREFIX = (
+    b"x-amzn-sagemaker-"  # SageMaker forwards headers with this prefix to the client.
+)
 
 
 class SageMakerApp:
-    """An app for one model, which loads during health checks. See `api.messages.Platform`."""
+    """A `PlatformHook` for one model, which is loaded while health checks are answered."""
 
     def __init__(
         self,
@@ -112,20 +114,25 @@ class SageMakerApp:
         self.counts = app.counts
         self.predictions = app.predictions
         self._takes_lines = takes_lines
-        self._gates: WeakKeyDictionary[ModelVersion, asyncio.Semaphore] = WeakKeyDictionary()
-        self._loaded = False
+        self._line_semaphores: WeakKeyDictionary[ModelVersion, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+        self._is_loaded = False
 
     async def load(self, models: Sequence[StartModel]) -> None:
         try:
             await load_all(self.registry, models)
         except InvalidModel as error:
-            raise InvalidModel(f"{error.message}\n{ISOLATED}") from error
-        self._loaded = True
+            raise InvalidModel(f"{error.message}\n{NETWORK_ISOLATION_HINT}") from error
+        self._is_loaded = True
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
         if path in (PING, PARAMETERS):
             return True
-        return path.startswith((INVOCATIONS, b"/models/")) and self._form(path, headers) is not None
+        return (
+            path.startswith((INVOCATIONS, b"/models/"))
+            and self._find_line_format(path, headers) is not None
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id, path = new_request_id(), raw_path(scope)
@@ -137,30 +144,30 @@ class SageMakerApp:
             elif path == PARAMETERS:
                 await answer(200, *_json_response(**parameters(self._versions(), self.environment)))
             else:
-                # A plugin, or required tokens, may check the request.
+                # The settings may require a token, or a plugin may check requests.
                 if self.predictions.guard is not None:
                     self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, answer)
         except ClientGone:
             return
         except TsxError as error:
-            await answer(*errors.fault(error), rest_of(error, receive))
+            await answer(*errors.error_response(error), unread_body_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await answer(*errors.fault(errors.unexpected(error, request_id)))
+            await answer(*errors.error_response(errors.unexpected_error(error, request_id)))
 
-    async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
-        """Answer a request that is neither a ping nor for parameters."""
+    async def route(self, scope: Scope, receive: Receive, send: Send, answer: SendAnswer) -> None:
+        """Answer a request whose path is neither `/ping` nor `/execution-parameters`."""
         await self.lines(scope, receive, answer)
 
     def health(self) -> tuple[int, str]:
-        """Return the status of a ping, and the reason if it is not 200."""
+        """Return the status for a ping, and a reason if the status is not 200."""
         if self.registry.stopping:
             return 503, "the server is stopping"
         versions = self._versions()
-        if not self._loaded:
+        if not self._is_loaded:
             return 503, "; ".join(map(_describe_loading, versions)) or "the model is being opened"
-        bad = [_describe_failure(version) for version in versions if is_given_up(version)]
-        return (503, "; ".join(bad)) if bad else (200, "")
+        failures = [_describe_failure(version) for version in versions if is_given_up(version)]
+        return (503, "; ".join(failures)) if failures else (200, "")
 
     async def answer(
         self,
@@ -187,13 +194,13 @@ class SageMakerApp:
 
     # Bodies of many lines
 
-    async def lines(self, scope: Scope, receive: Receive, answer: Answer) -> None:
+    async def lines(self, scope: Scope, receive: Receive, answer: SendAnswer) -> None:
         headers: list[Pair] = scope["headers"]
-        form = self._form(raw_path(scope), headers)
+        line_format = self._find_line_format(raw_path(scope), headers)
         target = find_target(scope["path"], scope["query_string"])
-        assert form is not None
+        assert line_format is not None
         assert target is not None
-        # An unknown model is refused before its body is read.
+        # This refuses an unknown model before the body is read.
         resolve(self.registry, target)
         body = await read_body(scope, receive, self.predictions.limit)
         if next(split_lines(body), None) is None:
@@ -202,20 +209,22 @@ class SageMakerApp:
         max_bytes = self.registry.settings.max_response_size
         answer_format = choose_format(
             _header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"),
-            form,
+            line_format,
         )
-        answer_format = ROWS if form is ROWS else answer_format
+        answer_format = ROWS if line_format is ROWS else answer_format
         make_job = _job_factory(
             scope,
             target,
-            form,
+            line_format,
             route,
             self.registry.hidden_headers.for_model(route.name),
-            partial(_line, answer_format),
+            partial(_convert_line, answer_format),
         )
         try:
             answers = await while_client_waits(
-                answer_lines(split_lines(body), route, self._gate(target), make_job, max_bytes),
+                answer_lines(
+                    split_lines(body), route, self._line_semaphore(target), make_job, max_bytes
+                ),
                 receive,
             )
         except LineFailed as failure:
@@ -227,19 +236,19 @@ class SageMakerApp:
             pair
             for first in answers[:1]
             for pair in handler_headers(first.headers)
-            if pair[0].startswith(PASSED_PREFIX)
+            if pair[0].startswith(FORWARDED_HEADER_PREFIX)
         ]
         pairs.append((b"content-type", answer_format.media_type))
         await answer(200, pairs, join_lines(line_answer.body for line_answer in answers))
 
-    def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
-        """Return the format of a body that is split into lines, or None for a whole body."""
-        form = find_format(_header(headers, b"content-type"))
-        if form is None or self.environment.lines is False:
+    def _find_line_format(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
+        """Return the format of the lines, or None if the body is not split into lines."""
+        line_format = find_format(_header(headers, b"content-type"))
+        if line_format is None or self.environment.lines is False:
             return None
         version = self._version(path)
         return (
-            form
+            line_format
             if version is not None and (self.environment.lines or self._takes_lines(version))
             else None
         )
@@ -251,30 +260,30 @@ class SageMakerApp:
                 return None
             name = resolve(self.registry, target).name
         except TsxError:
-            return None  # The server's own route reports the error.
+            return None  # The server's own route will report the error.
         model = self.registry.models[name]
         return model.versions[model.default]
 
-    def _gate(self, target: Target) -> asyncio.Semaphore:
+    def _line_semaphore(self, target: Target) -> asyncio.Semaphore:
         model = self.registry.models[resolve(self.registry, target).name]
         version = model.versions[model.default]
-        if version not in self._gates:
-            self._gates[version] = asyncio.Semaphore(max_queued_lines(version))
-        return self._gates[version]
+        if version not in self._line_semaphores:
+            self._line_semaphores[version] = asyncio.Semaphore(max_queued_lines(version))
+        return self._line_semaphores[version]
 
     def _versions(self) -> list[ModelVersion]:
         return [model.versions[model.default] for model in self.registry.models.values()]
 
 
 def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings) -> dict[str, Any]:
-    """Return the parameters of a batch transform job that does not set them.
+    """Return the parameters for a batch transform job that does not set them.
 
-    Two bodies of lines keep a worker busy.
+    Two concurrent requests with many lines are enough to keep a worker busy.
     """
     job: Transform = environment.transform
     payload = job.payload or PAYLOAD_MB
     workers = sum(version.min_workers for version in versions) or 1
-    # If bodies are not split, a request is one input, and full batches need as many requests.
+    # If bodies are not split, a request is one input, so a full batch needs many requests.
     is_single = environment.lines is False
     requests = (
         sum(version.min_workers * version.batch_size for version in versions)
@@ -306,29 +315,30 @@ def _describe_failure(version: ModelVersion) -> str:
 def _job_factory(
     scope: Scope,
     target: Target,
-    form: LineFormat,
+    line_format: LineFormat,
     route: Route,
-    hidden: Collection[bytes],
+    hidden_names: Collection[bytes],
     convert_answer: Callable[[LineAnswer], bytes],
 ) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
-    passed = shown_headers(
-        as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"}
+    forwarded_headers = shown_headers(
+        cased_headers(scope),
+        {*hidden_names, b"content-type", b"content-length", b"transfer-encoding"},
     )
 
     @cache
     def meta_tail(kind: bytes) -> bytes:
-        block = wire.header_block([*passed, (b"Content-Type", kind)])
+        block = wire.header_block([*forwarded_headers, (b"Content-Type", kind)])
         return b"\r\n%b\r\n%b" % (scope["query_string"] if target.query else b"", block)
 
     def make_job(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
-        now, kind, convert = time.monotonic(), form.item, convert_answer
-        if form is ROWS:
+        now, kind, convert = time.monotonic(), line_format.item, convert_answer
+        if line_format is ROWS:
             try:
                 line, fields = rows.from_line(line)
                 kind = str(fields.pop("content_type")).encode("latin-1")
-                convert = partial(as_row, sent=fields)
+                convert = partial(as_row, sent_fields=fields)
             except (ValueError, KeyError) as error:
                 raise LineFailed(number, BadRequest.status, str(error)) from error
         job = WaitingJob(
@@ -343,10 +353,10 @@ def _job_factory(
     return make_job
 
 
-def _line(form: LineFormat, answer: LineAnswer) -> bytes:
+def _convert_line(line_format: LineFormat, answer: LineAnswer) -> bytes:
     check_answer(answer)
     try:
-        return as_line(answer.body, form)
+        return as_line(answer.body, line_format)
     except UnicodeDecodeError as error:
         raise LineFailed(
             answer.number, 500, "the model's answer is not text, so it cannot be a line."
@@ -363,7 +373,10 @@ def _json_response(**fields: Any) -> tuple[tuple[Pair, ...], bytes]:
 
 
 class MultiModel(SageMakerApp):
-    """Models that SageMaker loads and unloads; the container is healthy without any."""
+    """A `PlatformHook` for models that SageMaker loads and unloads.
+
+    The container is healthy even without models.
+    """
 
     def __init__(
         self,
@@ -375,25 +388,26 @@ class MultiModel(SageMakerApp):
     ) -> None:
         super().__init__(environment, registry, app, takes_lines)
         self._models = models
-        self._loaded = True
+        self._is_loaded = True
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """Do nothing: SageMaker loads the models."""
+        """Do nothing, because SageMaker itself loads the models."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """Tell whether a request is for this app.
+        """Tell whether this app handles a request.
 
-        The server's own lanes answer invocations of a model that is registered under its own name.
+        If a model's name in the registry is SageMaker's name, the server's own lanes handle its
+        invocations.
         """
         if path.startswith(MODELS + b"/") and path.endswith(INVOKE):
             name = path[len(MODELS) + 1 : -len(INVOKE)].decode("latin-1")
             return registry_name(name) != name or super().wants(path, headers)
         return path == MODELS or path.startswith(MODELS + b"/") or super().wants(path, headers)
 
-    async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+    async def route(self, scope: Scope, receive: Receive, send: Send, answer: SendAnswer) -> None:
         """Answer `/models`, `/models/NAME`, `/models/NAME/invoke`.
 
-        A slash in a name is percent-encoded.
+        NAME may contain percent-encoded slashes.
         """
         path, method = raw_path(scope), scope["method"]
         _, _, subpath = path.partition(MODELS)
@@ -401,7 +415,7 @@ class MultiModel(SageMakerApp):
         if len(parts) == 2 and parts[1] == "invoke":
             scope["path"] = f"/models/{self._models.find(parts[0]).registered_name}/invoke"
             scope["raw_path"] = scope["path"].encode()
-            if self._form(scope["raw_path"], scope["headers"]) is not None:
+            if self._find_line_format(scope["raw_path"], scope["headers"]) is not None:
                 await self.lines(scope, receive, answer)
             else:
                 await self.predictions(scope, receive, send)

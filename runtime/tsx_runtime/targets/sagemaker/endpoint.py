@@ -1,4 +1,4 @@
-"""A SageMaker endpoint or batch transform job, with the model at `/opt/ml/model`."""
+"""The server of a SageMaker endpoint or batch transform job; the model is at `/opt/ml/model`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_runtime.targets.image.model_discovery import HANDLER, find_model, model
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
 from tsx_runtime.targets.sagemaker.environment import (
-    OWN_NAMES,
+    TSX_VARIABLES,
     SageMakerSettings,
     read_environment,
 )
@@ -27,7 +27,7 @@ from tsx_runtime.targets.sagemaker.multi_model import Models
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings
 
-OWN_PREFIX = "TSX_SAGEMAKER_"
+VARIABLE_PREFIX = "TSX_SAGEMAKER_"
 
 logger = logging.getLogger("tsx.server")
 
@@ -36,8 +36,8 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
     """Serve until SIGTERM.
 
     Raises:
-        SettingError: A setting is unknown, or its value cannot be used. The error of a model that
-            does not load is raised too, so that SageMaker stops waiting.
+        SettingError: A setting is unknown, or its value cannot be used. If a model cannot be
+            loaded, its error is raised too, so that SageMaker stops waiting.
     """
     environment, settings = read_settings(env)
     models = (
@@ -47,11 +47,11 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
         or [find_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
     )
 
-    def adapt(model: StartModel) -> StartModel:
+    def with_options(model: StartModel) -> StartModel:
         return replace(model, order=replace(model.order, **environment.order))
 
     async def open_model(directory: Path, name: str) -> StartModel:
-        return adapt(await asyncio.to_thread(find_model, directory, env, name))
+        return with_options(await asyncio.to_thread(find_model, directory, env, name))
 
     def make_app(registry: Registry, app: ServerApp) -> SageMakerApp:
         if environment.multi_model:
@@ -64,15 +64,20 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
             )
         return SageMakerApp(environment, registry, app, takes_lines)
 
-    serve(settings, [adapt(model) for model in models], _log_start, ServeOptions(hosted=make_app))
+    serve(
+        settings,
+        [with_options(model) for model in models],
+        _log_start,
+        ServeOptions(make_platform=make_app),
+    )
 
 
 def read_settings(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
     """Read the settings and set up the log.
 
-    `TSX_*` variables and the settings file override those of SageMaker and its toolkit.
+    `TSX_*` variables and the settings file override the variables of SageMaker and its toolkit.
     """
-    refuse_unknown(env, OWN_PREFIX, OWN_NAMES)
+    refuse_unknown(env, VARIABLE_PREFIX, TSX_VARIABLES)
     environment = read_environment(env)
     notices = list(environment.notices)
     settings = read_settings_over(
@@ -86,9 +91,10 @@ def read_settings(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
 
 
 def takes_lines(version: ModelVersion) -> bool:
-    """Tell whether bodies of a version are split into lines.
+    """Tell whether bodies for a version are split into lines.
 
-    Functions for the toolkit get whole bodies: their `input_fn` may expect all lines of a CSV.
+    Programs for the toolkit get whole bodies, because their `input_fn` may expect a CSV's lines
+    together.
     """
     return version.handler != HANDLER
 

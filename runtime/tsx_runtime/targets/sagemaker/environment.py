@@ -1,8 +1,8 @@
-"""The translation of SageMaker's and its PyTorch toolkit's variables to settings.
+"""The translation of variables of SageMaker, and of its PyTorch toolkit, to settings.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html describes the
-first. Users of the toolkit set `SAGEMAKER_TS_*` and `SAGEMAKER_MODEL_SERVER_*`. A `TSX_*` variable,
-or the settings file, overrides all of them.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html describes
+SageMaker's variables. The toolkit has `SAGEMAKER_TS_*` and `SAGEMAKER_MODEL_SERVER_*`. `TSX_*`
+variables and the settings file override all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tsx_runtime.targets.image.environment import (
 )
 
 PORT = 8080
-# The limit of asynchronous endpoints. SageMaker itself refuses smaller bodies elsewhere.
+# The limit of asynchronous endpoints. SageMaker itself enforces smaller limits for other endpoints.
 MAX_BODY_BYTES = 1 << 30
-DRAIN_S = 25  # SIGKILL follows SIGTERM after 30 s.
-STARTUP_S = 600  # the toolkit's limit for loading a model
-SERVERLESS_STARTUP_S = 180  # SageMaker's limit for a model that loads on a request
-PAYLOAD_MB = 6  # size of one request of a batch transform
+DRAIN_S = 25  # shorter than the 30 s from SIGTERM to SIGKILL
+STARTUP_S = 600  # the toolkit's timeout for loading a model
+SERVERLESS_STARTUP_S = 180  # SageMaker's timeout for loading a model on a request
+PAYLOAD_MB = 6  # default size of a batch transform job's request
 
-# Each variable sets a field of a registration. The later of two takes precedence.
+# Fields of a registration by variable. If two variables set the same field, the later one counts.
 ORDER_FIELDS = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "initial_workers",
     "SAGEMAKER_TS_MIN_WORKERS": "initial_workers",
@@ -42,7 +42,7 @@ ORDER_FIELDS = {
     "SAGEMAKER_TS_RESPONSE_TIMEOUT": "response_timeout",
     "SAGEMAKER_STARTUP_TIMEOUT": "startup_timeout",
 }
-# Variables that are read elsewhere, or that only SageMaker uses.
+# variables that are read elsewhere, or that only SageMaker uses
 OTHER_VARIABLES = (
     "SAGEMAKER_BIND_TO_PORT",
     "SAGEMAKER_SAFE_PORT_RANGE",
@@ -61,14 +61,14 @@ OTHER_VARIABLES = (
     "SAGEMAKER_MODEL_SERVER_VMARGS",
 )
 MODE, LINES, MEMORY = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY"
-OWN_NAMES = (MODE, LINES, MEMORY)  # These are settings only on SageMaker.
-# The longest time of a request, by mode.
+TSX_VARIABLES = (MODE, LINES, MEMORY)  # variables of tsx that exist only on SageMaker
+# SageMaker's timeout for a request, by mode
 TIMEOUTS_S = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}
 STRATEGIES = ("multi_record", "single_record")
 
 
 class Transform(NamedTuple):
-    """The parameters that a batch transform job sets; None lets the container choose."""
+    """The parameters of a batch transform job; the container chooses those that are None."""
 
     concurrent: int | None = None
     strategy: str | None = None
@@ -79,12 +79,12 @@ class Transform(NamedTuple):
 class SageMakerSettings(EnvironmentSettings):
     notices: list[str]
     mode: str
-    # Whether bodies are split into lines. None: they are split if the model is an archive.
+    # Whether bodies are split into lines; None splits them if the model is an archive.
     lines: bool | None
     multi_model: bool
-    memory: int | None  # bytes that all models may take
+    memory: int | None  # limit for the memory of all models, in bytes
     transform: Transform
-    accept: str  # the default for requests without an Accept header
+    accept: str  # used for requests without an Accept header
     log_level: int | None
 
 
@@ -96,23 +96,23 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
     """
     port = parse_port("SAGEMAKER_BIND_TO_PORT", env.get("SAGEMAKER_BIND_TO_PORT") or str(PORT))
     address = f"http://0.0.0.0:{port}"
-    # SageMaker marks batch transform jobs. Only the deployer knows the kind of an endpoint.
+    # SageMaker tells if this is a batch transform job. `tsx deploy` sets the mode of endpoints.
     mode = read_choice(env, MODE, [*TIMEOUTS_S]) or (
         "transform" if read_flag(env, "SAGEMAKER_BATCH") else "realtime"
     )
     variables = {
         "TSX_INFERENCE_ADDRESS": address,
-        "TSX_METRICS_ADDRESS": address,  # SageMaker reads /metrics at the address of requests.
-        # This address cannot be reached from outside.
+        "TSX_METRICS_ADDRESS": address,  # Metrics are served at the only port that SageMaker uses.
+        # Other machines cannot reach this address.
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",
-        # Only SageMaker reaches the container, and it sends no token.
+        # Only SageMaker can reach the container, and it sends no token.
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
         "TSX_MAX_CONNECTIONS_PER_CLIENT": "0",  # SageMaker is the only client.
         "TSX_MAX_REQUESTS_PER_CLIENT": "0",
         "TSX_MAX_FAILED_TOKENS": "0",
-        # The container's role and the model's variables are meant for the model's code.
+        # The model's code may use the container's role and all variables of the model.
         "TSX_PASS_ENV": "*",
-        # Clients of SageMaker decide by the content type how to read an answer.
+        # SageMaker's clients parse an answer by its content type, so one is needed.
         "TSX_GUESS_CONTENT_TYPE": "true",
         "TSX_ENABLE_GRPC": "false",
         "TSX_MAX_REQUEST_SIZE": str(MAX_BODY_BYTES),
@@ -122,7 +122,7 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
         "TSX_DEFAULT_STARTUP_TIMEOUT": str(
             SERVERLESS_STARTUP_S if mode == "serverless" else STARTUP_S
         ),
-        "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # like the toolkit
+        "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # the toolkit's default
     }
     memory = read_integer(env, MEMORY)
     return SageMakerSettings(
@@ -135,12 +135,12 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
         memory=memory << 20 if memory is not None else None,
         transform=_transform(env),
         accept=read_text(env, "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"),
-        log_level=_level(env),
+        log_level=_log_level(env),
     )
 
 
 def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
-    # A serverless endpoint has the memory and the processors for one worker.
+    # A serverless endpoint has only enough memory and processors for one worker.
     order: dict[str, Any] = {"initial_workers": 1} if mode == "serverless" else {}
     for name, key in ORDER_FIELDS.items():
         if (value := read_integer(env, name)) is not None:
@@ -154,7 +154,7 @@ def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
 def _management_port(env: Mapping[str, str], port: int) -> int:
     """Choose the port of the management API.
 
-    Other containers on the host leave only the ports of the range, if SageMaker gives one.
+    If SageMaker gives a range of ports, only these are not used by other containers on the host.
     """
     port_range = read_text(env, "SAGEMAKER_SAFE_PORT_RANGE")
     if not port_range:
@@ -174,8 +174,8 @@ def _transform(env: Mapping[str, str]) -> Transform:
     return Transform(concurrent, strategy or None, payload)
 
 
-def _level(env: Mapping[str, str]) -> int | None:
-    """Return a level of Python's logging, given by number, as in the toolkit, or by name."""
+def _log_level(env: Mapping[str, str]) -> int | None:
+    """Return the log level; the variable has its number, as in the toolkit, or its name."""
     text = read_text(env, "SAGEMAKER_CONTAINER_LOG_LEVEL").upper()
     level = logging.getLevelName(text) if text else None
     return (
@@ -189,8 +189,11 @@ def _notices(env: Mapping[str, str]) -> list[str]:
     notices = []
     if env.get("SAGEMAKER_MODEL_SERVER_VMARGS"):
         notices.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here")
-    known = [*ORDER_FIELDS, *OTHER_VARIABLES]
+    known_names = [*ORDER_FIELDS, *OTHER_VARIABLES]
     for name in sorted(env):
-        if name.startswith(("SAGEMAKER_TS_", "SAGEMAKER_MODEL_SERVER_")) and name not in known:
-            notices.append(f"{name} changes nothing{suggestion(name, known)}")
+        if (
+            name.startswith(("SAGEMAKER_TS_", "SAGEMAKER_MODEL_SERVER_"))
+            and name not in known_names
+        ):
+            notices.append(f"{name} changes nothing{suggestion(name, known_names)}")
     return notices

@@ -1,8 +1,8 @@
-"""Multi-model endpoints of SageMaker, which loads, invokes and unloads models by its own routes.
+"""The models of a multi-model endpoint, which SageMaker loads and unloads by requests.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html. The names are SageMaker's
-and have no meaning. A model that does not fit is refused with 507; then SageMaker unloads others
-and tries again.
+See https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html. Models have names that
+SageMaker has generated. If there is not enough memory for a model, the response is 507. SageMaker
+then unloads other models and tries again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
 
 PAGE_MODELS = 100
-MEMORY_SHARE = 0.8  # part of the container's memory for models, unless a bound is set
+MEMORY_FRACTION = 0.8  # default fraction of the container's memory for models
 MAX_NAME_CHARS = 100
 
 logger = logging.getLogger("tsx.server")
 
 
 class LoadedModel(NamedTuple):
-    name: str  # SageMaker's name
+    name: str  # name that SageMaker uses
     url: str
-    registered_name: str  # the name in the registry
+    registered_name: str  # name in the registry
 
 
 class Models:
@@ -48,51 +48,55 @@ class Models:
         max_bytes: int | None,
         open_model: Callable[[Path, str], Awaitable[StartModel]],
     ) -> None:
-        """Start without models.
+        """Create an empty collection of models.
 
         Args:
             registry: The registry of the server.
-            max_bytes: The memory that all models may take; None for a share of the container's.
-            open_model: Returns the model in a directory, by directory and name.
+            max_bytes: Limit for the memory of all models; None for `MEMORY_FRACTION`.
+            open_model: Returns the model, from its directory and name.
         """
         self._registry = registry
-        self._max_bytes = max_bytes or int(MEMORY_SHARE * container_memory())
+        self._max_bytes = max_bytes or int(MEMORY_FRACTION * container_memory())
         self._open_model = open_model
         self._loaded: dict[str, LoadedModel] = {}
-        self._loading: dict[str, int] = {}  # the least bytes that each model needs, by name
+        self._loading_bytes: dict[
+            str, int
+        ] = {}  # minimum memory of the models that are loading, by name
 
     async def load(self, name: str, url: str) -> LoadedModel:
         """Load a model.
 
         Raises:
-            Conflict: The model is loaded already.
-            OutOfResources: The model does not fit.
-            BadRequest: The name or the directory has no model.
+            Conflict: The model is already loaded.
+            OutOfResources: There is not enough memory for the model.
+            BadRequest: The name is missing, or the directory has no model.
             LoadFailed: No worker could load the model.
         """
-        if name in self._loaded or name in self._loading:
+        if name in self._loaded or name in self._loading_bytes:
             raise Conflict(f"Model {name} is loaded already.")
         if not name or not url:
             raise BadRequest('Send {"model_name": "NAME", "url": "DIRECTORY"} to load a model.')
-        self._loading[name] = 0
+        self._loading_bytes[name] = 0
         try:
-            self._loading[name] = await asyncio.to_thread(size_of, Path(url))
-            await self._check(f"it needs {self._loading[name] // MEGA} MB at least, and ")
-            loaded = LoadedModel(name, url, registry_name(name))
-            await self._register(loaded)
-            self._loaded[name] = loaded
+            self._loading_bytes[name] = await asyncio.to_thread(size_of, Path(url))
+            await self._check_memory(
+                f"it needs {self._loading_bytes[name] // MEGA} MB at least, and "
+            )
+            loaded_model = LoadedModel(name, url, registry_name(name))
+            await self._register(loaded_model)
+            self._loaded[name] = loaded_model
         finally:
-            del self._loading[name]
+            del self._loading_bytes[name]
         try:
-            await self._check("with it ")
+            await self._check_memory("with it ")
         except OutOfResources:
             await self.unload(name)
             raise
         logger.info("model %s is loaded from %s", name, url)
-        return loaded
+        return loaded_model
 
     async def unload(self, name: str) -> None:
-        """Unload a model, after its requests are answered and its processes have ended.
+        """Unload a model; return once its requests are answered and its processes have ended.
 
         Raises:
             ModelNotFound: The model is not loaded.
@@ -128,9 +132,9 @@ class Models:
             str(start + PAGE_MODELS) if len(self._loaded) > start + PAGE_MODELS else None
         )
 
-    async def _register(self, loaded: LoadedModel) -> None:
+    async def _register(self, loaded_model: LoadedModel) -> None:
         try:
-            model = await self._open_model(Path(loaded.url), loaded.registered_name)
+            model = await self._open_model(Path(loaded_model.url), loaded_model.registered_name)
         except (SettingError, ArchiveError) as error:
             raise BadRequest(str(error)) from error
         try:
@@ -139,19 +143,21 @@ class Models:
             elif model.path is not None:
                 await self._registry.register_path(model.path, model.order)
         except LoadOutOfMemory as error:
-            raise OutOfResources(f"Model {loaded.name} does not fit: {error.message}") from error
+            raise OutOfResources(
+                f"Model {loaded_model.name} does not fit: {error.message}"
+            ) from error
 
-    async def _check(self, prefix: str) -> None:
-        """Check that the models fit, those that are loading included.
+    async def _check_memory(self, prefix: str) -> None:
+        """Check that there is enough memory, including for models that are loading.
 
         Raises:
-            OutOfResources: They do not fit.
+            OutOfResources: There is not enough memory.
         """
-        used = await asyncio.to_thread(memory_of, self._registry.workers())
-        loading = sum(self._loading.values())
-        if used + loading > self._max_bytes:
+        used_bytes = await asyncio.to_thread(memory_of, self._registry.workers())
+        loading_bytes = sum(self._loading_bytes.values())
+        if used_bytes + loading_bytes > self._max_bytes:
             text = (
-                f"There is no room for the model: {prefix}{used // MEGA} MB of"
+                f"There is no room for the model: {prefix}{used_bytes // MEGA} MB of"
                 f" {self._max_bytes // MEGA} MB are taken"
             )
             raise OutOfResources(f"{text} (TSX_SAGEMAKER_MODELS_MEMORY). Unload others first.")
@@ -166,10 +172,10 @@ def registry_name(name: str) -> str:
 
 
 def size_of(directory: Path) -> int:
-    """Return the size of a model's files.
+    """Return the size of a model's files in bytes.
 
     Raises:
-        BadRequest: The path is no directory.
+        BadRequest: The path is not a directory.
     """
     if not directory.is_dir():
         raise BadRequest(f"The model's url is {directory}, which is not a directory.")

@@ -1,7 +1,7 @@
-"""The lines of a batch transform job of `tsx batch`: any body, with its fields, in both directions.
+"""The line format of `tsx batch` for batch transform jobs: a row is a body and further fields.
 
-The line of an answer contains its status. So a row that fails has an answer too, and the job
-continues.
+Requests and answers have this format. An answer contains its status. A row that fails therefore has
+an answer too, and the job continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def from_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
     """Return the body and the fields of a row.
 
     Raises:
-        ValueError: The line is no row.
+        ValueError: The line is not a row.
     """
     try:
         fields = json.loads(line)

@@ -1,1 +1,1 @@
-"""`tsx serve`: start, listen, answer, stop."""
+"""The server process of `tsx serve` and of the other targets: its start, sockets and stop."""

@@ -1,4 +1,4 @@
-"""The gRPC listeners: their ports, their certificate, and a message if packages are missing."""
+"""The gRPC listeners: their ports and certificate, and a log line if packages are missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Port(NamedTuple):
 
 
 def grpc_addresses(settings: Settings) -> GrpcAddresses:
-    """Return each address with the roles that share it; none if gRPC is off or not installed."""
+    """Return each address with its roles, or an empty list if gRPC is off or not installed."""
     if not settings.enable_grpc or not _is_installed(settings):
         return []
     scheme = "grpcs" if settings.enable_grpc_ssl else "grpc"
@@ -44,21 +44,26 @@ def grpc_addresses(settings: Settings) -> GrpcAddresses:
         address = Address(
             getattr(settings, f"{role}_address"), getattr(settings, f"{role}_port"), scheme
         )
-        shared = next(
-            (roles for known, roles in addresses if known == address and address.port), None
+        shared_roles = next(
+            (
+                roles
+                for other_address, roles in addresses
+                if other_address == address and address.port
+            ),
+            None,
         )
-        if shared is None:
+        if shared_roles is None:
             addresses.append((address, [role]))
         else:
-            shared.append(role)
+            shared_roles.append(role)
     return addresses
 
 
-def check_free(addresses: GrpcAddresses) -> None:
-    """Check that ports are free, now and not after the models have loaded.
+def check_ports_free(addresses: GrpcAddresses) -> None:
+    """Check that the ports are free, before models are loaded.
 
     Raises:
-        SettingError: A port is taken.
+        SettingError: A port is in use.
     """
     for address, roles in addresses:
         if address.port:
@@ -75,18 +80,19 @@ def bind(
     *,
     replaces: bool = False,
 ) -> list[Port]:
-    """Return a server for each address, whose calls are counted with the HTTP requests.
+    """Create a server for each address; `counts` also has the HTTP responses.
 
-    With `replaces`, another server may still have the port.
+    With `replaces`, another server may still use the ports.
     """
     if not addresses:
         return []
     if not replaces:
-        # gRPC's own sockets share their port, so binding would not find another server.
-        check_free(addresses)
-    from tsx_runtime.grpc.server import GrpcServer  # an optional dependency
+        # Binding does not fail if another server has the port, because gRPC's sockets share ports.
+        check_ports_free(addresses)
+    # The extra `grpc` is optional.
+    from tsx_runtime.grpc.server import GrpcServer
 
-    pair = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
+    key_and_chain = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
     ports = []
     for address, roles in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
@@ -96,7 +102,7 @@ def bind(
             keys,
             roles,
             f"{host}:{address.port}",
-            pair,
+            key_and_chain,
             counts,
             shares_port=True,
         )
@@ -104,23 +110,26 @@ def bind(
     return ports
 
 
-def prepare() -> None:
-    """Import the heavy modules; for a thread, while models load."""
+def import_modules() -> None:
+    """Import modules that take long; this runs in a thread while models load."""
     import tsx_runtime.grpc.server  # noqa: F401  # an extra
 
 
 def _is_installed(settings: Settings) -> bool:
-    """Tell whether the extra is installed; if not, log how to install it."""
-    missing = [name for name in PACKAGES if not is_importable(name)]
-    if missing:
+    """Tell whether the extra `grpc` is installed; if not, log how to install it."""
+    missing_packages = [name for name in PACKAGES if not is_importable(name)]
+    if missing_packages:
         is_requested = any(
             name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set
         )
         level = logging.WARNING if is_requested else logging.INFO
         logger.log(
-            level, "gRPC is not served: %s is not installed. Install it: %s", missing[0], INSTALL
+            level,
+            "gRPC is not served: %s is not installed. Install it: %s",
+            missing_packages[0],
+            INSTALL,
         )
-    return not missing
+    return not missing_packages
 
 
 def is_importable(package: str) -> bool:

@@ -1,19 +1,19 @@
 """The handover of listening sockets to a server that replaces this one (`tsx serve --replace`).
 
-The servers meet at a unix socket in the state directory, `ADDRESS.sock`. The new server sends the
-secret in `ADDRESS.key`, which proves that it can read that directory. An isolated worker could
-connect, but cannot read the secret.
+The old server listens at a unix socket in the state directory, `ADDRESS.sock`. The new server sends
+the secret in `ADDRESS.key`, to prove that it can read that directory. An isolated worker could
+connect to the socket, but cannot read the secret.
 
-    new    the secret; after the reply it loads its models
+    new    the secret; it loads its models after the reply
     old    {"format", "version", "sockets": [[name, is_owned] ...], "tokens"}, as JSON on one line,
            with the descriptors of the sockets
-    new    "ready": it can answer from now on. If the connection ends before that, it did not start,
-           and the old server continues
-    old    "yours": it accepts no more connections. New ones wait in the backlogs of the sockets
-    old    the tokens again, as JSON on one line: clients may have renewed them
+    new    "ready": it can answer now. If the connection ends before this message, the new server
+           has not started, and the old one continues
+    old    "yours": it accepts no more connections; new ones wait in the backlogs of the sockets
+    old    the tokens again, as JSON on one line, because clients may have renewed them
 
-If the old server is stopped while the new one loads, it says "yours" as soon as it is asked, or
-ends. It leaves the file of the tokens behind.
+If the old server is stopped while the new one loads, it sends "yours" after "ready", or ends before
+that. In both cases it does not remove the file with the tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix, bound_name
 from tsx_runtime.version import __version__
 
-MESSAGE_FORMAT = 1  # The two servers may be of different releases.
+MESSAGE_FORMAT = (
+    1  # changes with the messages, because the two servers may be of different releases
+)
 RESPONSE_TIMEOUT_S = 30.0
 SECRET_TIMEOUT_S = 5.0
 MAX_LINE_BYTES = 64 << 10
@@ -64,10 +66,10 @@ class Predecessor:
         tokens: HandedTokens,
         version: str,
     ) -> None:
-        self.sockets = sockets  # keys: `bound_name`
+        self.sockets = sockets  # keys are from `bound_name`
         self.tokens = tokens
         self.version = version
-        self.replaced = False
+        self.is_replaced = False
         self._connection = connection
 
     @property
@@ -83,32 +85,36 @@ class Predecessor:
             self._connection.settimeout(RESPONSE_TIMEOUT_S)
 
     async def take_over(self) -> None:
-        """Return once the other server accepts no more connections."""
+        """Tell the other server to stop accepting connections, and wait until it has."""
         await asyncio.to_thread(self._take_over)
-        self.replaced = True
+        self.is_replaced = True
 
     def _take_over(self) -> None:
-        with suppress(OSError):  # If it has ended, this server has its sockets all the same.
+        with suppress(
+            OSError
+        ):  # The other server may have ended, but this one already has its sockets.
             self._connection.sendall(READY)
             with self._connection.makefile("rb") as stream:
                 stream.readline()
-                if (line := stream.readline()).endswith(b"\n"):  # Earlier releases send none.
+                if (line := stream.readline()).endswith(
+                    b"\n"
+                ):  # Earlier releases do not send the tokens again.
                     self.tokens = json.loads(line)
 
     def close(self) -> None:
-        """Close the connection, and the sockets unless they were taken over."""
+        """Close the connection; also close the sockets, unless this server has taken them over."""
         self._connection.close()
-        if not self.replaced:
-            for passed in self.sockets.values():
-                passed.sock.close()
+        if not self.is_replaced:
+            for passed_sockets in self.sockets.values():
+                passed_sockets.sock.close()
 
 
 @contextmanager
 def find_predecessor(settings: Settings) -> Iterator[Predecessor | None]:
-    """Yield the running server at the same address, or None if there is none.
+    """Yield the running server at the same address, or None if no server is running.
 
     Raises:
-        SettingError: The server cannot be found or replaced.
+        SettingError: There is a server, but it cannot be replaced.
     """
     path = handover_path(settings)
     if path is None:
@@ -117,8 +123,8 @@ def find_predecessor(settings: Settings) -> Iterator[Predecessor | None]:
             " a port, and state_dir"
         )
         raise SettingError(text)
-    old = _connect(path)
-    if old is None:
+    predecessor = _connect(path)
+    if predecessor is None:
         logger.info(
             "there is no server to replace: none is running at %s; --set state_dir=DIRECTORY names"
             " the state directory of the running one",
@@ -136,17 +142,21 @@ def find_predecessor(settings: Settings) -> Iterator[Predecessor | None]:
                     " model store, else ~/.local/state/tsx/ADDRESS)."
                 )
     try:
-        yield old
+        yield predecessor
     finally:
-        if old is not None:
-            if not old.replaced:
-                text = "has ended meanwhile" if old.has_ended else "was not replaced and goes on"
+        if predecessor is not None:
+            if not predecessor.is_replaced:
+                text = (
+                    "has ended meanwhile"
+                    if predecessor.has_ended
+                    else "was not replaced and goes on"
+                )
                 logger.error(
                     "this server has not started, so the running one (tsx %s) %s",
-                    old.version,
+                    predecessor.version,
                     text,
                 )
-            old.close()
+            predecessor.close()
 
 
 def _connect(path: Path) -> Predecessor | None:
@@ -189,7 +199,7 @@ def _connect(path: Path) -> Predecessor | None:
                     f"--replace: tsx {version} is running, which this release cannot replace. Stop"
                     " it, then start this one."
                 )
-            passed = {
+            passed_sockets = {
                 name: PassedSocket(sock, is_owned)
                 for (name, is_owned), sock in zip(message["sockets"], sockets, strict=True)
             }
@@ -203,14 +213,14 @@ def _connect(path: Path) -> Predecessor | None:
                 " Stop it."
             ) from error
         stack.pop_all()
-        return Predecessor(connection, passed, tokens, message["version"])
+        return Predecessor(connection, passed_sockets, tokens, message["version"])
 
 
 def _check_peer(connection: socket.socket) -> None:
     """Check that the other server belongs to this user or to root.
 
     Raises:
-        PermissionError: It belongs to another user.
+        PermissionError: The server belongs to another user.
     """
     if sys.platform == "linux":
         _, uid, _ = struct.unpack(
@@ -224,8 +234,8 @@ def _check_peer(connection: socket.socket) -> None:
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     line, descriptors = b"", []
     while not line.endswith(b"\n"):
-        data, received, _, _ = socket.recv_fds(connection, MAX_LINE_BYTES, MAX_SOCKETS)
-        descriptors += received
+        data, new_descriptors, _, _ = socket.recv_fds(connection, MAX_LINE_BYTES, MAX_SOCKETS)
+        descriptors += new_descriptors
         if not data:
             break
         line += data
@@ -233,7 +243,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 class SocketHandover:
-    """The wait for a server that replaces this one; `is_taken` once that server is ready."""
+    """The old server's side of the handover: it waits for a server that replaces it."""
 
     def __init__(
         self,
@@ -241,7 +251,7 @@ class SocketHandover:
         tokens: Callable[[], HandedTokens],
         on_ready: Callable[[], None],
     ) -> None:
-        self.is_taken = False
+        self.is_successor_ready = False
         self._listeners = listeners
         self._tokens = tokens
         self._on_ready = on_ready
@@ -251,16 +261,16 @@ class SocketHandover:
         self._successor: asyncio.StreamWriter | None = None
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether a server has connected that may still become ready."""
-        return self._successor is not None and not self.is_taken
+    def is_successor_loading(self) -> bool:
+        """Whether a server has connected that is not ready yet."""
+        return self._successor is not None and not self.is_successor_ready
 
     async def open(self, path: Path) -> None:
         """Listen at `path`.
 
         Raises:
             OSError: The socket or the secret cannot be created.
-            SettingError: Another server listens there.
+            SettingError: Another server already listens at `path`.
         """
         private_directory(path.parent)
         sock = bind_unix(os.fspath(path), "state_dir")
@@ -271,11 +281,11 @@ class SocketHandover:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            introduction = await asyncio.wait_for(reader.readline(), SECRET_TIMEOUT_S)
+            secret_line = await asyncio.wait_for(reader.readline(), SECRET_TIMEOUT_S)
             if (
                 self._successor is not None
-                or self.is_taken
-                or not hmac.compare_digest(introduction.strip(), self._secret)
+                or self.is_successor_ready
+                or not hmac.compare_digest(secret_line.strip(), self._secret)
             ):
                 return
             self._successor = writer
@@ -296,27 +306,27 @@ class SocketHandover:
                     connection, [line], [listener.sock.fileno() for listener in self._listeners]
                 )
             if await reader.readline() == READY:
-                self.is_taken = True
+                self.is_successor_ready = True
                 self._on_ready()
-                if self._server is None:  # This server was stopped in the meantime.
+                if self._server is None:  # This server has been stopped in the meantime.
                     self.confirm()
             else:
                 self._successor = None
                 logger.warning(
                     "the server that was to replace this one did not start; this one goes on"
                 )
-        except (TimeoutError, asyncio.TimeoutError):  # The client sent no secret.
+        except (TimeoutError, asyncio.TimeoutError):  # The client has sent no secret.
             return
         except (OSError, ValueError) as error:
             logger.warning("this server could not be replaced: %s", error)
             if self._successor is writer:
                 self._successor = None
         finally:
-            if not self.is_taken or self._successor is not writer:
+            if not self.is_successor_ready or self._successor is not writer:
                 writer.close()
 
     def confirm(self) -> None:
-        """Let the other server accept connections, as this one does not any more."""
+        """Tell the other server that this one accepts no more connections."""
         self.close()
         if self._successor is not None:
             self._successor.write(YOURS + json.dumps(self._tokens()).encode() + b"\n")
@@ -331,7 +341,7 @@ class SocketHandover:
             for file in (self._path, self._path.with_suffix(".key")):
                 with suppress(OSError):
                     file.unlink()
-            with suppress(OSError):  # The directory may contain other files.
+            with suppress(OSError):  # This fails if the directory contains other files.
                 self._path.parent.rmdir()
             self._path = None
 
@@ -343,9 +353,9 @@ async def replaceable(
     tokens: Callable[[], HandedTokens],
     on_ready: Callable[[], None],
 ) -> AsyncIterator[SocketHandover]:
-    """Let another server replace this one while the context is open.
+    """Allow another server to replace this one while the context is open.
 
-    `on_ready` is called when a server is ready to take over.
+    `on_ready` is called once the other server is ready.
     """
     handover = SocketHandover(listeners, tokens, on_ready)
     try:
@@ -363,7 +373,7 @@ async def replaceable(
 
 
 def handover_path(settings: Settings) -> Path | None:
-    """Return the path of the unix socket, or None if no other server could find it."""
+    """Return the path of the unix socket, or None if another server could not know it."""
     address = parse_address(settings.inference_address)
     directory = state_directory(settings)
     if directory is None or sys.platform == "win32" or not (address.port or address.path):

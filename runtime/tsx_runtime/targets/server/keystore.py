@@ -1,6 +1,6 @@
-"""The key and the certificates of a Java keystore, as PEM.
+"""The conversion of a Java keystore's key and certificates to PEM.
 
-JKS is read here, PKCS12 with `cryptography` from the extra `keystore`.
+JKS is parsed here. PKCS12 needs the package `cryptography` of the extra `keystore`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tsx_runtime.errors import SettingError
 
 JKS, JCEKS = b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"
 _KEY_ENTRY, _CERTIFICATE_ENTRY = 1, 2
-_WHITENER = b"Mighty Aphrodite"  # Java adds this to the digest of a keystore.
-_DIGEST_BYTES = 20  # JKS uses SHA-1.
-# The object identifier 1.3.6.1.4.1.42.2.17.1.1.
+_WHITENER = b"Mighty Aphrodite"  # Java adds this to the input of a keystore's digest.
+_DIGEST_BYTES = 20  # length of a SHA-1, which JKS uses
+# the DER encoding of the object identifier 1.3.6.1.4.1.42.2.17.1.1
 _SUN_KEY_PROTECTOR = bytes.fromhex("060a2b060104012a02110101")
 _CONVERT = "keytool -importkeystore -srckeystore {path} -destkeystore new.p12 -deststoretype PKCS12"
 
 
 class Pem(NamedTuple):
-    certificates: bytes  # the certificate of the server, then its chain
+    certificates: bytes  # the server's certificate, followed by its chain
     key: bytes
 
 
 def read_keystore(path: Path, password: str) -> Pem:
-    """Return the first key of a keystore, as TorchServe does; the first bytes tell the type.
+    """Return a keystore's first key and its certificates, as TorchServe does.
 
     Raises:
         SettingError: The keystore cannot be read, or has no key.
@@ -68,7 +68,7 @@ def _read_pkcs12(data: bytes, password: str) -> Pem | None:
             PrivateFormat,
             pkcs12,
         )
-    except ImportError:  # an optional dependency
+    except ImportError:  # The extra `keystore` is optional.
         hint = "pip install 'tsx-serve[keystore]', or set certificate_file and private_key_file"
         raise SettingError(f"keystore: reading PKCS12 needs a library; {hint}") from None
     store = pkcs12.load_pkcs12(data, password.encode())
@@ -82,7 +82,7 @@ def _read_pkcs12(data: bytes, password: str) -> Pem | None:
 def _read_jks(data: bytes, password: str) -> Pem | None:
     """Read a keystore in the format of `sun.security.provider.JavaKeyStore`.
 
-    It consists of magic, version, count, entries, and SHA-1 over all of it.
+    The format is: magic number, version, number of entries, entries, SHA-1 of all this.
     """
     content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     secret = password.encode("utf-16-be")
@@ -92,16 +92,16 @@ def _read_jks(data: bytes, password: str) -> Pem | None:
     version, count = stream.read_int(), stream.read_int()
     for _ in range(count):
         entry_kind = stream.read_int()
-        stream.read_text()  # the alias
-        stream.read(8)  # the time
+        stream.read_text()  # alias
+        stream.read(8)  # creation time
         if entry_kind == _CERTIFICATE_ENTRY:
-            _certificate(stream, version)
+            _read_certificate(stream, version)
         elif entry_kind == _KEY_ENTRY:
-            protected = stream.read(stream.read_int())
-            chain = [_certificate(stream, version) for _ in range(stream.read_int())]
+            protected_key = stream.read(stream.read_int())
+            chain = [_read_certificate(stream, version) for _ in range(stream.read_int())]
             return Pem(
                 b"".join(_pem("CERTIFICATE", certificate) for certificate in chain),
-                _pem("PRIVATE KEY", _recover(protected, secret)),
+                _pem("PRIVATE KEY", _decrypt_key(protected_key, secret)),
             )
         else:
             raise ValueError(f"it has an entry of the unknown kind {entry_kind}")
@@ -109,7 +109,7 @@ def _read_jks(data: bytes, password: str) -> Pem | None:
 
 
 class _Reader:
-    """A reader like Java's DataInputStream."""
+    """A reader with the methods of Java's DataInputStream."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -127,40 +127,43 @@ class _Reader:
         return self.read(int.from_bytes(self.read(2), "big"))
 
 
-def _certificate(stream: _Reader, version: int) -> bytes:
+def _read_certificate(stream: _Reader, version: int) -> bytes:
     if version > 1:
-        stream.read_text()  # X.509
+        stream.read_text()  # the type, which is X.509
     return stream.read(stream.read_int())
 
 
-def _recover(protected: bytes, secret: bytes) -> bytes:
-    """Decrypt Sun's key protector to PKCS8: salt, key xor a chain of SHA-1, digest of the key."""
-    algorithm, encrypted = _two_parts(protected)
+def _decrypt_key(protected_key: bytes, secret: bytes) -> bytes:
+    """Decrypt a key to PKCS8.
+
+    Sun's key protector stores a salt, the key xor a key stream of SHA-1s, and the key's digest.
+    """
+    algorithm, encrypted = _split_sequence(protected_key)
     if _SUN_KEY_PROTECTOR not in algorithm:
         raise ValueError("its key uses a protection that JKS does not define")
     salt = encrypted[:_DIGEST_BYTES]
     body = encrypted[_DIGEST_BYTES:-_DIGEST_BYTES]
     digest = encrypted[-_DIGEST_BYTES:]
-    pad, link = b"", salt
-    while len(pad) < len(body):
-        link = hashlib.sha1(secret + link).digest()
-        pad += link
-    key = bytes(a ^ b for a, b in zip(body, pad, strict=False))
+    key_stream, block = b"", salt
+    while len(key_stream) < len(body):
+        block = hashlib.sha1(secret + block).digest()
+        key_stream += block
+    key = bytes(a ^ b for a, b in zip(body, key_stream, strict=False))
     if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), digest):
         raise ValueError("the password of its key differs from that of the keystore")
     return key
 
 
-def _two_parts(der: bytes) -> tuple[bytes, bytes]:
-    """Return the parts of EncryptedPrivateKeyInfo, a DER sequence of two elements."""
-    inside, _ = _der_element(der)
-    first, remainder = _der_element(inside)
+def _split_sequence(der: bytes) -> tuple[bytes, bytes]:
+    """Return the two elements of EncryptedPrivateKeyInfo, which is a DER sequence."""
+    elements, _ = _der_element(der)
+    first, remainder = _der_element(elements)
     second, _ = _der_element(remainder)
     return first, second
 
 
 def _der_element(der: bytes) -> tuple[bytes, bytes]:
-    """Return the content of the first element, and the bytes after it."""
+    """Return the content of the first DER element, and the bytes after it."""
     length, start = der[1], 2
     if length & 0x80:
         start += length & 0x7F

@@ -16,7 +16,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
-# Options of `tsx serve`, by setting.
+# options of `tsx serve`, by setting
 PORT_OPTIONS = {
     "inference_address": "--port",
     "management_address": "--management-port",
@@ -31,11 +31,11 @@ class PassedSocket(NamedTuple):
     """A listening socket from systemd, or from the server that this one replaces."""
 
     sock: socket.socket
-    is_owned: bool  # whether this server removes the file of a unix socket
+    is_owned: bool  # whether this server must remove the file of a unix socket
 
 
 class Listener:
-    """A bound socket that does not listen yet: no client waits in it while models load.
+    """A bound socket, which listens only once models are loaded, so that no client waits.
 
     A passed socket already listens.
     """
@@ -43,13 +43,13 @@ class Listener:
     def __init__(
         self, address: Address, roles: list[str], passed: PassedSocket | None = None
     ) -> None:
-        """Bind the socket, or use the passed one.
+        """Bind a socket, or use the passed one.
 
         Raises:
-            SettingError: The address cannot be bound; the message says what to change.
+            SettingError: The address cannot be bound; the message suggests a change.
         """
         self.roles = roles
-        self._passed = passed
+        self._passed_socket = passed
         self._file: os.stat_result | None = None  # the file of a unix socket
         self.is_handed_over = False
         if passed is not None:
@@ -68,19 +68,19 @@ class Listener:
         """Begin to accept connections.
 
         Raises:
-            SettingError: Another server has taken the address in the meantime.
+            SettingError: Another server has bound the address in the meantime.
         """
         if self._file is not None and not self._has_its_file():
-            raise SettingError(_taken_text(self.address.path, self._names))
+            raise SettingError(_in_use_text(self.address.path, self._names))
         try:
             self.sock.listen(BACKLOG)
         except OSError as error:
             raise SettingError(_bind_error_text(self.address, self._names, error)) from error
 
-    def leave(self) -> None:
-        """Remove the file of a unix socket, unless another server has replaced it.
+    def remove_file(self) -> None:
+        """Remove the file of a unix socket, unless another server has replaced the file.
 
-        While the socket is open, the inode is not reused.
+        The inode identifies the file, because it is not reused while the socket is open.
         """
         if self._file is not None and self._has_its_file():
             with contextlib.suppress(OSError):
@@ -88,20 +88,20 @@ class Listener:
         self._file = None
 
     def hand_over(self) -> None:
-        """Leave the socket and its file to another server."""
+        """Let another server keep the socket and its file."""
         self._file = None
         self.is_handed_over = True
 
     def take_over(self) -> None:
-        """Own the file of a passed socket, after the other server has released it.
+        """Become the owner of a passed unix socket's file, after the other server has stopped.
 
         Raises:
-            SettingError: The socket was removed and cannot be bound again.
+            SettingError: The file was removed, and the socket cannot be bound again.
         """
-        if self._passed is None or not self._passed.is_owned:
+        if self._passed_socket is None or not self._passed_socket.is_owned:
             return
         path = Path(self.address.path)
-        if not path.exists():  # The other server was stopped in the meantime.
+        if not path.exists():  # The other server has been stopped, and has removed the file.
             self.sock.close()
             self.sock = bind_unix(self.address.path, self._names)
             self.sock.setblocking(False)
@@ -110,7 +110,7 @@ class Listener:
             self._file = path.stat()
 
     def close(self) -> None:
-        self.leave()
+        self.remove_file()
         self.sock.close()
 
     @property
@@ -142,49 +142,51 @@ def listeners(
 
     Args:
         settings: The settings of the server.
-        passed: Sockets to use in place of new ones, by `bound_name`.
-        grpc: Ports that must be free.
+        passed: Existing sockets to use, by `bound_name`.
+        grpc: gRPC addresses, which are only checked for being free.
 
     Raises:
-        SettingError: Addresses cannot be bound; the message has a line for each.
+        SettingError: Addresses cannot be bound; the message has one line for each.
     """
-    remaining, bound, errors = dict(passed or {}), [], []
+    unused_sockets, bound_listeners, errors = dict(passed or {}), [], []
     with contextlib.ExitStack() as stack:
         for address, roles in (*addresses(settings), *grpc):
             try:
-                bound.append(Listener(address, roles, remaining.pop(bound_name(address), None)))
+                bound_listeners.append(
+                    Listener(address, roles, unused_sockets.pop(bound_name(address), None))
+                )
             except SettingError as error:
                 errors.append(error.message)
                 continue
             if set(roles).issubset(GRPC_ROLES):
-                bound.pop().close()
+                bound_listeners.pop().close()
             else:
-                stack.callback(bound[-1].close)
+                stack.callback(bound_listeners[-1].close)
         if errors:
             raise SettingError("\n".join(errors))
-        for unused in remaining.values():
-            unused.sock.close()  # Otherwise clients would wait in its backlog.
-        yield bound
+        for unused_socket in unused_sockets.values():
+            unused_socket.sock.close()  # Otherwise clients could connect, and would wait forever.
+        yield bound_listeners
 
 
 def bound_name(address: Address) -> str:
-    """Return the name that a socket is bound to; it is the same for http and https."""
+    """Return the path or HOST:PORT that a socket is bound to, without the scheme."""
     return address.path or f"{address.host}:{address.port}"
 
 
 def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
-    """Return each address with the roles that share it; addresses with port 0 are never shared."""
-    shared: dict[Address, list[str]] = {}
-    free: list[tuple[Address, list[str]]] = []
+    """Return each address with its roles; an address with port 0 has only one role."""
+    roles_by_address: dict[Address, list[str]] = {}
+    unshared: list[tuple[Address, list[str]]] = []
     for role in ROLES:
         if role == "metrics" and not settings.enable_metrics_api:
             continue
         address = parse_address(getattr(settings, f"{role}_address"))
         if address.port or address.scheme == "unix":
-            shared.setdefault(address, []).append(role)
+            roles_by_address.setdefault(address, []).append(role)
         else:
-            free.append((address, [role]))
-    return [*shared.items(), *free]
+            unshared.append((address, [role]))
+    return [*roles_by_address.items(), *unshared]
 
 
 def _bind_tcp(address: Address, names: str) -> socket.socket:
@@ -207,18 +209,20 @@ def _bind_tcp(address: Address, names: str) -> socket.socket:
 
 
 def bind_unix(path: str, names: str) -> socket.socket:
-    """Bind a unix socket to which only this user can connect, from the first moment on."""
+    """Bind a unix socket to which only this user can connect, even right after `bind`."""
     if not hasattr(socket, "AF_UNIX"):
         raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")
     _remove_stale_socket(path, names)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)  # Unlike a later chmod, it cannot be diverted to another file.
+    umask = os.umask(
+        0o177
+    )  # A later chmod could be redirected to another file, so the umask is used.
     try:
         sock.bind(path)
-    except OSError as error:  # For a path that is too long there is no errno.
+    except OSError as error:  # If the path is too long, `errno` is None.
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise SettingError(_taken_text(path, names)) from error
+            raise SettingError(_in_use_text(path, names)) from error
         raise SettingError(
             f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another"
             " path."
@@ -229,7 +233,7 @@ def bind_unix(path: str, names: str) -> socket.socket:
 
 
 def _remove_stale_socket(path: str, names: str) -> None:
-    """Remove the file of a server that crashed, if no process listens there."""
+    """Remove the socket file of a server that has crashed; keep it if a process listens."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise SettingError(
@@ -238,7 +242,7 @@ def _remove_stale_socket(path: str, names: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
     except ConnectionRefusedError:
-        with contextlib.suppress(OSError):  # Binding will report the error.
+        with contextlib.suppress(OSError):  # If this fails, `bind` will report the error.
             Path(path).unlink()
     except FileNotFoundError:
         pass
@@ -247,10 +251,10 @@ def _remove_stale_socket(path: str, names: str) -> None:
             f"{names}: cannot use {path}: {error.strerror}. Choose another path."
         ) from error
     else:
-        raise SettingError(_taken_text(path, names))
+        raise SettingError(_in_use_text(path, names))
 
 
-def _taken_text(path: str, names: str) -> str:
+def _in_use_text(path: str, names: str) -> str:
     return f"Another program listens at {path} ({names}). Stop it, or choose another path."
 
 

@@ -1,4 +1,4 @@
-"""The server process: ports, signals, start and stop."""
+"""The server process: its start, signals and stop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.api.access.auth import required_tokens
-from tsx_runtime.api.access.tokens import Keys, made_up_tokens, start_keys
+from tsx_runtime.api.access.auth import check_required_tokens
+from tsx_runtime.api.access.tokens import Keys, generated_tokens, start_keys
 from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
@@ -40,7 +40,12 @@ from tsx_runtime.targets.observability.logging_setup import is_configured
 from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
-from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, grpc_addresses, prepare
+from tsx_runtime.targets.server.grpc_listeners import (
+    GrpcAddresses,
+    bind,
+    grpc_addresses,
+    import_modules,
+)
 from tsx_runtime.targets.server.handover import (
     RESPONSE_TIMEOUT_S,
     Predecessor,
@@ -59,8 +64,8 @@ from tsx_runtime.targets.server.startup import (
     load_workflows,
     log_privileges,
     register_all,
+    report_loading,
     warn_of_unknown_models,
-    watched_loading,
 )
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 from tsx_runtime.targets.server.tls import tls_context
@@ -74,9 +79,9 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers.
+    """A server that answers requests.
 
-    The roles are inference, management, metrics, and those of gRPC if it is served.
+    The keys of `addresses` are roles: inference, management, metrics, and those of gRPC.
     """
 
     addresses: dict[str, str]
@@ -86,41 +91,41 @@ class RunningServer:
 
 
 class HostedPlatform(PlatformHook, Protocol):
-    """A platform that sends health checks from the start of the server."""
+    """A platform whose health checks are answered while models load."""
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """Load models while requests are answered; a TsxError or ArchiveError ends the server."""
+        """Load models while requests are answered; a TsxError or ArchiveError stops the server."""
 
 
 @dataclass(frozen=True)
 class StopEvents:
-    """Requests to stop, from signals or from another thread.
+    """The events that stop a server; signals or another thread set them.
 
-    The latter calls `loop.call_soon_threadsafe(events.asked.set)`.
+    Another thread must call `loop.call_soon_threadsafe(events.stop_requested.set)`.
     """
 
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set by a second Ctrl-C
-    # Another server has the addresses, and asks for the stop.
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_now: asyncio.Event = field(default_factory=asyncio.Event)  # set by a second Ctrl-C
+    # set if another server has taken over the addresses
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options in which a start may differ from that of `tsx serve`."""
+    """Options of `serve`; the defaults are those of a plain `tsx serve`."""
 
-    replace: bool = False  # whether to take the addresses over from a running server
-    # Models load while the server already answers, and it continues without those that fail.
+    replace: bool = False  # whether to replace a running server
+    # Whether the server answers requests while models load, and continues if some cannot be loaded.
     answer_first: bool = False
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
-    # Called at intervals while models load.
+    # called at intervals while models load
     on_loading: Callable[[LoadStatus], None] | None = None
-    # The app is the one with the prediction routes.
-    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None
-    # Set for a server in a thread of a foreign process. None: signals stop the server.
-    stopping: StopEvents | None = None
+    # creates the platform for the app with the prediction routes
+    make_platform: Callable[[Registry, ServerApp], HostedPlatform] | None = None
+    # None means that signals stop the server; a server in a thread needs the events
+    stop_events: StopEvents | None = None
 
 
 DEFAULT_OPTIONS = ServeOptions()
@@ -128,7 +133,7 @@ DEFAULT_OPTIONS = ServeOptions()
 
 @dataclass(frozen=True)
 class _ServerParts:
-    """The parts of a server whose addresses are bound."""
+    """The parts of a server that exist once its addresses are bound."""
 
     settings: Settings
     registry: Registry
@@ -148,13 +153,13 @@ def serve(
     options: ServeOptions = DEFAULT_OPTIONS,
     workflows: Sequence[StartWorkflow] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then answer all accepted requests and return.
+    """Serve until SIGINT or SIGTERM; return after the last accepted request is answered.
 
-    An error ends everything that was started.
+    After an error, all that was started is stopped.
 
     Raises:
-        SettingError: An address or a token cannot be used. `Registry.register_path` and
-            `Workflows.register_path` raise other errors for models that cannot be loaded.
+        SettingError: An address or a token cannot be used. If a model cannot be loaded,
+            `Registry.register_path` or `Workflows.register_path` raises other errors.
     """
     _run(serve_async(settings, models, on_ready, options, workflows))
 
@@ -164,59 +169,62 @@ async def serve_async(
     models: Sequence[StartModel],
     on_ready: Callable[[RunningServer], None],
     options: ServeOptions,
-    starts: Sequence[StartWorkflow],
+    start_workflows: Sequence[StartWorkflow],
 ) -> None:
-    settings, passed = use_sockets(settings, passed_sockets(os.environ))
-    required_tokens(settings)
-    log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
+    settings, systemd_sockets = use_sockets(settings, passed_sockets(os.environ))
+    check_required_tokens(settings)
+    log_privileges(settings, os.environ, platform_decides=options.make_platform is not None)
     worker_files = raise_file_limit()
-    stopping = options.stopping or StopEvents()
+    stop_events = options.stop_events or StopEvents()
     tls = tls_context(settings)
-    if options.stopping is None:
-        _stop_on_signals(stopping)
+    if options.stop_events is None:
+        _stop_on_signals(stop_events)
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(find_predecessor(settings)) if options.replace else None
-        if not options.answer_first and options.hosted is None:
+        predecessor = stack.enter_context(find_predecessor(settings)) if options.replace else None
+        if not options.answer_first and options.make_platform is None:
             check_models(models, settings)
         output = stack.enter_context(_worker_output(settings))
-        # The registry comes before the ports, because a plugin may be missing.
+        # The registry is created before addresses are bound, because loading a plugin may fail.
         registry = Registry(
             settings,
             worker_files,
             output,
-            replaces=old is not None,
+            replaces=predecessor is not None,
             gpu_processes=gpu_processes,
         )
-        sockets = passed if old is None else old.sockets | passed
-        bound = stack.enter_context(listeners(settings, sockets, grpc if old is None else ()))
-        keys = stack.enter_context(_keys(settings, old, stopping.replaced))
-        jobs = None if options.hosted else make_jobs(registry, settings)
+        sockets = systemd_sockets if predecessor is None else predecessor.sockets | systemd_sockets
+        bound_listeners = stack.enter_context(
+            listeners(settings, sockets, grpc if predecessor is None else ())
+        )
+        keys = stack.enter_context(_open_keys(settings, predecessor, stop_events.replaced))
+        jobs = None if options.make_platform else make_jobs(registry, settings)
         options.on_bound()
         registry.tracer = stack.enter_context(tracing(settings, os.environ))
         stack.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
         workflows = Workflows(registry)
-        import_task = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
+        import_task = asyncio.ensure_future(asyncio.to_thread(import_modules)) if grpc else None
         try:
             load = register_all if options.answer_first else load_all
-            async with watched_loading(registry, options.on_loading):
+            async with report_loading(registry, options.on_loading):
                 versions = await _run_until(
-                    stopping.asked, load(registry, () if options.hosted else models)
+                    stop_events.stop_requested,
+                    load(registry, () if options.make_platform else models),
                 )
             if import_task is not None:
                 await import_task
             if (
                 versions is None
                 or await _run_until(
-                    stopping.asked,
-                    load_workflows(workflows, starts, or_log=options.answer_first),
+                    stop_events.stop_requested,
+                    load_workflows(workflows, start_workflows, log_failures=options.answer_first),
                 )
                 is None
             ):
                 return
-            if options.hosted is None:
+            if options.make_platform is None:
                 warn_of_unknown_models(settings, registry.names)
             make_server = partial(
                 RunningServer,
@@ -224,10 +232,12 @@ async def serve_async(
                 workflows=list(workflows.workflows.values()),
                 registry=registry,
             )
-            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, old)
-            await _answer(
+            parts = _ServerParts(
+                settings, registry, workflows, keys, bound_listeners, grpc, tls, jobs, predecessor
+            )
+            await _serve_requests(
                 parts,
-                stopping,
+                stop_events,
                 options,
                 models,
                 lambda addresses: on_ready(make_server(addresses)),
@@ -240,9 +250,8 @@ async def serve_async(
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
     """Return a context that collects workers' output, and yields the path of its socket.
 
-    With log files, workers have their own file. With a JSON log, one process writes all lines. At a
-    terminal, this process writes the output of native code and of programs, which could contain
-    control sequences.
+    Output is collected for a separate log file, or to convert it to JSON lines. At a terminal, it
+    is collected because the output of native code and programs could contain control sequences.
     """
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
@@ -258,14 +267,14 @@ def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]
 
 
 @contextlib.contextmanager
-def _keys(
-    settings: Settings, old: Predecessor | None, is_replaced: asyncio.Event
+def _open_keys(
+    settings: Settings, predecessor: Predecessor | None, is_replaced: asyncio.Event
 ) -> Generator[Keys, None, None]:
-    """Yield the keys, whose file exists as long as the server.
+    """Yield the keys, and remove their file at the end.
 
-    Servers that replace each other have the same tokens.
+    A server that replaces another one has the same tokens, so the file then stays.
     """
-    keys = start_keys(settings, None if old is None else old.tokens)
+    keys = start_keys(settings, None if predecessor is None else predecessor.tokens)
     if keys.file is not None:
         logger.info(
             "requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or"
@@ -275,18 +284,20 @@ def _keys(
     try:
         yield keys
     finally:
-        if not is_replaced.is_set() and (old is None or old.replaced or old.has_ended):
+        if not is_replaced.is_set() and (
+            predecessor is None or predecessor.is_replaced or predecessor.has_ended
+        ):
             keys.remove()
 
 
-async def _answer(
+async def _serve_requests(
     parts: _ServerParts,
-    stopping: StopEvents,
+    stop_events: StopEvents,
     options: ServeOptions,
     models: Sequence[StartModel],
     on_ready: Callable[[dict[str, str]], None],
 ) -> None:
-    """Serve from the first request to the last; `on_ready` gets the addresses by role."""
+    """Listen, and answer requests until the stop; `on_ready` gets the addresses by role."""
     settings = parts.settings
     registry = parts.registry
     listeners = parts.listeners
@@ -300,10 +311,12 @@ async def _answer(
     apps = build_apps(
         registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs
     )
-    hosted = _hosted(options, registry, apps)
+    platform = _make_platform(options, registry, apps)
     counts = apps[0].counts
-    old = parts.predecessor
-    ports = bind(registry, settings, parts.keys, parts.grpc, counts, replaces=old is not None)
+    predecessor = parts.predecessor
+    ports = bind(
+        registry, settings, parts.keys, parts.grpc, counts, replaces=predecessor is not None
+    )
     servers = ServerGroup(settings, apps, listeners, ports, parts.tls)
     try:
         async with (
@@ -317,10 +330,10 @@ async def _answer(
                 "models keep their number of workers", repeat(INTERVAL_S, registry.elastic.adjust)
             ),
         ):
-            if old is not None:
-                await old.take_over()
+            if predecessor is not None:
+                await predecessor.take_over()
                 try:
-                    parts.keys.follow(old.tokens)
+                    parts.keys.adopt_tokens(predecessor.tokens)
                 except OSError as error:
                     logger.error(
                         "the tokens cannot be written to %s: %s", parts.keys.file, error.strerror
@@ -330,32 +343,32 @@ async def _answer(
                 if jobs is not None:
                     jobs.store.follow(settings.drain_timeout + RESPONSE_TIMEOUT_S)
             await servers.start()
-            # Models are registered, so a stored request for an unknown one can be refused.
+            # All models are registered, so a stored request for an unknown model can be refused.
             if jobs is not None:
                 await jobs.resume()
             if snapshots is not None:
                 snapshots.begin(registry)
-            if options.stopping is None:
+            if options.stop_events is None:
                 gc.collect()
-                # Modules, routes and schemas stay for ever, so collections, which block the loop,
-                # should skip them.
+                # Garbage collections block the loop. They should skip objects that are never freed:
+                # modules, routes and schemas.
                 gc.freeze()
-            path = handover_path(settings) if options.hosted is None else None
-            # Clients renew the tokens, so they are read when they are needed.
-            tokens = partial(made_up_tokens, parts.keys, settings)
+            path = handover_path(settings) if options.make_platform is None else None
+            # The tokens are read when they are needed, because clients may renew them.
+            tokens = partial(generated_tokens, parts.keys, settings)
 
             def on_replaced() -> None:
-                stopping.replaced.set()
+                stop_events.replaced.set()
                 parts.keys.hand_over()
                 if jobs is not None:
                     jobs.store.hand_over()
-                stopping.asked.set()
+                stop_events.stop_requested.set()
 
             async with replaceable(path, listeners, tokens, on_replaced) as handover:
                 on_ready(servers.addresses)
                 options.on_answering()
-                failure = await _wait_for_stop(hosted, models, stopping)
-            if handover.is_taken:
+                failure = await _wait_for_stop(platform, models, stop_events)
+            if handover.is_successor_ready:
                 servers.leave()
                 handover.confirm()
                 logger.info(
@@ -367,8 +380,8 @@ async def _answer(
                 registry.stop()
             if snapshots is not None:
                 snapshots.end(registry)
-            if not handover.is_taken:
-                await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
+            if not handover.is_successor_ready:
+                await _delay_stop(0 if failure else settings.shutdown_delay, stop_events.stop_now)
                 if failure is None:
                     text = (
                         "stopping: no new requests; accepted requests are answered within %d s."
@@ -377,11 +390,11 @@ async def _answer(
                     logger.info(text, settings.drain_timeout)
             drain = 0 if failure else settings.drain_timeout
             await asyncio.gather(
-                servers.stop(registry, stopping.hurry, drain),
-                *([] if jobs is None else [jobs.stop(drain, stopping.hurry)]),
+                servers.stop(registry, stop_events.stop_now, drain),
+                *([] if jobs is None else [jobs.stop(drain, stop_events.stop_now)]),
             )
-            if handover.is_awaited:
-                stopping.replaced.set()
+            if handover.is_successor_loading:
+                stop_events.replaced.set()
     finally:
         if jobs is not None:
             await jobs.close()
@@ -392,48 +405,48 @@ async def _answer(
         raise failure
 
 
-def _hosted(
+def _make_platform(
     options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]
 ) -> HostedPlatform | None:
-    if options.hosted is None:
+    if options.make_platform is None:
         return None
     app = next(app for app in apps if app.predictions is not None)
-    app.platform = hosted = options.hosted(registry, app)
-    return hosted
+    app.platform = platform = options.make_platform(registry, app)
+    return platform
 
 
 async def _wait_for_stop(
-    hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: StopEvents
+    platform: HostedPlatform | None, models: Sequence[StartModel], stop_events: StopEvents
 ) -> TsxError | ArchiveError | None:
-    """Wait for a stop, or for the failure of a model that loads while the server answers."""
+    """Wait for a stop, or return the error of a model that could not be loaded."""
     try:
-        if hosted is not None:
-            await _run_until(stopping.asked, hosted.load(models))
-        await stopping.asked.wait()
+        if platform is not None:
+            await _run_until(stop_events.stop_requested, platform.load(models))
+        await stop_events.stop_requested.wait()
     except (TsxError, ArchiveError) as error:
         return error
     return None
 
 
-async def _delay(seconds: float, hurry: asyncio.Event) -> None:
-    """Continue to answer while load balancers notice that the server is no longer ready."""
+async def _delay_stop(seconds: float, stop_now: asyncio.Event) -> None:
+    """Continue to accept requests until load balancers notice that the server is not ready."""
     if seconds:
         logger.info(
             "stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again"
             " to stop at once",
             seconds,
         )
-        await wait_for_event(hurry, seconds)
+        await wait_for_event(stop_now, seconds)
 
 
-def _stop_on_signals(stopping: StopEvents) -> None:
-    """Let the first signal request a stop, and a second Ctrl-C an immediate one."""
+def _stop_on_signals(stop_events: StopEvents) -> None:
+    """Handle signals: the first one requests a stop, and a second Ctrl-C an immediate stop."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        if stopping.asked.is_set() and number == signal.SIGINT:
-            stopping.hurry.set()
-        stopping.asked.set()
+        if stop_events.stop_requested.is_set() and number == signal.SIGINT:
+            stop_events.stop_now.set()
+        stop_events.stop_requested.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if sys.platform == "win32":
@@ -444,9 +457,9 @@ def _stop_on_signals(stopping: StopEvents) -> None:
 
 async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
     """Return the result of `work`, or None if the stop comes first."""
-    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    task, stop_task = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    stop_task.cancel()
     if task.done():
         return task.result()
     task.cancel()
@@ -458,6 +471,7 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     if sys.platform == "win32":
         asyncio.run(main)
     else:
-        import uvloop  # unavailable on Windows
+        # The package uvloop does not exist on Windows.
+        import uvloop
 
         uvloop.run(main)

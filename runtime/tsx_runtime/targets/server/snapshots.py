@@ -1,4 +1,4 @@
-"""Snapshots: files with the registered models and their settings, for the next server's start."""
+"""Snapshots: files with the registered models and settings, from which the next server starts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tsx_runtime.settings.torchserve import Snapshot as Saved
 from tsx_runtime.sources import is_hub
 
 KINDS = ("startup", "snapshot", "shutdown")
-TIME_FORMAT = "%Y%m%d%H%M%S%f"  # the start of a file's name, to milliseconds
-MAX_SNAPSHOTS = 100  # limit of the kind `snapshot`, which every change writes
+TIME_FORMAT = "%Y%m%d%H%M%S%f"  # beginning of a file's name, without the last three digits
+MAX_SNAPSHOTS = 100  # limit for files of the kind `snapshot`, which every change writes
 
 logger = logging.getLogger("tsx.snapshots")
 
 
 class Snapshots:
-    """The writer of snapshots into `directory`, in TorchServe's format.
+    """A writer of snapshots in TorchServe's format.
 
-    `base` is the server's configuration.
+    Each snapshot also contains `base`, the server's configuration.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Snapshots:
         self.write("shutdown", registry)
 
     def write(self, kind: str, registry: Registry) -> None:
-        """Write a snapshot; log a failure, since the change itself stays."""
+        """Write a snapshot; a failure is only logged, because the change itself succeeded."""
         created = int(self._clock() * 1000)
         try:
             private_directory(self._directory)
@@ -66,49 +66,49 @@ class Snapshots:
                 registry.models.values(), path.name, created, self._store, _unloaded(registry)
             )
             text = format_properties(self._base | {SNAPSHOT: snapshot})
-            # A configuration may contain passwords, so only this user can read the file.
+            # Only this user can read the file, because a configuration may contain passwords.
             with write_atomically(path, mode=0o600, durable=False) as file:
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
-            for old in _sorted_files(self._directory, ["snapshot"])[:-MAX_SNAPSHOTS]:
-                old.unlink()
-        except (OSError, ValueError) as error:  # ValueError: a file's name has an invalid date
+            for old_snapshot in _sorted_files(self._directory, ["snapshot"])[:-MAX_SNAPSHOTS]:
+                old_snapshot.unlink()
+        except (OSError, ValueError) as error:  # The date in a file's name may be invalid.
             logger.error("no snapshot was written into %s: %s", self._directory, error)
 
     def _time(self) -> datetime:
-        """Return a time that is later than those of all other snapshots.
+        """Return a time that is later than the times of all other snapshots.
 
-        The clock may have gone back, or the last snapshot may be of the same millisecond.
+        The clock may have been set back, or the last snapshot may have the same millisecond.
         """
         now = datetime.fromtimestamp(self._clock())
-        last = last_snapshot(self._directory)
+        last_path = last_snapshot(self._directory)
         return (
             now
-            if last is None
+            if last_path is None
             else max(
                 now,
-                datetime.strptime(last.name.partition("-")[0], TIME_FORMAT)
+                datetime.strptime(last_path.name.partition("-")[0], TIME_FORMAT)
                 + timedelta(milliseconds=1),
             )
         )
 
 
 def last_snapshot(directory: Path) -> Path | None:
-    """Return the last snapshot by its name, which begins with the time."""
+    """Return the last snapshot in the order of names, which begin with the time."""
     return next(iter(reversed(_sorted_files(directory, KINDS))), None)
 
 
 def snapshot_to_start_from(directory: Path) -> Path | None:
-    """Return the last snapshot, if any.
+    """Return the last snapshot, or None.
 
     Raises:
-        SettingError: It is damaged, or another user could have written it. A snapshot names models,
-            whose code is run.
+        SettingError: The snapshot is damaged, or another user could have written it. That would
+            be dangerous, because the code of its models is run.
     """
-    last = last_snapshot(directory)
-    if last is not None:
+    last_path = last_snapshot(directory)
+    if last_path is not None:
         try:
-            check_file(last)
-            if SNAPSHOT.encode() not in last.read_bytes():
+            check_file(last_path)
+            if SNAPSHOT.encode() not in last_path.read_bytes():
                 raise OSError(errno.EINVAL, f"it has no {SNAPSHOT}, so its models would be lost")
         except OSError as error:
             advice = (
@@ -116,9 +116,9 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
                 " your own"
             )
             raise SettingError(
-                f"The last snapshot, {last}, is not used: {error.strerror}. {advice}"
+                f"The last snapshot, {last_path}, is not used: {error.strerror}. {advice}"
             ) from error
-    return last
+    return last_path
 
 
 def describe(
@@ -127,12 +127,12 @@ def describe(
     """Return the text of a snapshot.
 
     Nodes of workflows are omitted, because their workflow registers them. `unloaded` is copied
-    unchanged, so that a file that is missing for a while costs no model.
+    unchanged, so that a model is not lost if its file is missing for a while.
     """
     missing_defaults = {
         name
-        for name, absent in unloaded.items()
-        if any(version.default_version for version in absent.values())
+        for name, unloaded_versions in unloaded.items()
+        if any(version.default_version for version in unloaded_versions.values())
     }
     versions = {
         model.name: {
@@ -141,13 +141,17 @@ def describe(
                 version.version == model.default and model.name not in missing_defaults,
                 store,
             )
-            for version in listed
+            for version in archive_versions
         }
         for model in models
-        if (listed := [version for version in model.versions.values() if not version.workflow])
+        if (
+            archive_versions := [
+                version for version in model.versions.values() if not version.workflow
+            ]
+        )
     }
-    for model_name, absent in unloaded.items():
-        versions.setdefault(model_name, {}).update(absent)
+    for model_name, unloaded_versions in unloaded.items():
+        versions.setdefault(model_name, {}).update(unloaded_versions)
     count = sum(map(len, versions.values()))
     saved = Saved(name=name, model_count=count, created=created, models=versions)
     return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)
@@ -156,7 +160,7 @@ def describe(
 def _unloaded(registry: Registry) -> Versions:
     """Return the settings of versions that could not be loaded.
 
-    They keep the default version of their model until another is chosen.
+    Such a version stays the default version of its model, until another one is chosen.
     """
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
     for name, number in registry.unloaded:
@@ -184,9 +188,9 @@ def _version_settings(
 
 
 def _source_name(version: ModelVersion, store: Path | None) -> str:
-    """Return the source that the next server can load.
+    """Return the source from which the next server can load the version.
 
-    It is a model of the Hub, a file's name in the model store, or else a whole path.
+    It is a URL of the Hub, a path in the model store, or else an absolute path.
     """
     if is_hub(version.url):
         return version.url

@@ -37,17 +37,17 @@ logger = logging.getLogger("tsx.server")
 class StartModel:
     """A model to load at the start.
 
-    Without a path, the order's URL names the source, as in a registration.
+    If `path` is None, the URL in `order` is the source, as in a registration.
     """
 
     path: Path | None
     order: RegisterOrder
-    default: bool = False  # whether this version answers requests that name none
-    archive: OpenArchive | None = None  # an open archive, for a path without a manifest
+    default: bool = False  # whether this is the default version
+    archive: OpenArchive | None = None  # an open archive, if the path has no manifest
 
 
 def check_models(models: Sequence[StartModel], settings: Settings) -> None:
-    """Check archives before any port is bound.
+    """Check archives before any address is bound.
 
     Raises:
         ArchiveError: An archive cannot be read.
@@ -55,7 +55,7 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
     """
     names, errors = set(), []
     for model in models:
-        # Reading a packed manifest takes long.
+        # Reading the manifest of a .tar.gz would take long.
         if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):
             continue
         try:
@@ -75,13 +75,15 @@ class LoadStatus(NamedTuple):
     """The progress of a start."""
 
     seconds: float
-    # The file's name, the step, bytes so far, bytes in all.
+    # name of the file, step, bytes so far, total bytes
     opening: list[tuple[str, str, int, int]]
-    loading: list[tuple[str, str, int]]  # model, worker, bytes of its memory
+    loading: list[
+        tuple[str, str, int]
+    ]  # name of the model, id of the worker, bytes of the worker's memory
 
 
 @contextlib.asynccontextmanager
-async def watched_loading(
+async def report_loading(
     registry: Registry, report: Callable[[LoadStatus], None] | None
 ) -> AsyncIterator[None]:
     """Call `report` at intervals while models load."""
@@ -120,21 +122,21 @@ async def _watch(registry: Registry, report: Callable[[LoadStatus], None]) -> No
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """Load all models concurrently, until their workers are ready; a failure ends the start."""
+    """Load all models concurrently, and wait for their workers; a failure ends the start."""
     versions = await _finish_all(_load(registry, model) for model in models)
     _set_defaults(registry, zip(models, versions, strict=True))
     return versions
 
 
-async def _finish_all(loads: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all to their ends, so that one start names all that fail."""
-    results = await asyncio.gather(*loads, return_exceptions=True)
+async def _finish_all(load_coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run all coroutines to their ends, so that one start reports all failures."""
+    results = await asyncio.gather(*load_coroutines, return_exceptions=True)
     _raise_all([result for result in results if isinstance(result, BaseException)])
     return results
 
 
 def _raise_all(errors: Sequence[BaseException]) -> None:
-    """Raise the only error, or an error with a line for each; do nothing if there is none."""
+    """Raise the only error, or one error with a line for each; without errors do nothing."""
     messages = [error.message for error in errors if isinstance(error, TsxError | ArchiveError)]
     if len(messages) > 1:
         raise LoadFailed("\n".join([f"{len(messages)} files cannot be served:", *messages]))
@@ -143,9 +145,9 @@ def _raise_all(errors: Sequence[BaseException]) -> None:
 
 
 async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """Register all models, like TorchServe: workers load while the server already answers.
+    """Register all models without waiting for their workers, as TorchServe does.
 
-    A model that cannot be registered is logged and skipped.
+    A model that cannot be registered is skipped, and its error is logged.
     """
     versions = await asyncio.gather(*(_register_or_log(registry, model) for model in models))
     registered = [
@@ -162,7 +164,7 @@ async def _load(registry: Registry, model: StartModel) -> ModelVersion:
         return await _register(
             registry, replace(model, order=replace(model.order, must_load=True)), wait=True
         )
-    except LoadFailed as error:  # The message must name the model.
+    except LoadFailed as error:  # The message must contain the model's name.
         raise error.named(model.order.url) from error
 
 
@@ -185,12 +187,14 @@ async def _register(registry: Registry, model: StartModel, *, wait: bool) -> Mod
     return await registry.register_path(model.path, model.order, wait=wait)
 
 
-def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelVersion]]) -> None:
-    """Set the default versions, which would be those whose archives were opened first."""
-    configured = registry.settings.model_versions
+def _set_defaults(
+    registry: Registry, loaded_models: Iterable[tuple[StartModel, ModelVersion]]
+) -> None:
+    """Set the default versions; otherwise they would depend on the order of loading."""
+    configured_versions = registry.settings.model_versions
     defaults: dict[str, tuple[str, bool]] = {}
-    for model, version in started:
-        saved = configured.get(version.name, {}).get(version.version)
+    for model, version in loaded_models:
+        saved = configured_versions.get(version.name, {}).get(version.version)
         is_explicit = model.default or (saved is not None and saved.default_version is True)
         if is_explicit or version.name not in defaults:
             defaults[version.name] = version.version, is_explicit
@@ -199,9 +203,9 @@ def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelV
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:
-    """Return the models of `model_snapshot`, or else of `load_models`.
+    """Return the models of the setting `model_snapshot`, or else of `load_models`.
 
-    The latter has `all`, or `[name=]file` in the model store.
+    Entries of `load_models` are `all`, or `[name=]file` in the model store.
 
     Raises:
         SettingError: A file or the model store is missing.
@@ -224,10 +228,10 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
 def _resolve_entries(
     entries: Sequence[str], store: Path | None, setting: str, is_match: Callable[[Path], bool]
 ) -> list[tuple[str | None, str, Path | None]]:
-    """Return name, file and path of each entry, `[name=]file` or `all`; a URL has no path."""
+    """Return name, file and path of each entry (`[name=]file` or `all`); a URL has no path."""
     if [entry.lower() for entry in entries] == ["all"]:
-        everything = _resolve_path("all", store, setting).parent.iterdir()
-        paths = sorted(path for path in everything if is_match(path) and path.name[0] != ".")
+        store_paths = _resolve_path("all", store, setting).parent.iterdir()
+        paths = sorted(path for path in store_paths if is_match(path) and path.name[0] != ".")
         return [(None, path.name, path) for path in paths]
     pairs = map(split_name, entries)
     return [
@@ -245,7 +249,7 @@ def _resolve_path(file: str, store: Path | None, setting: str) -> Path:
 
 
 def _looks_like_model(path: Path) -> bool:
-    """Tell whether a path may be a model; `lost+found` belongs to the file system."""
+    """Tell whether a path may be a model; a file system's `lost+found` is not."""
     return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and path.name != "lost+found"
 
 
@@ -280,7 +284,7 @@ def _restore(name: str, number: str, saved: VersionSettings, store: Path | None)
 
 
 def split_name(entry: str) -> tuple[str, str]:
-    """Split `[name=]file`; the name may be empty. A URL may contain a `=`."""
+    """Split `[name=]file` into name (possibly empty) and file; a URL may contain `=` too."""
     name, equals, file = entry.partition("=")
     return (name, file) if equals and "/" not in name else ("", entry)
 
@@ -289,7 +293,7 @@ def split_name(entry: str) -> tuple[str, str]:
 class StartWorkflow:
     """A workflow to load at the start.
 
-    Without a path, the order's URL names the source, as in a registration.
+    If `path` is None, the URL in `order` is the source, as in a registration.
     """
 
     path: Path | None
@@ -297,13 +301,13 @@ class StartWorkflow:
 
 
 async def load_workflows(
-    workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool
+    workflows: Workflows, starts: Iterable[StartWorkflow], *, log_failures: bool
 ) -> list[Workflow]:
     """Load all workflows concurrently.
 
-    With `or_log`, a failure is logged and the workflow skipped. Otherwise it ends the start.
+    With `log_failures`, a failure is logged and the workflow skipped. Otherwise it ends the start.
     """
-    loaded = await _finish_all(_load_workflow(workflows, start, or_log) for start in starts)
+    loaded = await _finish_all(_load_workflow(workflows, start, log_failures) for start in starts)
     return [workflow for workflow in loaded if workflow is not None]
 
 
@@ -330,7 +334,7 @@ def start_workflow(path: Path, name: str | None = None) -> StartWorkflow:
 
 
 async def _load_workflow(
-    workflows: Workflows, start: StartWorkflow, or_log: bool
+    workflows: Workflows, start: StartWorkflow, log_failures: bool
 ) -> Workflow | None:
     try:
         if start.path is None:
@@ -338,7 +342,7 @@ async def _load_workflow(
         else:
             workflow = await workflows.register_path(start.path, start.order)
     except TsxError as error:
-        if not or_log:
+        if not log_failures:
             raise
         logger.error("workflow %s is not served: %s", start.order.url, error.message)
         return None
@@ -347,7 +351,7 @@ async def _load_workflow(
 
 
 def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
-    """Log the models that the settings name and the server does not serve."""
+    """Log models that are in the settings but are not served."""
     for name in dict.fromkeys(
         (*settings.models, *settings.model_versions, *settings.trust_remote_code)
     ):
@@ -360,18 +364,18 @@ def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
 
 
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
-    """Log the user and the hidden variables, if that matters for security.
+    """Log a warning if the server runs as root, and log the hidden variables.
 
-    `platform_decides` tells whether the platform chooses the user of the server.
+    With `platform_decides`, the platform has chosen the server's user, so there is no warning.
     """
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning(
             "the server runs as root, and so does the code of every model; run it as a separate"
             " user (see docs/guides/security.md)"
         )
-    hidden = [name for name in hidden_variables(settings, env) if name not in SERVER_SECRETS]
-    if hidden:
+    hidden_names = [name for name in hidden_variables(settings, env) if name not in SERVER_SECRETS]
+    if hidden_names:
         logger.info(
             "models cannot read these environment variables unless pass_env names them: %s",
-            ", ".join(sorted(hidden)),
+            ", ".join(sorted(hidden_names)),
         )

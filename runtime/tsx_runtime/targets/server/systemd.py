@@ -1,8 +1,8 @@
 """Listening sockets that systemd passes to a server (socket activation).
 
-https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html describes the variables:
-descriptors begin at 3, LISTEN_FDS is their number, LISTEN_FDNAMES their names, and LISTEN_PID the
-process. A name (`FileDescriptorName=`) is the role of the address that the socket is for.
+https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html describes the variables.
+The first descriptor is 3. LISTEN_FDS is the number of descriptors, LISTEN_FDNAMES their names, and
+LISTEN_PID the process. A name (`FileDescriptorName=`) must be the role of the socket's address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 def passed_sockets(env: MutableMapping[str, str]) -> dict[str, socket.socket]:
     """Return the sockets by role, and remove the variables from the environment.
 
-    The processes that the server starts must not see the variables.
+    They are removed, because processes that the server starts must not see them.
 
     Raises:
         SettingError: A socket has no role or does not listen.
@@ -64,21 +64,23 @@ def use_sockets(
 ) -> tuple[Settings, dict[str, PassedSocket]]:
     """Return settings with the addresses of the sockets, and the sockets by `bound_name`.
 
-    Roles with the same address stay together.
+    Roles that had the same address still have the same address.
     """
-    configured = {role: getattr(settings, f"{role}_address") for role in ROLES}
-    changed, passed = {}, {}
+    configured_addresses = {role: getattr(settings, f"{role}_address") for role in ROLES}
+    changed_settings, sockets_by_name = {}, {}
     for role, sock in sockets.items():
-        address = _address(sock, parse_address(configured[role]))
-        passed[bound_name(address)] = PassedSocket(sock, is_owned=False)
-        for other_role, old in configured.items():
-            if other_role == role or (old == configured[role] and other_role not in sockets):
-                changed[f"{other_role}_address"] = str(address)
-    return settings.model_copy(update=changed), passed
+        address = _address(sock, parse_address(configured_addresses[role]))
+        sockets_by_name[bound_name(address)] = PassedSocket(sock, is_owned=False)
+        for other_role, other_address in configured_addresses.items():
+            if other_role == role or (
+                other_address == configured_addresses[role] and other_role not in sockets
+            ):
+                changed_settings[f"{other_role}_address"] = str(address)
+    return settings.model_copy(update=changed_settings), sockets_by_name
 
 
-def _address(sock: socket.socket, configured: Address) -> Address:
+def _address(sock: socket.socket, configured_addresses: Address) -> Address:
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return Address("", 0, "unix", name)
-    return Address(name[0], name[1], "https" if configured.scheme == "https" else "http")
+    return Address(name[0], name[1], "https" if configured_addresses.scheme == "https" else "http")

@@ -1,4 +1,4 @@
-"""The certificate of https addresses, which is read once at the start."""
+"""The TLS certificate of the server, which is read once at the start."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         return _load_pem(
             read_keystore(settings.keystore, settings.keystore_pass), settings.keystore
         )
-    return _load(*_check_pair(settings, names[0]))
+    return _load_files(*_check_pair(settings, names[0]))
 
 
 def read_pem(settings: Settings, setting: str) -> tuple[bytes, bytes]:
-    """Return key and certificates for gRPC, which makes its own context.
+    """Return key and certificates as PEM for gRPC, which creates its own context.
 
-    `setting` names the setting that needs them.
+    `setting` is the name of the setting that requires them, for errors.
 
     Raises:
         SettingError: The certificate or the key cannot be used.
@@ -70,7 +70,7 @@ def read_pem(settings: Settings, setting: str) -> tuple[bytes, bytes]:
         _load_pem(pem, settings.keystore)
         return pem.key, pem.certificates
     certificate, key = _check_pair(settings, setting)
-    _load(certificate, key)
+    _load_files(certificate, key)
     return key.read_bytes(), certificate.read_bytes()
 
 
@@ -83,7 +83,7 @@ def _from_keystore(settings: Settings) -> bool:
 
 
 def _check_pair(settings: Settings, setting: str) -> tuple[Path, Path]:
-    """Return the files of the certificate and the key after checks."""
+    """Check the files of the certificate and the key, and return their paths."""
     certificate, key = settings.certificate_file, settings.private_key_file
     if certificate is None or key is None:
         missing = " and ".join(
@@ -112,9 +112,9 @@ def _check_pem(path: Path, name: str, kind: str) -> None:
     if f"{kind}-----" in text:
         return
     if "-----BEGIN " in text:
-        actual = text.partition("-----BEGIN ")[2].partition("-----")[0]
+        actual_kind = text.partition("-----BEGIN ")[2].partition("-----")[0]
         raise SettingError(
-            f"{name}: {path} holds a {actual}, not a {kind}. Are certificate_file and"
+            f"{name}: {path} holds a {actual_kind}, not a {kind}. Are certificate_file and"
             " private_key_file swapped?"
         )
     command = (
@@ -127,7 +127,7 @@ def _check_pem(path: Path, name: str, kind: str) -> None:
     )
 
 
-def _load(certificate: Path, key: Path) -> ssl.SSLContext:
+def _load_files(certificate: Path, key: Path) -> ssl.SSLContext:
     def refuse_password() -> str:
         raise SettingError(
             f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in"
@@ -152,7 +152,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
 def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
     context = server_context()
     try:
-        # OpenSSL reads keys and certificates only from files.
+        # `load_cert_chain` can read keys and certificates only from files.
         with _as_file(pem.certificates) as certificates, _as_file(pem.key) as key:
             context.load_cert_chain(certificates, key)
     except ssl.SSLError as error:
@@ -167,20 +167,20 @@ def server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it.
+    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on this.
     return context
 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Yield the path of a file with `content`; on Linux in memory, so that no disk has the key."""
+    """Yield the path of a file with `content`; on Linux it is in memory, not on a disk."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("tsx-tls"), "wb") as memory:
             memory.write(content)
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    # No other user can read this directory.
+    # Other users cannot read this directory.
     with tempfile.TemporaryDirectory(dir=temporary_directory()) as directory:
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:
@@ -198,22 +198,22 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def is_trusted_as(host: str, settings: Settings) -> bool:
-    """Tell whether clients that trust the certificate can call the server by a name.
+    """Tell whether a client that trusts the certificate accepts it for a host name.
 
-    The handshake of such a client (`curl --cacert`) is tried in memory.
+    This performs the handshake of such a client (`curl --cacert`) in memory.
     """
     if settings.certificate_file is None or settings.private_key_file is None:
-        return False  # With a keystore, there is no certificate file for clients.
+        return False  # With a keystore, there is no certificate file that clients could trust.
     context = ssl.create_default_context(cafile=settings.certificate_file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server, server_hostname=host)
-    server = _load(settings.certificate_file, settings.private_key_file).wrap_bio(
+    server = _load_files(settings.certificate_file, settings.private_key_file).wrap_bio(
         to_server, to_client, server_side=True
     )
-    for end in (client, server, client):
+    for endpoint in (client, server, client):
         try:
-            end.do_handshake()
+            endpoint.do_handshake()
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLError:

@@ -1,10 +1,11 @@
 """TLS between a plain transport and a connection's protocol, in place of asyncio's `ssl=`.
 
-asyncio has its own buffers for each connection: large bodies pass some 256 KiB of them in turn. It
-also asks OpenSSL once more after each read, which costs an exception. Here all connections of a
-listener share one buffer and one pair of BIOs. These are empty whenever a protocol runs, because
-OpenSSL itself stores the beginning of an incomplete record. Decrypted data is passed on in its
-records. There is no renegotiation (`tls.py`), so writing never waits for the client.
+asyncio has separate buffers of some 256 KiB for each connection, which large bodies fill again and
+again. It also calls OpenSSL once more after each read, which raises an exception. Here all
+connections of a listener share one buffer and one pair of BIOs (OpenSSL's memory buffers). The BIOs
+are empty whenever a protocol runs, because OpenSSL itself stores the beginning of an incomplete
+record. Each decrypted record is passed on separately. There is no renegotiation (`tls.py`), so
+writing never waits for the client.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from typing import Any, cast
 from tsx_runtime.http.turns import Turns
 
 RECORD_BYTES = 16 << 10  # maximum size of a TLS record
-# The limit of one read, as uvloop has it for plain connections, and of one encryption: a BIO never
-# shrinks.
+# Limit of one read, as in uvloop for plain connections. It is also the limit of one encryption,
+# because a BIO never shrinks.
 BUFFER_BYTES = 256 << 10
-# The time for a client to confirm the end of the connection. An idle one reads nothing, and so
-# never confirms.
+# Timeout for a client to confirm the end of the connection. An idle client reads nothing, and
+# therefore never confirms.
 CLOSE_TIMEOUT_S = 2.0
-# The size of one decryption: with more, a BIO would not stay in the processor's cache.
+# Limit of one decryption, so that the BIO stays in the processor's cache.
 PIECE_BYTES = 64 << 10
 
 logger = logging.getLogger("tsx.server")
 
 
 class TlsListener:
-    """The protocol factory of a listening socket, for `create_server`."""
+    """The protocol factory of a listening socket, which `create_server` takes."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class TlsListener:
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
-    """The protocol of a plain transport, and the transport of a connection's own protocol.
+    """A protocol for a plain transport, and a transport for the connection's own protocol.
 
-    The latter is created after the handshake.
+    The connection's own protocol is created after the handshake.
     """
 
     def __init__(self, listener: TlsListener) -> None:
@@ -73,9 +74,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._protocol: Any = None
         self._is_closing = False
         self._is_paused = False
-        self._has_yielded = False  # whether other connections have their turn
+        self._is_waiting_for_turn = False  # whether reading continues in a later turn
 
-    # The protocol of the plain transport
+    # Methods of the protocol for the plain transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._plain = cast("asyncio.Transport", transport)
@@ -116,7 +117,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._protocol is not None:
             self._protocol.resume_writing()
 
-    # Handshake, and reading
+    # Handshake and reading
 
     def _receive(self, data: memoryview) -> None:
         incoming = self._incoming
@@ -133,9 +134,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if incoming.pending:  # data after the client's close_notify
+        if incoming.pending:  # This is data after the client's close_notify, which is dropped.
             incoming.read()
-        # OpenSSL may have answered by itself, such as to a new key. This must not stay in the BIO.
+        # OpenSSL itself may have written a reply, for example to a key update. It must not stay in
+        # the BIO.
         self._send()
         for record in records:
             if not record:
@@ -150,38 +152,38 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._send()
             return
         except ssl.SSLError as error:
-            self._send()  # An alert tells the client the reason.
+            self._send()  # OpenSSL has written an alert that tells the client the reason.
             self._fail(error)
             return
         self._send()
         self._timer.cancel()
-        request = self._incoming.read()  # data that came with the end of the handshake
+        request = self._incoming.read()  # bytes that came with the last message of the handshake
         self._protocol = self._listener.new_protocol()
         self._protocol.connection_made(self)
         if request and not self._is_closing:
             self._receive(memoryview(request))
 
     def _yield_turn(self) -> None:
-        """Read on in another turn, because this one would read megabytes of one connection."""
-        if not self._has_yielded:
-            self._has_yielded = True
+        """Pause reading until another turn, so that one connection cannot fill this turn."""
+        if not self._is_waiting_for_turn:
+            self._is_waiting_for_turn = True
             self._plain.pause_reading()
             self._listener.turns.call_soon(self._resume_turn)
 
     def _resume_turn(self) -> None:
-        self._has_yielded = False
+        self._is_waiting_for_turn = False
         if (self._is_closing or not self._is_paused) and not self._plain.is_closing():
             self._plain.resume_reading()
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """Close the connection, and leave no data of it to the others."""
+        """Close the connection, and clear the shared BIOs for the other connections."""
         self._is_closing = True
         self._incoming.read()
         self._outgoing.read()
         logger.debug("a TLS connection is closed: %s", error)
         self._plain.close()
 
-    # The transport of the protocol
+    # Methods of the transport for the connection's own protocol
 
     def write(self, data: Any) -> None:
         if not data or self._is_closing:
@@ -193,7 +195,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 view = memoryview(data)
                 for start in range(0, len(view), BUFFER_BYTES):
                     self._send()
-                    # The client is gone, or the protocol ended it as it paused.
+                    # The client has left, or the protocol has closed in `pause_writing`.
                     if self._is_closing or self._plain.is_closing():
                         return
                     self._encrypt(view[start : start + BUFFER_BYTES])
@@ -210,9 +212,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._plain.write(self._outgoing.read())
 
     def close(self) -> None:
-        """Close after all data is sent and the client has confirmed.
+        """Close after all data has been sent and the client has confirmed.
 
-        Some clients lose the end of an answer if the connection ends at once.
+        If the connection ended at once, some clients would lose the end of an answer.
         """
         if self._is_closing:
             return
@@ -224,7 +226,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._timer = self._listener.loop.call_later(
                 self._listener.close_timeout_s, self._plain.close
             )
-            if self._is_paused and not self._has_yielded:
+            if self._is_paused and not self._is_waiting_for_turn:
                 self._plain.resume_reading()
             return
         except ssl.SSLError:  # The handshake is not complete.
@@ -242,13 +244,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def pause_reading(self) -> None:
         if not self._is_closing:
             self._is_paused = True
-            if not self._has_yielded:
+            if not self._is_waiting_for_turn:
                 self._plain.pause_reading()
 
     def resume_reading(self) -> None:
         if not self._is_closing:
             self._is_paused = False
-            if not self._has_yielded:
+            if not self._is_waiting_for_turn:
                 self._plain.resume_reading()
 
     def is_reading(self) -> bool:

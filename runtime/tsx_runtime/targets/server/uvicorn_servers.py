@@ -1,4 +1,4 @@
-"""The uvicorn and gRPC servers of the bound addresses: their start, and the order of their stop."""
+"""The uvicorn and gRPC servers of all addresses, and the order in which they stop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
 
-LAST_REQUESTS_S = 0.1  # time in which requests on the last connections still arrive
-LAST_ANSWERS_S = 5  # time for clients to read their errors after the drain timeout
+LAST_REQUESTS_S = 0.1  # time in which requests on the last connections may still arrive
+LAST_ANSWERS_S = 5  # time for clients to read errors after the drain timeout
 
 
 class ServerGroup:
-    """All servers of a process, from the first connection to the last answer."""
+    """All HTTP and gRPC servers of a process."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class ServerGroup:
         ports: Sequence[Port],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`apps` has one app for each listener."""
-        protocol = http_protocol()  # It is called once, because it may log a warning.
+        """Create the servers; `apps` has one app for each listener."""
+        protocol = http_protocol()  # This is called only once, because it may log a warning.
         self._servers = [
             _Server(app, protocol, settings, listener, tls)
             for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
-        self._leaving = False
+        self._is_replaced = False
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -58,69 +58,71 @@ class ServerGroup:
     async def start(self) -> None:
         self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
         for server, task in self._running.items():
-            await _wait_until_listening(server.up, task)
+            await _wait_until_listening(server.is_listening, task)
         for port in self._ports:
             await port.server.start()
 
     def leave(self) -> None:
         """Accept no more connections, because another server has the sockets.
 
-        Open connections may send one more request.
+        Each open connection may send one more request.
         """
-        self._leaving = True
+        self._is_replaced = True
         for server in self._running:
             server.leave()
 
-    async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
+    async def stop(self, registry: Registry, stop_now: asyncio.Event, seconds: float) -> None:
         """Refuse new connections, and return after the last answer.
 
-        Accepted requests are answered within `seconds`, or until `hurry` is set; then they are
-        refused. Health checks and metrics are answered until the last prediction is. After `leave`,
-        all connections end alike.
+        Requests that are not answered after `seconds`, or when `stop_now` is set, are refused.
+        Health checks and metrics are available until the last prediction is answered. After
+        `leave`, all servers stop at the same time.
         """
         end = time.monotonic() + seconds
-        first = [
+        inference_servers = [
             server
             for server in self._running
-            if self._leaving or "inference" in server.listener.roles
+            if self._is_replaced or "inference" in server.listener.roles
         ]
-        last = [server for server in self._running if server not in first]
-        calls = [port.server.stop(seconds + LAST_ANSWERS_S) for port in self._ports]
-        await self._drain([*self._end(first), *calls], registry, hurry, seconds)
-        await self._drain(self._end(last), registry, hurry, max(0.0, end - time.monotonic()))
+        other_servers = [server for server in self._running if server not in inference_servers]
+        grpc_stops = [port.server.stop(seconds + LAST_ANSWERS_S) for port in self._ports]
+        await self._drain([*self._end(inference_servers), *grpc_stops], registry, stop_now, seconds)
+        await self._drain(
+            self._end(other_servers), registry, stop_now, max(0.0, end - time.monotonic())
+        )
 
     def _end(self, servers: Sequence[_Server]) -> list[Awaitable[None]]:
         for server in servers:
-            server.listener.leave()
+            server.listener.remove_file()
         return [server.end(self._running[server]) for server in servers]
 
     async def _drain(
         self,
-        endings: Sequence[Awaitable[Any]],
+        server_stops: Sequence[Awaitable[Any]],
         registry: Registry,
-        hurry: asyncio.Event,
+        stop_now: asyncio.Event,
         timeout: float,
     ) -> None:
-        answering = asyncio.gather(*endings)
-        hurrying: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+        drain_task = asyncio.gather(*server_stops)
+        stop_now_task: asyncio.Future[Any] = asyncio.ensure_future(stop_now.wait())
         await asyncio.wait(
-            [answering, hurrying], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            [drain_task, stop_now_task], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
-        hurrying.cancel()
-        if not answering.done():
-            if self._leaving:
+        stop_now_task.cancel()
+        if not drain_task.done():
+            if self._is_replaced:
                 for server in self._running:
-                    server.end_connections(after_next=False)
-            # This refuses waiting requests and ends the workers, so each request gets an answer.
+                    server.end_connections(allow_one_more=False)
+            # This refuses waiting requests and ends the workers, so each request gets a response.
             await registry.close()
-        await answering
+        await drain_task
 
 
-async def _wait_until_listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Wait until the server listens; raise its error if it fails."""
-    waiting = asyncio.create_task(up.wait())
-    await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+async def _wait_until_listening(is_listening: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait until a server listens; if it fails, raise its error."""
+    listening_task = asyncio.create_task(is_listening.wait())
+    await asyncio.wait([listening_task, running], return_when=asyncio.FIRST_COMPLETED)
+    listening_task.cancel()
     if running.done():
         running.result()
 
@@ -135,15 +137,15 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_timeout,
-        proxy_headers=False,  # X-Forwarded-* is not trusted.
+        proxy_headers=False,  # X-Forwarded-* headers are not trusted.
         timeout_graceful_shutdown=settings.drain_timeout + LAST_ANSWERS_S,
     )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers and its own way to listen.
+    """uvicorn's server, without its signal handlers and its creation of sockets.
 
-    `server.py` handles signals, and `listeners.py` makes sockets.
+    `server.py` handles signals, and `listeners.py` creates sockets.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class _Server(uvicorn.Server):
         super().__init__(_uvicorn_config(app, http, settings))
         self.app = app
         self.listener = listener
-        self.up = asyncio.Event()
+        self.is_listening = asyncio.Event()
         self._accept: Callable[[], asyncio.BaseProtocol] = self._new_connection
         if tls is not None and listener.address.scheme == "https":
             self._accept = TlsListener(tls, self._new_connection, settings.header_timeout)
@@ -168,47 +170,47 @@ class _Server(uvicorn.Server):
             self._accept, sock=self.listener.sock, backlog=BACKLOG
         )
         self.servers.append(server)
-        self.up.set()
+        self.is_listening.set()
 
     def leave(self) -> None:
-        """Hand the socket over, and end each connection after its next answer."""
+        """Hand the socket over, and close each connection after its next answer."""
         self.listener.hand_over()
         for server in self.servers:
             server.close()
-        self.end_connections(after_next=True)
+        self.end_connections(allow_one_more=True)
 
     async def end(self, running: Awaitable[None]) -> None:
-        """Stop listening, answer accepted requests and return."""
+        """Stop listening, and return after accepted requests are answered."""
         if not self.listener.is_handed_over:
-            # No connection may arrive after the others have been told to end.
+            # No new connection may be accepted after the existing ones have been told to close.
             await self._stop_listening()
         self.should_exit = True
         await running
 
     async def _stop_listening(self) -> None:
-        """Accept the connections in the backlog, which the system would reset; close the socket."""
+        """Close the socket, after accepting the backlog's connections; else they would be reset."""
         loop = asyncio.get_running_loop()
-        with contextlib.closing(self.listener.sock.dup()) as listening:
-            listening.setblocking(False)
+        with contextlib.closing(self.listener.sock.dup()) as listening_socket:
+            listening_socket.setblocking(False)
             for server in self.servers:
                 server.close()
-            await asyncio.sleep(0)  # uvloop closes its descriptor at the end of a turn.
-            accepted = []
-            with contextlib.suppress(OSError):  # BlockingIOError: the backlog is empty
+            await asyncio.sleep(0)  # uvloop closes its own descriptor at the end of the turn.
+            accepted_sockets = []
+            with contextlib.suppress(OSError):  # A BlockingIOError means that the backlog is empty.
                 while True:
-                    accepted.append(listening.accept()[0])
-        for connection in accepted:
+                    accepted_sockets.append(listening_socket.accept()[0])
+        for connection in accepted_sockets:
             connection.setblocking(False)
-            with contextlib.suppress(OSError):  # Its client has left.
+            with contextlib.suppress(OSError):  # The client has left.
                 await loop.connect_accepted_socket(self._accept, connection)
         await asyncio.sleep(LAST_REQUESTS_S)
 
-    def end_connections(self, *, after_next: bool) -> None:
-        """End idle connections, and the others after their current answer.
+    def end_connections(self, *, allow_one_more: bool) -> None:
+        """Close idle connections at once, and the others after their current answer.
 
-        With `after_next`, idle connections end only after one more answer.
+        With `allow_one_more`, idle connections are closed only after one more answer.
         """
-        self.app.leaving = after_next
+        self.app.is_replaced = allow_one_more
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
@@ -221,5 +223,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to `server.py`."""
+        """Do nothing, because `server.py` handles signals."""
         yield

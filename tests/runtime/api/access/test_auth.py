@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tsx_runtime.api.access.auth import Guard, build_guards, required_tokens
+from tsx_runtime.api.access.auth import Guard, build_guards, check_required_tokens
 from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.settings.schema import Settings
@@ -46,7 +46,7 @@ def guard_of(role: str = "management", **values: object) -> Guard:
 
 
 def test_defaults_need_no_token() -> None:
-    required_tokens(settings())
+    check_required_tokens(settings())
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_defaults_need_no_token() -> None:
 def test_an_open_address_needs_its_token(address: str, token: str) -> None:
     open_address = {address: "http://0.0.0.0:9000"}
     with pytest.raises(SettingError) as caught:
-        required_tokens(settings(**open_address))
+        check_required_tokens(settings(**open_address))
     assert address in caught.value.message
     assert f"Set {token}" in caught.value.message
-    required_tokens(settings(**open_address, **{token: "secret"}))
-    required_tokens(settings(**open_address, disable_token_authorization=True))
+    check_required_tokens(settings(**open_address, **{token: "secret"}))
+    check_required_tokens(settings(**open_address, disable_token_authorization=True))
 
 
 def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() -> None:
@@ -79,7 +79,7 @@ def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() 
 def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
     roles = ("inference", "management", "metrics")
     sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in roles}
-    required_tokens(settings(**sockets))
+    check_required_tokens(settings(**sockets))
     assert build_guards(settings(**sockets)) == (None, None, None, None)
     guard = guard_of(**sockets, management_token="secret")
     guard.check([(b"host", b"tsx"), (b"authorization", b"Bearer secret")])
@@ -89,7 +89,7 @@ def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_the
 
 def test_https_protects_no_better_than_http_against_who_may_call() -> None:
     with pytest.raises(SettingError, match="Set management_token"):
-        required_tokens(settings(management_address="https://0.0.0.0:8081"))
+        check_required_tokens(settings(management_address="https://0.0.0.0:8081"))
     with pytest.raises(ForeignOrigin):
         guard_of(management_address="https://127.0.0.1:8081").check([(b"host", b"evil.org")])
 
@@ -189,11 +189,11 @@ def test_metrics_ask_for_no_generated_token() -> None:
 
 
 def test_generated_tokens_are_enough_for_an_open_address() -> None:
-    required_tokens(settings(generate_tokens=True, management_address="http://0.0.0.0:8081"))
+    check_required_tokens(settings(generate_tokens=True, management_address="http://0.0.0.0:8081"))
 
 
 def test_metrics_that_are_off_need_no_token() -> None:
-    required_tokens(settings(enable_metrics_api=False, metrics_address="http://0.0.0.0:8082"))
+    check_required_tokens(settings(enable_metrics_api=False, metrics_address="http://0.0.0.0:8082"))
 
 
 def test_a_websocket_of_another_sites_page_is_refused_wherever_no_token_is_needed() -> None:

@@ -17,9 +17,9 @@ from tests.kit.clock import Clock
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection
 from tsx_runtime.api.access.client_limits import (
-    CONNECTIONS,
-    FAILURES,
-    REQUESTS,
+    DEFAULT_CONNECTIONS,
+    DEFAULT_FAILURES,
+    DEFAULT_REQUESTS,
     ClientLimits,
     client_limits,
 )
@@ -95,7 +95,7 @@ def test_limits_that_are_off_refuse_nothing() -> None:
 def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(
     events: list[tuple[int, bool]],
 ) -> None:
-    limits = ClientLimits(connections=2, remembered=5, clock=Clock())
+    limits = ClientLimits(connections=2, max_idle_clients=5, clock=Clock())
     connected: dict[int, list[Any]] = {}
     for number, connects in events:
         host, connections = f"10.0.0.{number}", connected.setdefault(number, [])
@@ -169,9 +169,9 @@ def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
         return None if limits is None else limits.numbers
 
     assert numbers(is_local=True) is None
-    assert numbers(is_local=False) == (CONNECTIONS, REQUESTS, FAILURES)
+    assert numbers(is_local=False) == (DEFAULT_CONNECTIONS, DEFAULT_REQUESTS, DEFAULT_FAILURES)
     some = {"max_connections_per_client": 3, "max_failed_tokens": 0}
-    assert numbers(is_local=False, **some) == (3, REQUESTS, 0)
+    assert numbers(is_local=False, **some) == (3, DEFAULT_REQUESTS, 0)
     assert numbers(is_local=True, max_requests_per_client=7) == (0, 7, 0)
     names = ("max_connections_per_client", "max_requests_per_client", "max_failed_tokens")
     assert numbers(is_local=False, **dict.fromkeys(names, 0)) is None
@@ -185,7 +185,7 @@ def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_l
 
     limits = client_limits(container(), is_local=False)
     assert limits is not None
-    assert limits.numbers == (0, 0, FAILURES)
+    assert limits.numbers == (0, 0, DEFAULT_FAILURES)
     assert container(TSX_MAX_REQUESTS_PER_CLIENT="7").max_requests_per_client == 7
     names = ("MAX_CONNECTIONS_PER_CLIENT", "MAX_REQUESTS_PER_CLIENT", "MAX_FAILED_TOKENS")
     assert [read_environment({}).variables[f"TSX_{name}"] for name in names] == ["0", "0", "0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.api.access.origins import missing
+from tsx_runtime.api.access.origins import missing_cors_headers
 
 ALLOWED = {
     "cors_allowed_origin": "https://my.site",
@@ -65,7 +65,10 @@ def test_without_the_settings_no_header_is_sent(server):
 
 def test_a_header_of_the_handler_goes_before():
     cors = ((b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", b"GET"))
-    assert missing(((b"access-control-allow-origin", b"https://other"),), cors) == cors[1:]
+    assert (
+        missing_cors_headers(((b"access-control-allow-origin", b"https://other"),), cors)
+        == cors[1:]
+    )
 
 
 def test_the_site_that_is_named_may_manage(open_server):

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tests.kit.clock import Clock
-from tsx_runtime.api.access.tokens import Keys, build_keys, made_up_tokens, start_keys
+from tsx_runtime.api.access.tokens import Keys, build_keys, generated_tokens, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 
@@ -80,7 +80,7 @@ def test_generated_tokens_stay_valid_and_end_in_the_server_that_replaces_this_on
     settings = generated(tmp_path, token_expiration_min=1, management_token="mine")
     keys = build_keys(settings, clock)
     clock.now += 40
-    tokens = made_up_tokens(keys, settings)
+    tokens = generated_tokens(keys, settings)
     assert tokens == {"inference": (keys.inference.token, 20), "api": (keys.api.token, None)}
     following = build_keys(settings, clock, tokens)
     assert [key.token for key in following[:3]] == [key.token for key in keys[:3]]
@@ -92,21 +92,21 @@ def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
     clock = Clock()
     keys = build_keys(generated(tmp_path, token_expiration_min=0.5), clock)
     key, header = keys.inference, b"Bearer " + keys.inference.token.encode()
-    assert key.is_right(header)
+    assert key.matches(header)
     clock.now += 29
-    assert key.is_right(header)
+    assert key.matches(header)
     clock.now += 1
-    assert not key.is_right(header)
+    assert not key.matches(header)
     changes = []
     key.on_change.append(lambda: changes.append(True))
     keys.renew("inference")
     assert changes
-    assert not key.is_right(header)
-    assert key.is_right(b"Bearer " + key.token.encode())
+    assert not key.matches(header)
+    assert key.matches(b"Bearer " + key.token.encode())
     assert key.token in (tmp_path / "key_file.json").read_text()
     # The token of the API does not end.
     clock.now += 3600
-    assert keys.api.is_right(b"bearer " + keys.api.token.encode())
+    assert keys.api.matches(b"bearer " + keys.api.token.encode())
 
 
 def test_the_time_at_which_the_other_token_ends_is_written_as_it_was(tmp_path):
@@ -129,7 +129,7 @@ def test_a_token_that_cannot_be_written_replaces_none(tmp_path):
     directory.rmdir()
     with pytest.raises(TsxError, match="The old one stays valid"):
         keys.renew("inference")
-    assert keys.inference.is_right(old)
+    assert keys.inference.matches(old)
 
 
 def test_tokens_of_the_user_stay_and_only_the_others_are_generated(tmp_path):

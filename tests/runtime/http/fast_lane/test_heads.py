@@ -16,7 +16,7 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
-from tsx_runtime.http.fast_lane.heads import MAX_REMEMBERED, Heads, RefusalRoute, parse
+from tsx_runtime.http.fast_lane.heads import MAX_CACHED, Heads, RefusalRoute, parse_head
 from tsx_runtime.settings.schema import Settings
 
 DIGITS = "/predictions/digits"
@@ -59,7 +59,7 @@ def test_a_head_is_read_once():
     heads, registry = make_heads()
     raw = a_head(f"{DIGITS}?a=1", (b"X-Own", b"1"), length=7)
     head, version = read(heads, raw)
-    assert heads.known[raw] == (head, version)
+    assert heads.entries[raw] == (head, version)
     assert version is registry.models["digits"]
     assert (head.length, head.keep_alive) == (7, True)
     assert (
@@ -80,22 +80,22 @@ def test_known_heads_are_forgotten_when_models_change():
     heads, registry = make_heads()
     raw = a_head("/predictions/new")
     assert isinstance(read(heads, raw)[1], RefusalRoute)
-    assert raw in heads.known
+    assert raw in heads.entries
     registry.models["new"] = Version()
     for listener in registry.on_change:
         listener()
-    assert raw not in heads.known
+    assert raw not in heads.entries
     assert read(heads, raw)[1] is registry.models["new"]
 
 
 def test_few_heads_are_remembered_and_none_that_is_long():
     heads, _ = make_heads()
-    for number in range(MAX_REMEMBERED + 10):
+    for number in range(MAX_CACHED + 10):
         read(heads, a_head(f"{DIGITS}?{number}"))
-    assert len(heads.known) <= MAX_REMEMBERED
+    assert len(heads.entries) <= MAX_CACHED
     long = a_head(DIGITS, (b"X-Long", b"x" * 5000))
     read(heads, long)
-    assert long not in heads.known
+    assert long not in heads.entries
 
 
 POST = b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\n"
@@ -151,7 +151,7 @@ def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path, heade
     _, route = read(heads, raw)
     assert isinstance(route, RefusalRoute)
     assert route.error.status == status
-    assert heads.known[raw][1] is route
+    assert heads.entries[raw][1] is route
 
 
 def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
@@ -167,15 +167,15 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
 
 def test_a_flood_of_refusals_pushes_no_head_out():
     heads, _ = make_heads()
-    known = read(heads, a_head())
-    for number in range(2 * MAX_REMEMBERED):
+    entries = read(heads, a_head())
+    for number in range(2 * MAX_CACHED):
         heads.read(a_head(f"/predictions/nobody-{number}"))
         heads.read(a_head(f"/ping?{number}"))
-    assert heads.known[a_head()] == known
-    assert len(heads.known) <= MAX_REMEMBERED
+    assert heads.entries[a_head()] == entries
+    assert len(heads.entries) <= MAX_CACHED
     late = a_head(f"{DIGITS}?late")
     read(heads, late)
-    assert late in heads.known
+    assert late in heads.entries
 
 
 @given(
@@ -188,5 +188,7 @@ def test_a_flood_of_refusals_pushes_no_head_out():
     ),
 )
 def test_one_head_or_none_is_read_from_any_bytes(first, parts):
-    head = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
+    head = parse_head(
+        b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n"
+    )
     assert head is None or (head.messages == 1 and not head.has_body)

@@ -28,7 +28,7 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.connection import (
     CALLBACKS_PER_TURN,
-    END,
+    HEAD_END,
     MAX_PIECE_BYTES,
     MIN_PIECE_BYTES,
     FastLane,
@@ -75,8 +75,10 @@ def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
     connection, transport = connect(data)
     model = Model()
     head = Head(Target("talker", None), b"", 10, True, 0, None, False, "", [], None, None)
-    known = {PREDICT[:-10]: (head, model)}
-    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)
+    entries = {PREDICT[:-10]: (head, model)}
+    connection.lane.heads = SimpleNamespace(
+        entries=entries, look_up=entries.get, read=lambda raw: None
+    )
     return connection, transport, model
 
 
@@ -101,7 +103,7 @@ async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_l
     head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
     connection, transport, model = connect_model(head + body)
     large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
-    connection.lane.heads.known[head] = (large, model)
+    connection.lane.heads.entries[head] = (large, model)
     connection.lane.heads.find_again = lambda head: model
     turns = 0
     while not model.submitted:
@@ -136,7 +138,7 @@ CHUNKED = b"POST /sum HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 AHEAD_OF_UVICORN = {
     "many small requests": (LIVEZ * 2000, [b"/livez 0"] * 2000),
     "chunked bodies full of what ends a head": (
-        (CHUNKED + chunked([END * 500]) + LIVEZ * 30) * 20,
+        (CHUNKED + chunked([HEAD_END * 500]) + LIVEZ * 30) * 20,
         ([b"/sum 2000"] + [b"/livez 0"] * 30) * 20,
     ),
     "empty lines between requests": (
@@ -171,10 +173,11 @@ async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connect
     connection, transport = connect(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ)
     turns = 0
     while transport.written.count(b"HTTP/1.1 200") < 2:
-        filled = connection._filled
+        filled = connection._received_bytes
         transport.deliver(connection)
         assert (
-            connection._filled - filled <= (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size + 1) * size
+            connection._received_bytes - filled
+            <= (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size + 1) * size
         )
         await asyncio.sleep(0)
         turns += 1
@@ -213,7 +216,7 @@ async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
 
 
 async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_the_connection():
-    connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + END)
+    connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + HEAD_END)
     transport.deliver(connection)
     assert transport.is_closing()
     before = bytes(transport.written)

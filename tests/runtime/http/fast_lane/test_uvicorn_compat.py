@@ -28,10 +28,10 @@ from tsx_runtime.http.fast_lane import (
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.http.fast_lane.uvicorn_compat import (
-    RELIED_ON,
+    REQUIRED_MEMBERS,
     http_protocol,
-    missing_parts,
-    parts_of,
+    members_of,
+    missing_members,
 )
 
 MODULES = [connection, cased_protocol]
@@ -78,11 +78,11 @@ def code_names(kind: type) -> set[str]:
         and ast.unparse(node.value) == "self"
         and isinstance(node.ctx, ast.Store)
     }
-    return stored - parts_of(httptools_impl.HttpToolsProtocol)
+    return stored - members_of(httptools_impl.HttpToolsProtocol)
 
 
 def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
-    assert missing_parts(httptools_impl) == []
+    assert missing_members(httptools_impl) == []
     assert http_protocol() is FastLane
 
 
@@ -97,8 +97,10 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
 )
 def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(kind, owners, modules):
     used = {name for module in modules for name in names_used(source_of(module.__file__), *owners)}
-    theirs = used & parts_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
-    assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
+    theirs = (
+        used & members_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
+    )
+    assert theirs - own_parts() - set(REQUIRED_MEMBERS[kind]) <= {"__init__"}
 
 
 def test_missing_parts_of_uvicorn_are_named():
@@ -110,7 +112,7 @@ def test_missing_parts_of_uvicorn_are_named():
 
     module = types.ModuleType("other")
     module.HttpToolsProtocol = Protocol
-    missing = missing_parts(module)
+    missing = missing_members(module)
     assert {
         "FlowControl",
         "RequestResponseCycle",
@@ -126,7 +128,7 @@ def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
     missing, monkeypatch, caplog
 ):
     if missing == "a part":
-        monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
+        monkeypatch.setitem(REQUIRED_MEMBERS, "FlowControl", ("levitate",))
     else:
         monkeypatch.setattr(uvicorn_compat, "MODULE", "uvicorn.protocols.http.telepathy")
     with caplog.at_level(logging.WARNING):

@@ -22,7 +22,7 @@ from tsx_runtime.api.management import samples
 from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.ui.routes import FOLDER, files
-from tsx_runtime.http.ui.state import log_of
+from tsx_runtime.http.ui.state import recent_lines
 from tsx_runtime.settings.schema import Settings
 
 SECRET = "management-secret"
@@ -333,7 +333,7 @@ def test_the_log_of_all_models_is_their_newest_lines():
         versions.append(
             SimpleNamespace(name=name, version="1.0", stats=SimpleNamespace(error_log=log))
         )
-    lines = log_of(versions)
+    lines = recent_lines(versions)
     assert [line["at"] for line in lines] == [1150 + index // 2 for index in range(500)]
     assert {line["model"] for line in lines} == {"one", "two"}
 

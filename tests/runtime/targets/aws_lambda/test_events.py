@@ -28,12 +28,12 @@ from tsx_runtime.targets.aws_lambda.events import (
     is_http,
     is_sqs,
     is_warm_up,
-    message,
     ordered_failures,
     parse_event,
+    parse_message,
 )
 from tsx_runtime.targets.aws_lambda.function import Function
-from tsx_runtime.targets.aws_lambda.http_events import late_error, looks_like, prelude
+from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, timeout_error
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender, s3_key, sqs_message
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
@@ -150,9 +150,9 @@ def test_attributes_of_a_message_are_headers() -> None:
         ["AAE="],
         {"content-transfer-encoding": "base64", "Content-Type": "image/png", "tsx-model": "m"},
     )["Records"]
-    assert message(record) == ModelRequest(b"\0\1", (("content-type", "image/png"),), "m")
+    assert parse_message(record) == ModelRequest(b"\0\1", (("content-type", "image/png"),), "m")
     [record] = messages(["hello"])["Records"]
-    assert message(record).headers == (("content-type", "text/plain"),)
+    assert parse_message(record).headers == (("content-type", "text/plain"),)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1))
@@ -224,7 +224,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
         async def next(self) -> Invocation:
             return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
 
-        def parts(self, id: str) -> None:
+        def start_stream(self, id: str) -> None:
             """Stream nothing."""
 
         async def answer(self, id: str, body: bytes) -> None:
@@ -236,7 +236,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
     async def answer(*event: Any) -> str:
         assert len(api.answered) < 2, "it takes another, which would be lost"
         if len(api.answered) == 1:
-            assert poller.leave()
+            assert poller.stop()
         return "answer"
 
     api = Api()
@@ -245,7 +245,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
         cast("Any", api),
     )
     asyncio.run(poller.run())
-    assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
+    assert (api.answered, api.closed, poller.stop()) == (["0", "1"], True, False)
 
 
 def test_the_type_of_an_answer_is_guessed_from_its_body() -> None:
@@ -271,7 +271,7 @@ def test_answers_in_time_are_sent_although_other_messages_took_all_of_it(
 
     async def answer_all(_registry: object, requests: list[Any], seconds: float) -> list[Any]:
         limits.append(seconds)
-        return [ModelAnswer(200, "text/plain", b"yes"), late_error()]
+        return [ModelAnswer(200, "text/plain", b"yes"), timeout_error()]
 
     class Sender:
         async def send(self, target: str, result: Result) -> None:

@@ -139,10 +139,10 @@ def test_an_archive_is_kept_once_all_its_pieces_have_come_from_any_node(
     holder.finish(DIGEST, 2)
     holder.add(DIGEST, 1, b"b")
     holder.finish(DIGEST, 2)
-    assert holder._arriving == {}
+    assert holder._incomplete == {}
     holder.add(DIGEST, 0, b"a")
     holder.cancel(DIGEST)
-    assert (holder.pieces(DIGEST), holder._arriving) == ([b"a", b"b"], {})
+    assert (holder.pieces(DIGEST), holder._incomplete) == ([b"a", b"b"], {})
     holder.remove(DIGEST)
     holder.add(DIGEST, 1, b"b")
     with pytest.raises(ValueError, match="1 of 2 pieces"):

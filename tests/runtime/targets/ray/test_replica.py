@@ -57,7 +57,7 @@ def test_a_model_with_an_endless_stream_makes_room_all_the_same(
         shared = replica.SharedModel(registry, "m")
 
         async def stream() -> None:
-            with shared.in_use():
+            with shared.track_request():
                 await asyncio.Future()
 
         streaming = asyncio.create_task(stream())

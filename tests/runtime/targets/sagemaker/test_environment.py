@@ -20,7 +20,7 @@ from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.image.model_discovery import (
     HANDLER,
     find_model,
-    runs_together,
+    has_batch_function,
     toolkit_model,
 )
 from tsx_runtime.targets.sagemaker.app import parameters
@@ -236,7 +236,7 @@ def test_lines_fill_batches_and_never_more_than_the_queue(
     ],
 )
 def test_batches_are_large_where_the_code_can_run_them_at_once(source: str, together: bool) -> None:
-    assert runs_together(source) is together
+    assert has_batch_function(source) is together
 
 
 def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FreePorts, Running, clean, serving, tsx
-from tsx_runtime.api.access.tokens import build_keys, made_up_tokens
+from tsx_runtime.api.access.tokens import build_keys, generated_tokens
 from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
@@ -409,12 +409,12 @@ async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_la
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
     taken = asyncio.Event()
     async with replaceable(
-        path, [], partial(made_up_tokens, keys, settings), taken.set
+        path, [], partial(generated_tokens, keys, settings), taken.set
     ) as handover:
         keys.renew("inference")
         successor = await asyncio.to_thread(_connect, path)
         assert successor is not None
-        following = build_keys(settings, handed=successor.tokens)
+        following = build_keys(settings, handed_tokens=successor.tokens)
         assert keys.inference is not None
         assert following.inference is not None
         assert following.inference.token == keys.inference.token
@@ -426,8 +426,10 @@ async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_la
             keys.renew("inference")
         handover.confirm()
         await asked
-        following.follow(successor.tokens)
-        assert made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+        following.adopt_tokens(successor.tokens)
+        assert (
+            generated_tokens(following, settings).keys() == generated_tokens(keys, settings).keys()
+        )
         assert following.inference.token == keys.inference.token
         assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
         successor.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -171,7 +171,10 @@ async def test_a_model_that_cannot_be_loaded_stays_in_the_snapshot_until_it_is_u
         snapshots.begin(registry)
         assert registry.find("noop").version == "1.0"
         assert versions_in_snapshot(directory) == all_of_them
-        assert sorted(model.model_name for model in not_ready(registry)) == ["other", "third"]
+        assert sorted(model.model_name for model in unready_versions(registry)) == [
+            "other",
+            "third",
+        ]
         executor = RequestExecutor(registry, 1, unread)
         assert [
             executor.places(target)

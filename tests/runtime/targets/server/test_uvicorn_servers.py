@@ -46,7 +46,7 @@ def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any
         listener.listen()
         server = _Server(EchoApp(), http_protocol(), settings, listener, None)
         running = asyncio.create_task(server.serve())
-        await server.up.wait()
+        await server.is_listening.wait()
         with ExitStack() as stack:
             clients = [stack.enter_context(socket.socket()) for _ in range(LATE)]
             server.servers[:] = [ClosingServer(server.servers[0], clients)]  # type: ignore[list-item]

@@ -1,1 +1,1 @@
-"""The routes of asynchronous requests and stored responses that are FastAPI routes."""
+"""The FastAPI routes of asynchronous requests and of stored responses."""

@@ -1,4 +1,4 @@
-"""The route of precomputed predictions, which `tsx batch` has stored.
+"""The route of precomputed predictions, whose responses `tsx batch` has stored.
 
 Its path is `/predictions/{model}/precomputed/{key}`.
 """
@@ -17,7 +17,7 @@ from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 
-_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "what the handler returned in the batch",
         "content": {"*/*": {"schema": {}}},
@@ -25,15 +25,15 @@ _DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
-    """Build the route; `answer_headers` describes `confined`."""
+def build_router(jobs: Jobs, *, is_confined: bool) -> APIRouter:
+    """Build the route; `answer_headers` describes `is_confined`."""
     router = APIRouter(tags=["inference"])
 
     @router.get(
         f"/predictions/{{model}}/{urls.PRECOMPUTED}/{{key:path}}",
         summary="Get an answer that was computed in advance",
         response_class=Response,
-        responses=openapi.failures(404, 503) | _DOCUMENTED,
+        responses=openapi.failures(404, 503) | _RESPONSES,
     )
     async def precomputed(
         model: ModelName,
@@ -50,7 +50,7 @@ def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
         pairs = answer_headers(
-            answer.sound_status, stored_headers(answer.headers), confined=confined
+            answer.sound_status, stored_headers(answer.headers), is_confined=is_confined
         )
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
         return Response(answer.body, answer.sound_status, headers=headers)

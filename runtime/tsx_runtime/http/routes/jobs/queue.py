@@ -17,7 +17,7 @@ from tsx_runtime.jobs.store import JobRecord, JobState
 from tsx_runtime.shared.redaction import redacted
 
 MAX_PAGE_JOBS = 500
-MAX_JOB_NUMBER = (1 << 63) - 1  # the greatest number of a job in a store
+MAX_JOB_NUMBER = (1 << 63) - 1  # the largest number of a job in a store
 JobId = Annotated[
     str, Path(alias="id", description="id of the job: the last part of the Location of its 202")
 ]
@@ -26,8 +26,8 @@ JobId = Annotated[
 class JobDescription(BaseModel):
     """The record of a job.
 
-    Times are seconds since 1970. `status` is the status of the answer, and `size` is the number of
-    bytes of the request's body.
+    Times are in seconds since 1970. `status` is the status of the answer. `size` is the size of the
+    request's body in bytes.
     """
 
     id: str
@@ -59,9 +59,9 @@ class JobPage(BaseModel):
 
 
 def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
-    """Build the management routes of jobs, behind the management guard.
+    """Build the management routes of jobs, which check the management guard.
 
-    If the address also serves predictions, the guard of `/jobs` itself admits more clients.
+    They check it themselves, because the guard of `/jobs` also admits clients of predictions.
     """
 
     def check(request: Request) -> None:
@@ -85,7 +85,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
             ),
         ] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_JOBS, description="how many at most")] = 100,
-        following: Annotated[
+        before_number: Annotated[
             int | None,
             Query(alias="next", ge=1, le=MAX_JOB_NUMBER, description="`next` of the answer before"),
         ] = None,
@@ -98,7 +98,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
             state=stored_state,
             model=model,
             least_status=least_status,
-            before=following,
+            before=before_number,
             limit=limit + 1,
         )
         queue, oldest = await jobs.queue()
@@ -144,7 +144,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
 
 
 def build_closed_router() -> APIRouter:
-    """Build the routes of a server without a store, which explain why there are no jobs."""
+    """Build the routes of a server without a job store; their error explains why."""
     router = APIRouter()
 
     @router.api_route("/jobs", methods=["GET", "POST", "DELETE"], include_in_schema=False)
