@@ -39,9 +39,9 @@ ROWS = "[row['body'] for row in data or []]"
 def test_the_example_passes_in_every_form(run: Run) -> None:
     options = f"--handler {DIGITS}/handler.py --sample {DIGITS}/images --force --check"
     for model in (f"digits.pth --model-file {DIGITS}/model.py", "digits.pt"):
-        ended = run(f"archive {DIGITS}/{model} {options}")
-        assert ended.code == 0, ended.err + ended.out
-        assert "10 samples got the same answers" in ended.out
+        result = run(f"archive {DIGITS}/{model} {options}")
+        assert result.code == 0, result.err + result.out
+        assert "10 samples got the same answers" in result.out
     again = run("archive --check digits.mar --json")
     assert again.code == 0
     (reported,) = json.loads(again.out)
@@ -60,9 +60,9 @@ def test_the_files_of_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
         str(directory / argument) if (directory / argument).exists() else argument
         for argument in arguments
     ]
-    ended = run(*paths)
-    assert ended.code == 0, ended.err + ended.out
-    assert "2 samples got the same answers" in ended.out
+    result = run(*paths)
+    assert result.code == 0, result.err + result.out
+    assert "2 samples got the same answers" in result.out
 
 
 def test_a_named_sample_replaces_those_of_the_archive(
@@ -70,22 +70,22 @@ def test_a_named_sample_replaces_those_of_the_archive(
 ) -> None:
     assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
     (tmp_path / "other.json").write_text("[7]")
-    ended = run("archive --check m.mar --sample other.json --json")
-    (reported,) = json.loads(ended.out)
+    result = run("archive --check m.mar --sample other.json --json")
+    (reported,) = json.loads(result.out)
     assert reported["check"]["samples"] == ["other.json"]
 
 
 def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def handle(data, context):\n    return data\n")
-    ended = run("archive --name m --handler code.py --check")
-    assert ended.code == 3
-    assert "check: m 1.0 loaded in " in ended.out
-    assert "there is no sample to send" in ended.out
+    result = run("archive --name m --handler code.py --check")
+    assert result.code == 3
+    assert "check: m 1.0 loaded in " in result.out
+    assert "there is no sample to send" in result.out
 
 
 def test_a_missing_sample_is_named(run: Run) -> None:
-    ended = run(f"archive --no-import {DIGITS}/digits.pt --sample none.png")
-    assert (ended.code, "there is no sample 'none.png'" in ended.err) == (2, True)
+    result = run(f"archive --no-import {DIGITS}/digits.pt --sample none.png")
+    assert (result.code, "there is no sample 'none.png'" in result.err) == (2, True)
 
 
 WRONG = {
@@ -123,10 +123,10 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_handler_fails_the_check(check: Check, fault: str) -> None:
     code, reason = WRONG[fault]
-    ended = check(code)
-    assert ended.code == 1
-    assert "check: FAILED " in ended.out
-    assert reason in ended.out
+    result = check(code)
+    assert result.code == 1
+    assert "check: FAILED " in result.out
+    assert reason in result.out
 
 
 def test_the_tolerance_decides_which_difference_is_rounding(check: Check) -> None:
@@ -149,10 +149,10 @@ def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(
     check: Check, fault: str
 ) -> None:
     code, reason = UNLOADABLE[fault]
-    ended = check(code)
-    assert ended.code == 1
-    assert ended.err.startswith(
+    result = check(code)
+    assert result.code == 1
+    assert result.err.startswith(
         ("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: ")
     )
-    assert reason in ended.err
-    assert "This is a bug in tsx" not in ended.err
+    assert reason in result.err
+    assert "This is a bug in tsx" not in result.err

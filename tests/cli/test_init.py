@@ -34,10 +34,10 @@ def written(directory: Path) -> set[str]:
 
 
 def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
-    ended = run("init my-model.v2")
-    assert ended.code == 0, ended.err
+    result = run("init my-model.v2")
+    assert result.code == 0, result.err
     assert written(tmp_path / "my-model.v2") == FILES
-    assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
+    assert result.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
     for name in ("model.py", "handler.py"):
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
     config = yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())
@@ -86,9 +86,9 @@ def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
     directory = tmp_path / "here"
     directory.mkdir()
     (directory / "handler.py").write_text("mine")
-    ended = run("init m --output here")
-    assert ended.code == 1
-    assert "here/handler.py would be overwritten" in ended.err
+    result = run("init m --output here")
+    assert result.code == 1
+    assert "here/handler.py would be overwritten" in result.err
     assert written(directory) == {"handler.py"}
     (directory / "model.py").symlink_to(tmp_path / "elsewhere")
     assert run("init m --output here --force").code == 0

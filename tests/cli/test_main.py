@@ -110,23 +110,23 @@ def test_every_command_has_help(run: Run) -> None:
     listed = run("--help").out
     for name in Commands.entries:
         assert name in listed
-        ended = run(name, "--help")
-        assert ended.code == 0, ended.err
-        assert f"Usage: tsx {name}" in ended.out
+        result = run(name, "--help")
+        assert result.code == 0, result.err
+        assert f"Usage: tsx {name}" in result.out
         # A flag takes no value.
-        assert "bool" not in ended.out
+        assert "bool" not in result.out
 
 
 def test_version_is_reported(run: Run) -> None:
-    ended = run("--version")
-    assert ended.code == 0
-    assert ended.out in (f"tsx {__version__} (compiled)\n", f"tsx {__version__} (pure Python)\n")
+    result = run("--version")
+    assert result.code == 0
+    assert result.out in (f"tsx {__version__} (compiled)\n", f"tsx {__version__} (pure Python)\n")
 
 
 def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
-    ended = run("serv")
-    assert ended.code == 2
-    assert "Did you mean 'serve'?" in ended.err
+    result = run("serv")
+    assert result.code == 2
+    assert "Did you mean 'serve'?" in result.err
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
 def test_a_command_of_another_group_is_named_with_its_group(
     run: Run, arguments: str, commands: str
 ) -> None:
-    ended = run(arguments)
-    assert ended.code == 2
-    assert f"Did you mean {commands}?" in " ".join(ended.err.replace("│", " ").split())
+    result = run(arguments)
+    assert result.code == 2
+    assert f"Did you mean {commands}?" in " ".join(result.err.replace("│", " ").split())
 
 
 def test_an_unknown_option_is_wrong_usage(run: Run) -> None:

@@ -265,8 +265,8 @@ def test_a_model_file_of_torch_is_deployed(client: TsxDeploymentClient, tmp_path
 
 def test_an_archive_has_the_version_and_the_run_of_its_model(tracking: str, run: Run) -> None:
     server = f"--tracking-uri {tracking}"
-    ended = run(f"archive models:/iris@champion {server} --json")
-    assert ended.code == 0, ended.err
+    result = run(f"archive models:/iris@champion {server} --json")
+    assert result.code == 0, result.err
     version = MlflowClient(tracking).get_model_version("iris", "1")
     described = json.loads(run("archive inspect iris.mar --json").out)
     assert described["version"] == "1"
@@ -275,8 +275,8 @@ def test_an_archive_has_the_version_and_the_run_of_its_model(tracking: str, run:
     assert origin["tags"] == {"owner": "botany"}
     assert run(f"archive runs:/{version.run_id}/net --version 9 {server}").code == 0
     assert json.loads(run("archive inspect net.mar --json").out)["version"] == "9"
-    ended = run(f"archive models:/iris/17 {server}")
-    assert (ended.code, "(name=iris, version=17) not found" in ended.err) == (1, True)
+    result = run(f"archive models:/iris/17 {server}")
+    assert (result.code, "(name=iris, version=17) not found" in result.err) == (1, True)
 
 
 def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:

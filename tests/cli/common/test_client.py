@@ -59,18 +59,18 @@ def test_a_server_that_has_its_port_and_does_not_answer_yet_is_waited_for() -> N
 def test_every_client_command_says_that_no_server_answers(
     run: Run, nobody: str, command: str
 ) -> None:
-    ended = run(command, "--url", nobody)
-    assert ended.code == 1
-    assert ended.err.startswith(f"Error: no server answers at {nobody}")
+    result = run(command, "--url", nobody)
+    assert result.code == 1
+    assert result.err.startswith(f"Error: no server answers at {nobody}")
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path) -> None:
     with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
         for command in ("register a.mar", "replace a.mar", "unregister a"):
-            ended = run(f"models {command} --url {server.management.base_url}")
-            assert ended.code == 1
-            assert "enable_model_api = true" in ended.err
+            result = run(f"models {command} --url {server.management.base_url}")
+            assert result.code == 1
+            assert "enable_model_api = true" in result.err
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
@@ -152,9 +152,9 @@ def test_a_command_reports_a_response_that_it_cannot_read(
     run: Run, answering: Answering, command: str
 ) -> None:
     for body in (b"[1]",) if command == "jobs cancel j" else (b"[1]", WRONG_TYPES):
-        ended = run(command, "--url", answering(200, body))
-        assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("Error: the server's answer cannot be read (")
+        result = run(command, "--url", answering(200, body))
+        assert (result.code, result.out) == (1, "")
+        assert result.err.startswith("Error: the server's answer cannot be read (")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, "replay"])
@@ -168,19 +168,19 @@ def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: str) ->
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS])
 def test_a_redirect_fails_every_command(run: Run, answering: Answering, command: str) -> None:
     url = answering(301, b"", location="https://other/")
-    ended = run(command, "--url", url)
-    assert (ended.code, ended.out) == (1, "")
-    assert f"Error: {url} answers /" in ended.err
-    assert "301 and names https://other/" in ended.err
+    result = run(command, "--url", url)
+    assert (result.code, result.out) == (1, "")
+    assert f"Error: {url} answers /" in result.err
+    assert "301 and names https://other/" in result.err
 
 
 def test_only_a_jobs_recorded_response_is_written(
     run: Run, answering: Answering, tmp_path: Path
 ) -> None:
     record = json.dumps({"state": "done", "status": 404}).encode()
-    ended = run("jobs show j --output answer --url", answering(200, record))
-    assert (ended.code, (tmp_path / "answer").exists()) == (1, False)
-    assert ended.err.startswith("Error: the server answered 200 OK")
+    result = run("jobs show j --output answer --url", answering(200, record))
+    assert (result.code, (tmp_path / "answer").exists()) == (1, False)
+    assert result.err.startswith("Error: the server answered 200 OK")
 
 
 @pytest.mark.parametrize("status", [204, 300, 304, 399])

@@ -49,9 +49,9 @@ def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
     """Run `tsx jobs` with these arguments, and return its JSON."""
 
     def call(*arguments: str) -> Any:
-        ended = run("jobs", *arguments, "--json", "--url", fickle[0].address("models"))
-        assert ended.code == 0, ended.err
-        return json.loads(ended.out)
+        result = run("jobs", *arguments, "--json", "--url", fickle[0].address("models"))
+        assert result.code == 0, result.err
+        return json.loads(result.out)
 
     return call
 
@@ -69,8 +69,8 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
         ("", "there are no jobs at"),
         ("--state failed", "there are no such jobs at"),
     ):
-        ended = run(f"jobs list {arguments}", "--url", url)
-        assert (ended.code, ended.out.startswith(text)) == (0, True)
+        result = run(f"jobs list {arguments}", "--url", url)
+        assert (result.code, result.out.startswith(text)) == (0, True)
     assert jobs("list") == []
     assert run("jobs cancel --all --url", url).out == "there are no jobs to change\n"
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
         (f"retry {first} --all", "--all"),
         ("list --state lost", "--state takes"),
     ):
-        ended = run(f"jobs {command}", "--url", url)
-        assert ended.code != 0
-        assert text in ended.err
+        result = run(f"jobs {command}", "--url", url)
+        assert result.code != 0
+        assert text in result.err
     assert jobs("cancel", "--all") == []

@@ -79,9 +79,9 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
     two_versions.configure('shadow = { to = "2.0", share = 100, compare = { kind = "top-k" } }')
 
     def shadow(arguments: str = "", code: int = 0) -> str:
-        ended = run(f"models shadow digits {arguments}")
-        assert ended.code == code, ended.err
-        return ended.err if code else ended.out
+        result = run(f"models shadow digits {arguments}")
+        assert result.code == code, result.err
+        return result.err if code else result.out
 
     def reported() -> Any:
         return json.loads(shadow("--json"))

@@ -93,14 +93,14 @@ def test_traffic_is_set_from_a_terminal_and_outlasts_a_server_that_is_killed(
     two_versions.configure('weights = { "1.0" = 1 }\nlabels = { stable = "1.0" }')
 
     def models(arguments: str) -> str:
-        ended = run(f"models {arguments}")
-        assert ended.code == 0, ended.err
-        return ended.out
+        result = run(f"models {arguments}")
+        assert result.code == 0, result.err
+        return result.out
 
     def refusal(arguments: str, code: int = 1) -> str:
-        ended = run(f"models {arguments}")
-        assert ended.code == code
-        return ended.err
+        result = run(f"models {arguments}")
+        assert result.code == code
+        return result.err
 
     def traffic() -> Any:
         return json.loads(models("traffic digits --json"))["traffic"]
@@ -181,10 +181,10 @@ def test_invalid_traffic_of_a_configuration_is_reported_with_its_place(
 ) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text('[models.digits.traffic]\nweigths = { "1.0" = 1 }\n')
-    ended = run("config show")
-    assert ended.code != 0
-    assert "models.digits.traffic (from " in ended.err
-    assert "no 'weigths'; did you mean 'weights'?" in ended.err
+    result = run("config show")
+    assert result.code != 0
+    assert "models.digits.traffic (from " in result.err
+    assert "no 'weigths'; did you mean 'weights'?" in result.err
     file.write_text('[models.digits.traffic]\nweights = { "1.0" = 1 }\n')
     settings = json.loads(run("config show --json").out)
     assert settings["models.digits.traffic"]["value"] == {"weights": {"1.0": 1}}

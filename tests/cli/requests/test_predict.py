@@ -107,9 +107,9 @@ def test_a_program_gets_the_answer_as_json_text_or_base64(
 
 
 def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
-    ended = run("predict m none.png")
-    assert "'none.png' cannot be read (No such file or directory)" in ended.err
-    assert "echo none.png | tsx predict MODEL -" in ended.err
+    result = run("predict m none.png")
+    assert "'none.png' cannot be read (No such file or directory)" in result.err
+    assert "echo none.png | tsx predict MODEL -" in result.err
     assert "(Is a directory)" in run("predict m .").err
     assert run("predict m x --output y --json").code == 2
 
@@ -169,8 +169,8 @@ def test_the_input_may_be_named_by_an_option(
     assert run("predict m --input a.txt").code == 0
     assert bodies == [b"content"]
     for arguments in ("a.txt --input a.txt", "--sample --input a.txt", ""):
-        ended = run(f"predict m {arguments}")
-        assert (ended.code, "give one file or text, or --sample" in ended.err) == (2, True)
+        result = run(f"predict m {arguments}")
+        assert (result.code, "give one file or text, or --sample" in result.err) == (2, True)
 
 
 def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

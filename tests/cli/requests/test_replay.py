@@ -121,9 +121,9 @@ def test_numbers_are_compared_within_a_tolerance_by_default(
 ) -> None:
     def replay(file: str, arguments: str = "", code: int = 0) -> str:
         options = f"--version 2.0 --url {served.inference.base_url}"
-        ended = run(f"replay {file} {options} {arguments}")
-        assert code in (0, ended.code)
-        return ended.out
+        result = run(f"replay {file} {options} {arguments}")
+        assert code in (0, result.code)
+        return result.out
 
     entry = RECORDED._replace(body=b"number", answer=b'{"a": 5.00095e-07}')
     recording = record("echo", entry)
@@ -147,8 +147,8 @@ def test_numbers_are_compared_within_a_tolerance_by_default(
 def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run: Run) -> None:
     recording = record("gone", *(Recorded(float(at), "1.0", "", (), b"x") for at in range(300)))
     replay = f"replay {recording} --url {served.inference.base_url}"
-    ended = run(f"{replay} --model echo --speed 100000 --concurrency 2 --json")
-    reported = json.loads(ended.out)
+    result = run(f"{replay} --model echo --speed 100000 --concurrency 2 --json")
+    reported = json.loads(result.out)
     assert (reported["sent"], reported["answers"], reported["compared"]) == (300, {"200": 300}, 0)
     missing = run(f"{replay} --limit 1")
     assert "answered 404" in missing.out
@@ -159,25 +159,25 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
 def test_a_replay_whose_requests_are_all_refused_fails(run: Run, tmp_path: Path) -> None:
     recording = record("echo", RECORDED)
     with running_server(make_settings(tmp_path, inference_token="secret")) as locked:
-        ended = run(f"replay {recording} --url {locked.inference.base_url}")
-    assert (ended.code, "answered 400" in ended.out) == (1, True)
-    assert "400: Token Authorization failed" in ended.err
-    assert "TSX_INFERENCE_TOKEN=TOKEN" in ended.err
+        result = run(f"replay {recording} --url {locked.inference.base_url}")
+    assert (result.code, "answered 400" in result.out) == (1, True)
+    assert "400: Token Authorization failed" in result.err
+    assert "TSX_INFERENCE_TOKEN=TOKEN" in result.err
 
 
 def test_a_replay_whose_requests_are_redirected_fails(run: Run, answering: Answering) -> None:
     url = answering(301, b"", location="https://other/")
-    ended = run(f"replay {record('echo', RECORDED)} --url {url}")
-    assert (ended.code, "answered 301" in ended.out) == (1, True)
-    assert "no request got the same answer" in ended.err
+    result = run(f"replay {record('echo', RECORDED)} --url {url}")
+    assert (result.code, "answered 301" in result.out) == (1, True)
+    assert "no request got the same answer" in result.err
 
 
 def test_a_replay_without_a_server_is_reported(
     run: Run, free_ports: Callable[[int], list[int]]
 ) -> None:
     nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
-    ended = run(f"replay {record('echo')} --url {nobody}")
-    assert (ended.code, f"no server answers at {nobody}" in ended.err) == (1, True)
+    result = run(f"replay {record('echo')} --url {nobody}")
+    assert (result.code, f"no server answers at {nobody}" in result.err) == (1, True)
     assert run("replay echo.tsxrec --speed nan").code == 2
 
 
@@ -190,8 +190,8 @@ def test_a_path_that_is_no_recording_is_reported(served: RunningServer, run: Run
         ("empty", "contains no recording (*"),
         ("absent", "absent cannot be read: No such file"),
     ):
-        ended = run(f"replay {path} --url {served.inference.base_url}")
-        assert (ended.code, error in ended.err) == (1, True)
+        result = run(f"replay {path} --url {served.inference.base_url}")
+        assert (result.code, error in result.err) == (1, True)
 
 
 def test_answers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

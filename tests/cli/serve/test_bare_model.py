@@ -163,17 +163,17 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
     broken: Path, session_cache: Path, debug: bool
 ) -> None:
     command = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
-    ended = tsx(command, broken, {"TSX_CACHE_DIR": str(session_cache)})
-    assert ended.returncode == 1
-    assert "Error: broken.mar does not load: " in ended.stderr
-    assert "RuntimeError: the bottom" in ended.stderr
-    assert debug or ended.stderr.count("RuntimeError: the bottom") == 1, (
+    result = tsx(command, broken, {"TSX_CACHE_DIR": str(session_cache)})
+    assert result.returncode == 1
+    assert "Error: broken.mar does not load: " in result.stderr
+    assert "RuntimeError: the bottom" in result.stderr
+    assert debug or result.stderr.count("RuntimeError: the bottom") == 1, (
         "the log does not say it again"
     )
-    assert debug or "  deep.py:6 in <module>: fall(20)\n" in ended.stderr
-    assert ("--debug shows the whole traceback" in ended.stderr) is not debug
-    assert ("Traceback (most recent call last)" in ended.stderr) is debug
-    assert ("tsx_cli" in ended.stderr) is debug
+    assert debug or "  deep.py:6 in <module>: fall(20)\n" in result.stderr
+    assert ("--debug shows the whole traceback" in result.stderr) is not debug
+    assert ("Traceback (most recent call last)" in result.stderr) is debug
+    assert ("tsx_cli" in result.stderr) is debug
 
 
 @pytest.mark.usefixtures("processes")
@@ -195,9 +195,9 @@ def test_one_start_names_all_that_cannot_be_served(
             make_model(tmp_path / name, "raise ValueError('no')")
     make_model(tmp_path / "third.mar", ECHO)
     environment = {"TSX_CACHE_DIR": str(session_cache)}
-    ended = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
-    assert ended.returncode == 1
-    title, *lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    result = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
+    assert result.returncode == 1
+    title, *lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
     assert title == "Error: 2 files cannot be served:"
     reason = "is not a model archive" if "." in names[0] else "ValueError: no"
     for name, line in zip(names, lines, strict=True):
@@ -206,9 +206,9 @@ def test_one_start_names_all_that_cannot_be_served(
 
 
 def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
-    ended = run("serve", "first.mar", "second.mar", "third.war")
-    assert ended.code == 1
-    assert [f"there is no file '{name}.mar'" in ended.err for name in ("first", "second")] == [
+    result = run("serve", "first.mar", "second.mar", "third.war")
+    assert result.code == 1
+    assert [f"there is no file '{name}.mar'" in result.err for name in ("first", "second")] == [
         True,
         True,
     ]
@@ -219,14 +219,14 @@ def test_weights_that_do_not_fit_the_network_are_reported(
     tmp_path: Path, session_cache: Path
 ) -> None:
     (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    ended = tsx(
+    result = tsx(
         ["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS],
         tmp_path,
         {"TSX_CACHE_DIR": str(session_cache)},
     )
-    assert ended.returncode == 1
-    assert "digits.pth does not fit model.py" in ended.stderr
-    assert '"features.0.weight"' in ended.stderr
+    assert result.returncode == 1
+    assert "digits.pth does not fit model.py" in result.stderr
+    assert '"features.0.weight"' in result.stderr
 
 
 def make_directory(path: Path, *files: str) -> Path:
@@ -319,9 +319,9 @@ def test_the_working_directory_has_its_name_as_the_address_of_its_model(
 def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
     make_model(Path("digits.mar"), ECHO)
     with socket.create_server(("127.0.0.1", 0)) as in_use:
-        ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
-    assert ended.code == 1
-    assert "1.0 is already registered for model digits" in ended.err
+        result = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
+    assert result.code == 1
+    assert "1.0 is already registered for model digits" in result.err
 
 
 @pytest.mark.usefixtures("processes")
@@ -334,21 +334,21 @@ def test_of_two_ports_in_use_that_of_http_is_reported(
         socket.create_server(("127.0.0.1", 0)) as grpc,
     ):
         monkeypatch.setenv("TSX_GRPC_INFERENCE_PORT", str(grpc.getsockname()[1]))
-        ended = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
+        result = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
         assert (
-            f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in ended.err
+            f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in result.err
         )
-        ended = run("serve", "digits.mar", *FREE_PORTS)
+        result = run("serve", "digits.mar", *FREE_PORTS)
         assert (
             f"Port {grpc.getsockname()[1]} on 127.0.0.1 is in use (grpc_inference_port)"
-            in ended.err
+            in result.err
         )
 
 
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
-    ended = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
-    assert ended.code == 1
-    assert "the model store 'nowhere' is not a directory" in ended.err
+    result = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
+    assert result.code == 1
+    assert "the model store 'nowhere' is not a directory" in result.err
 
 
 def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path: Path) -> None:
@@ -356,8 +356,8 @@ def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path:
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
     for model in ("echo.mar", "iris", "models:/iris/1"):
-        ended = run("serve", model, "--handler", "image_classifier")
-        assert (ended.code, "apply to bare model files" in ended.err) == (2, True)
+        result = run("serve", model, "--handler", "image_classifier")
+        assert (result.code, "apply to bare model files" in result.err) == (2, True)
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
@@ -365,15 +365,15 @@ def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    ended = run("serve", "--device", "gpu")
-    assert ended.code == 2
-    assert "no GPU is visible here" in ended.err
+    result = run("serve", "--device", "gpu")
+    assert result.code == 2
+    assert "no GPU is visible here" in result.err
 
 
 def test_an_address_that_others_can_reach_needs_tokens(run: Run) -> None:
-    ended = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
-    assert ended.code == 1
-    assert "inference_token must be set" in ended.err
+    result = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
+    assert result.code == 1
+    assert "inference_token must be set" in result.err
 
 
 def test_ports_and_host_change_only_what_they_name() -> None:

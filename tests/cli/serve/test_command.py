@@ -115,9 +115,9 @@ def test_the_line_with_a_sample_works_as_it_stands(
 
 
 def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
-    ended = predict("digits", SEVEN)
-    assert ended.code == 0, ended.err
-    labels = json.loads(ended.out)
+    result = predict("digits", SEVEN)
+    assert result.code == 0, result.err
+    labels = json.loads(result.out)
     assert max(labels, key=labels.get) == "seven"
 
 
@@ -161,8 +161,8 @@ def test_predict_reads_standard_input(server: Running, directory: Path) -> None:
 
 
 def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
-    ended = predict("digit", SEVEN)
-    assert (ended.code, "did you mean 'digits'? `tsx models list`" in ended.err) == (1, True)
+    result = predict("digit", SEVEN)
+    assert (result.code, "did you mean 'digits'? `tsx models list`" in result.err) == (1, True)
     assert "`tsx models list`" in predict("digits", SEVEN, "--version", "7").err
 
 
@@ -195,10 +195,10 @@ def test_an_address_of_another_kind_is_reported_with_the_right_option(
 ) -> None:
     for arguments in (["list"], ["describe", "digits"], ["register", "x.mar"]):
         url = server.address("predictions")
-        ended = run("models", *arguments, "--url", url)
-        assert ended.code == 1
-        assert f"{url} answers, but it is not the management address" in ended.err
-        assert "--url, or with the setting management_address" in ended.err
+        result = run("models", *arguments, "--url", url)
+        assert result.code == 1
+        assert f"{url} answers, but it is not the management address" in result.err
+        assert "--url, or with the setting management_address" in result.err
     assert (
         "is not the inference address"
         in run("predict", "digits", SEVEN, "--url", server.address("models")).err
@@ -365,11 +365,11 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
 
 
 def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(models: Run) -> None:
-    ended = models("register", "broken1.0.mar", "--workers", 1)
-    assert ended.code == 1
-    assert ended.err.startswith("Error: ")
-    assert "No module named 'no_such_library'" in ended.err
-    assert ended.err.rstrip().endswith(
+    result = models("register", "broken1.0.mar", "--workers", 1)
+    assert result.code == 1
+    assert result.err.startswith("Error: ")
+    assert "No module named 'no_such_library'" in result.err
+    assert result.err.rstrip().endswith(
         "line 1: import no_such_library\n--debug shows the whole traceback."
     )
     debugged = models("register", "broken1.0.mar", "--workers", 1, "--debug")
@@ -384,10 +384,10 @@ def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(model
 def test_an_archive_that_is_not_in_the_store_is_refused(
     models: Run, archive: str, reason: str
 ) -> None:
-    ended = models("register", archive)
-    assert ended.code == 1
-    assert reason in ended.err
-    assert "models list" not in ended.err
+    result = models("register", archive)
+    assert result.code == 1
+    assert reason in result.err
+    assert "models list" not in result.err
 
 
 def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> None:

@@ -61,9 +61,9 @@ def test_wrong_options_are_refused(run: Run, options: str, problem: str) -> None
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("flow.war").write_bytes(b"")
-    ended = run("bench", *shlex.split(options))
-    assert ended.code == 2
-    assert problem in ended.err
+    result = run("bench", *shlex.split(options))
+    assert result.code == 2
+    assert problem in result.err
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_absent_and_damaged_files_are_reported(run: Run, options: str, problem: 
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("torn.mar").write_bytes(Path("m.mar").read_bytes()[:100])
-    ended = run("bench", *shlex.split(options))
-    assert ended.code == 1
-    assert problem in ended.err
+    result = run("bench", *shlex.split(options))
+    assert result.code == 1
+    assert problem in result.err
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
@@ -295,6 +295,6 @@ def test_a_run_that_another_version_was_asked_for_does_not_go_on(run: Run) -> No
         journal = Journal(Path("out"), new=True)
         journal.begin(asked, sha256=None, fingerprint="f", started="now")
         journal.close()
-        ended = run("bench", "--resume", "out")
-        assert ended.code == 1
-        assert "cannot be read" in ended.err
+        result = run("bench", "--resume", "out")
+        assert result.code == 1
+        assert "cannot be read" in result.err

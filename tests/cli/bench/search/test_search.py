@@ -223,10 +223,10 @@ def test_the_best_is_found_with_few_measurements(
     truth = curve(first, row, cpu=cpu)
     state = State(space(), [truth], slo=parse_slo(slo) if slo else None, cores=cores)
     machine = modelled(truth, cores)
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) <= 17
-    assert points(ended) <= 45
+    result = run(state, machine)
+    assert won(result)[0] >= 0.95 * optimum(state, machine)
+    assert len(result.trials) <= 17
+    assert points(result) <= 45
 
 
 def test_the_best_is_found_although_predictions_are_wrong() -> None:
@@ -304,19 +304,19 @@ def test_a_failure_is_a_result_and_rules_out_larger_configurations() -> None:
     def fails(configuration: Configuration) -> bool:
         return configuration.workers * configuration.batch_size > 40
 
-    ended = run(state, machine, fails)
+    result = run(state, machine, fails)
     possible = replace(
         state,
         configurations=[
             configuration for configuration in state.configurations if not fails(configuration)
         ],
     )
-    assert won(ended)[0] >= 0.95 * optimum(possible, machine)
-    states = [trial.state for trial in ended.trials]
+    assert won(result)[0] >= 0.95 * optimum(possible, machine)
+    states = [trial.state for trial in result.trials]
     last = max(at for at, state in enumerate(states) if state == "measured")
     assert 1 <= states[:last].count("failed") <= 4 < states.count("failed")
     assert "failed, which asks for less: out of memory" in str(
-        ruled_out(ended, Configuration(workers=16, batch_size=32))
+        ruled_out(result, Configuration(workers=16, batch_size=32))
     )
 
 
@@ -338,9 +338,9 @@ def test_where_even_the_baseline_fails_the_search_ends() -> None:
 
 def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
-    ended = run(state, modelled(curve(20, 0.1), 8))
-    assert max(trial.as_configuration().batch_size for trial in ended.trials) == 8
-    assert any("out of memory" in reason for _, _, reason in passed_over(ended))
+    result = run(state, modelled(curve(20, 0.1), 8))
+    assert max(trial.as_configuration().batch_size for trial in result.trials) == 8
+    assert any("out of memory" in reason for _, _, reason in passed_over(result))
 
 
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
@@ -370,9 +370,9 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
         )
         return reported.throughput, reported.p99_ms
 
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert points(ended) <= 15
+    result = run(state, machine)
+    assert won(result)[0] >= 0.95 * optimum(state, machine)
+    assert points(result) <= 15
 
 
 def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() -> None:
@@ -437,9 +437,9 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
 
-    ended = run(state, machine)
-    assert {trial.as_configuration().precision for trial in ended.trials} == {"as is"}
-    assert any(reason == "its answers differ" for _, _, reason in passed_over(ended))
+    result = run(state, machine)
+    assert {trial.as_configuration().precision for trial in result.trials} == {"as is"}
+    assert any(reason == "its answers differ" for _, _, reason in passed_over(result))
 
 
 def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
@@ -459,25 +459,25 @@ def test_everything_is_measured_if_that_is_asked_for() -> None:
     state = State(
         space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True
     )
-    ended = run(state, modelled(curve(20, 2), 2))
-    assert {trial.as_configuration() for trial in ended.trials} == set(state.configurations)
+    result = run(state, modelled(curve(20, 2), 2))
+    assert {trial.as_configuration() for trial in result.trials} == set(state.configurations)
 
 
 def test_without_a_curve_the_search_measures_all_and_ends() -> None:
     state = State(space((1, 2, 4), (1, 4, 8)), slo=parse_slo("p99<100ms"), cores=2)
     machine = modelled(curve(20, 2), 2)
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) == 9
+    result = run(state, machine)
+    assert won(result)[0] >= 0.95 * optimum(state, machine)
+    assert len(result.trials) == 9
 
 
 def test_no_bound_holds_anywhere_and_the_search_ends_soon() -> None:
-    ended = run(
+    result = run(
         State(space(), [curve(50, 5)], slo=parse_slo("p99<10ms"), cores=4),
         modelled(curve(50, 5), 4),
     )
-    assert ranking(ended.trials) == []
-    assert points(ended) <= 10
+    assert ranking(result.trials) == []
+    assert points(result) <= 10
 
 
 def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
@@ -489,9 +489,9 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
         seconds_left=4.5,
         seconds_per_point=1,
     )
-    ended = run(state, modelled(curve(5, 3), 2))
-    assert points(ended) == 4
-    assert any(reason == OUT_OF_TIME for _, _, reason in passed_over(ended))
+    result = run(state, modelled(curve(5, 3), 2))
+    assert points(result) == 4
+    assert any(reason == OUT_OF_TIME for _, _, reason in passed_over(result))
 
 
 def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
@@ -507,12 +507,12 @@ def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
 
 
 def test_given_loads_are_measured_and_no_others() -> None:
-    ended = run(
+    result = run(
         State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2, loads=(8, 16)),
         modelled(curve(5, 3), 2),
     )
     assert all(
-        {point.offered.connections for point in trial.points} == {8, 16} for trial in ended.trials
+        {point.offered.connections for point in trial.points} == {8, 16} for trial in result.trials
     )
 
 
@@ -567,7 +567,7 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
         return min(offered.rate, reported.throughput), min(reported.p99_ms, 1e4) * 1.2
 
     state = State(space((1, 2), (1, 8)), [truth], slo=parse_slo("p99<60ms"), mode="open", cores=2)
-    ended = run(state, machine)
+    result = run(state, machine)
     rates = [float(rate) for rate in range(20, 600, 20)]
     best = max(
         rate
@@ -575,7 +575,7 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
         for rate in rates
         if machine(configuration, OfferedLoad(mode="open", rate=rate, arrivals="poisson"))[1] < 60
     )
-    assert won(ended)[0] >= 0.88 * best
+    assert won(result)[0] >= 0.88 * best
 
 
 def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
