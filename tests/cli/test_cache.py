@@ -45,7 +45,7 @@ def test_unused_entries_are_listed_and_removed(
         assert rows["used"].split()[-1] == "yes"
         assert rows["unused"].rstrip().endswith("3 days ago  no")
         assert "`tsx cache prune` frees " in shown
-        # A server would not keep the entry so long.
+        # A server would already have removed this entry.
         set_age(old, 40)
         assert run("cache prune --older-than 60d").out == "removed 0 entries, 0 bytes\n"
         assert old.exists()
@@ -56,7 +56,7 @@ def test_unused_entries_are_listed_and_removed(
     assert run("cache prune --older-than soon").code == 2
 
 
-def test_foreign_directories_and_incomplete_entries_are_no_obstacle(
+def test_foreign_directories_and_incomplete_entries_are_ignored(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_CACHE_DIR", str(tmp_path))

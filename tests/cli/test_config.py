@@ -1,4 +1,4 @@
-"""`tsx config show` prints every setting with its origin, and no secret."""
+"""`tsx config show` prints every setting with its origin, without secrets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_secret_is_hidden(run: Run) -> None:
     assert json.loads(result.out)["management_token"]["value"] == "(hidden)"
 
 
-def test_no_url_is_shown_with_its_credentials(run: Run) -> None:
+def test_credentials_in_urls_are_hidden(run: Run) -> None:
     values = {
         "otlp_endpoint": "https://me:hunter2@collector:4318",
         "s3_endpoint_url": "http://me:hunter2@minio:9000",
@@ -56,7 +56,7 @@ def test_no_url_is_shown_with_its_credentials(run: Run) -> None:
     assert "otlp_endpoint cannot be 'ftp://***@host'" in refused.err
 
 
-def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> None:
+def test_another_file_can_be_given_on_the_command_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
     (tmp_path / "other.toml").write_text("drain_timeout = 6\n")
     reported = json.loads(run("config show --config other.toml --json").out)
@@ -80,7 +80,7 @@ def test_a_config_properties_is_shown_with_the_settings_that_have_no_effect(
 @pytest.mark.parametrize(
     "command", ["config show", "serve", "models list", "archive inspect x.mar"]
 )
-def test_an_unknown_setting_ends_every_command(run: Run, tmp_path: Path, command: str) -> None:
+def test_every_command_refuses_an_unknown_setting(run: Run, tmp_path: Path, command: str) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("job_queue_sise = 7")
     result = run(command)
@@ -88,7 +88,7 @@ def test_an_unknown_setting_ends_every_command(run: Run, tmp_path: Path, command
     assert f"'job_queue_sise' in {file}; did you mean 'job_queue_size'?" in result.err
 
 
-def test_an_unknown_variable_gets_a_warning_unless_it_is_of_kubernetes(
+def test_an_unknown_variable_gets_a_warning_except_for_kubernetes(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_SERVICE_HOST", "10.0.0.1")
@@ -101,7 +101,7 @@ def test_an_unknown_variable_gets_a_warning_unless_it_is_of_kubernetes(
     assert "did you mean TSX_JOB_QUEUE_SIZE?" in warning
 
 
-def test_an_assignment_without_a_value_is_wrong_usage(run: Run) -> None:
+def test_an_assignment_without_a_value_is_a_usage_error(run: Run) -> None:
     result = run("config show --set drain_timeout")
     assert (result.code, result.err) == (2, "Error: --set takes NAME=VALUE, not 'drain_timeout'\n")
 

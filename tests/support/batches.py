@@ -1,4 +1,4 @@
-"""Batches as a dispatcher hands them to `Stats`."""
+"""Batches in the form that a dispatcher passes to `Stats`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch_of(
     return *points, len(jobs), reported, arrivals(jobs), statuses
 
 
-# The batch of an answer whose times do not matter.
+# A batch for tests in which its times do not matter.
 BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(arrived=0.0)])
 
 
@@ -32,5 +32,5 @@ def count(
     reported: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> None:
-    """Count a batch as its reply does."""
+    """Count a batch as when its reply arrives."""
     stats.add_batch(batch_of(points, jobs, reported, statuses), jobs)

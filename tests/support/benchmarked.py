@@ -1,4 +1,4 @@
-"""Results of benchmarks made by hand, for the tests of reports."""
+"""Handmade results of benchmarks for the tests of reports."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def one_round(
     limited: str | None = None,
 ) -> Round:
     """Make a round of ten seconds with latencies around `middle_ms` and a tail."""
-    chance = random.Random(seed)
-    rate *= 1 + chance.gauss(0, 0.01)
+    random_source = random.Random(seed)
+    rate *= 1 + random_source.gauss(0, 0.01)
     times = Histogram()
-    times.add([middle_ms / 1000 * math.exp(chance.gauss(0, 0.35)) for _ in range(1000)])
+    times.add([middle_ms / 1000 * math.exp(random_source.gauss(0, 0.35)) for _ in range(1000)])
     reported = times.latency()
     answered = int(10 * rate)
     return Round(
@@ -56,7 +56,12 @@ def one_round(
         latency=reported,
         histogram=times.coarse(),
         over_time=[
-            (0.5 * step, int(rate / 2), middle_ms, reported.p99_ms * chance.uniform(0.7, 1.1))
+            (
+                0.5 * step,
+                int(rate / 2),
+                middle_ms,
+                reported.p99_ms * random_source.uniform(0.7, 1.1),
+            )
             for step in range(-3, 21)
         ],
         by_size=[
@@ -68,8 +73,8 @@ def one_round(
                 p99_ms=slow * reported.p99_ms,
             )
             for low, high, slow in (
-                (8122, 9003, chance.uniform(0.8, 0.9)),
-                (9150, 12044, chance.uniform(1.1, 1.2)),
+                (8122, 9003, random_source.uniform(0.8, 0.9)),
+                (9150, 12044, random_source.uniform(1.1, 1.2)),
             )
         ],
         generator=GeneratorSide(cpu=0.2, limited=limited),

@@ -1,4 +1,4 @@
-"""Directories of `save_pretrained`: tiny seeded models and tokenizers of the standard library."""
+"""Tiny seeded models and tokenizers in directories written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def adapter(base: Path, name: str, seed: int) -> None:
-    """Make a LoRA adapter of a classifier, below `adapters/NAME` of the model's directory."""
+    """Make a LoRA adapter of a classifier in `adapters/NAME` of the model's directory."""
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers import AutoModelForSequenceClassification

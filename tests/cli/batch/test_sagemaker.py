@@ -19,7 +19,7 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from tests.support.deploying import IMAGE, ROLE
 from tests.support.models import make_model
-from tests.support.platforms.aws import Account, Course
+from tests.support.platforms.aws import Account, Scenario
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_transform import run_job
 from tsx_cli.batch.readers import InputReader
@@ -63,10 +63,10 @@ class Platform:
     `is_held` is set.
     """
 
-    def __init__(self, course: Course, directory: Path, port: Callable[[], int]) -> None:
+    def __init__(self, scenario: Scenario, directory: Path, port: Callable[[], int]) -> None:
         self.directory, self.port, self.jobs = directory, port, list[str]()
         self.failure, self.is_held = "", False
-        course.after = self._after
+        scenario.after = self._after
 
     def _after(self, operation: str, event: str) -> None:
         if operation == "sagemaker:CreateTransformJob":

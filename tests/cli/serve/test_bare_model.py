@@ -1,4 +1,4 @@
-"""Starts and ends of `tsx serve`: bare model files, signals, models that do not load."""
+"""`tsx serve` with model files, directories and the model store: start, errors and end."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]
         yield directory, notes
 
 
-def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
+def test_code_of_a_model_file_is_copied_and_other_files_are_linked() -> None:
     with unpacked(
         DIGITS / "digits.pth", HandlerFiles(str(DIGITS / "handler.py"), DIGITS / "model.py")
     ) as (directory, notes):
         assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
-        # The server runs no code that a link leads to.
+        # Code is copied, since the server does not run code behind links.
         for name in ("model.py", "handler.py"):
             assert not (directory / name).is_symlink()
             assert (directory / name).read_bytes() == (DIGITS / name).read_bytes()
@@ -65,7 +65,7 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
-def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_links(
+def test_the_configuration_of_a_model_directory_is_copied(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(
@@ -81,7 +81,7 @@ def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_l
             assert opened.config.raw == {"batchSize": 4}
 
 
-def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> None:
+def test_an_onnx_file_loads_with_its_external_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["y"])],
@@ -105,7 +105,7 @@ def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
+def test_a_model_file_is_served_with_a_page_until_ctrl_c(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
     command = [
@@ -114,15 +114,15 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         *shlex.split(f"--handler {DIGITS / 'handler.py'} --workers 2"),
         *FREE_PORTS,
     ]
-    # The preload is on, as by default.
+    # Preloading is enabled, as by default.
     environment = {
         "TSX_CACHE_DIR": str(session_cache),
         "TMPDIR": str(short_path),
         "TSX_WORKER_PRELOAD": "true",
     }
-    seen, code = screen(command, tmp_path, environment, until="Ctrl-C")
-    assert code == 0, seen
-    page = " ".join(seen.split())
+    screen_text, code = screen(command, tmp_path, environment, until="Ctrl-C")
+    assert code == 0, screen_text
+    page = " ".join(screen_text.split())
     for part in (
         "serves 1 model",
         "numbers",
@@ -136,7 +136,7 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         < page.index("in another terminal:")
         < page.index("model version kind device workers")
     )
-    assert "Traceback" not in seen
+    assert "Traceback" not in screen_text
     assert [path for path in short_path.iterdir() if path.name.startswith("tsx-model-")] == []
 
 
@@ -159,7 +159,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
+def test_a_model_that_fails_to_load_ends_the_start_with_its_reason(
     broken: Path, session_cache: Path, debug: bool
 ) -> None:
     command = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
@@ -185,7 +185,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
         (["first.tar.gz", "second.tar.gz"], ["--model-store", ".", "--set", "load_models=all"]),
     ],
 )
-def test_one_start_names_all_that_cannot_be_served(
+def test_one_start_reports_all_invalid_models(
     tmp_path: Path, session_cache: Path, names: list[str], arguments: list[str]
 ) -> None:
     for name in names:
@@ -205,7 +205,7 @@ def test_one_start_names_all_that_cannot_be_served(
         assert reason in line
 
 
-def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
+def test_one_start_reports_all_missing_files(run: Run) -> None:
     result = run("serve", "first.mar", "second.mar", "third.war")
     assert result.code == 1
     assert [f"there is no file '{name}.mar'" in result.err for name in ("first", "second")] == [
@@ -240,13 +240,13 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 @pytest.mark.parametrize(
-    ("here", "in_store", "taken"),
+    ("local_files", "in_store", "expected_path"),
     [
         (
             ("net/handler.py", "net/data.csv"),
             "net.mar/x",
             "store/net.mar",
-        ),  # sources of the archive
+        ),  # the sources of the archive, which are not a model
         (("net/handler.py",), f"net/{MANIFEST}", "store/net"),
         (("net/data.csv",), None, "net"),
         ((f"net/{MANIFEST}",), "net.mar/x", "net"),
@@ -258,25 +258,25 @@ MANIFEST = "MAR-INF/MANIFEST.json"
         (("other",), "net/MLmodel", "store/net"),
     ],
 )
-def test_a_model_in_the_working_directory_hides_one_of_the_store_and_is_named(
+def test_a_model_in_the_working_directory_overrides_one_of_the_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    here: tuple[str, ...],
+    local_files: tuple[str, ...],
     in_store: str | None,
-    taken: str,
+    expected_path: str,
 ) -> None:
-    monkeypatch.chdir(make_directory(tmp_path, *here))
+    monkeypatch.chdir(make_directory(tmp_path, *local_files))
     make_directory(tmp_path / "store", *([in_store] if in_store else []))
     source = locate("net", Settings(model_store=Path("store")))
-    assert source[:2] == (None, Path(taken))
+    assert source[:2] == (None, Path(expected_path))
     assert locate("a=net", Settings(model_store=Path("store"))) == source._replace(name="a")
-    hides = in_store is not None and taken == "net"
-    named = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
-    assert capsys.readouterr().out == named * 2 * hides
+    has_conflict = in_store is not None and expected_path == "net"
+    note = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
+    assert capsys.readouterr().out == note * 2 * has_conflict
 
 
-def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(
+def test_an_mlflow_directory_is_served_as_if_packed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_directory(tmp_path / "iris", "data/model.pth")
@@ -302,7 +302,7 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(
     assert not start.path.exists()
 
 
-def test_the_working_directory_has_its_name_as_the_address_of_its_model(
+def test_the_working_directorys_name_is_the_url_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
@@ -316,7 +316,7 @@ def test_the_working_directory_has_its_name_as_the_address_of_its_model(
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
+def test_a_duplicate_model_is_refused_before_binding_a_port(run: Run) -> None:
     make_model(Path("digits.mar"), ECHO)
     with socket.create_server(("127.0.0.1", 0)) as in_use:
         result = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
@@ -325,7 +325,7 @@ def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> Non
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_two_ports_in_use_that_of_http_is_reported(
+def test_the_http_port_in_use_is_reported_before_the_grpc_port(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(Path("digits.mar"), ECHO)
@@ -345,13 +345,13 @@ def test_of_two_ports_in_use_that_of_http_is_reported(
         )
 
 
-def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
+def test_the_error_of_an_invalid_model_store_names_it(run: Run) -> None:
     result = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
     assert result.code == 1
     assert "the model store 'nowhere' is not a directory" in result.err
 
 
-def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path: Path) -> None:
+def test_options_for_model_files_are_refused_for_other_models(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "echo.mar", ECHO)
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
@@ -361,7 +361,7 @@ def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path:
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
-def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(
+def test_a_missing_gpu_is_reported_before_anything_starts(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -370,13 +370,13 @@ def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(
     assert "no GPU is visible here" in result.err
 
 
-def test_an_address_that_others_can_reach_needs_tokens(run: Run) -> None:
+def test_a_public_address_needs_tokens(run: Run) -> None:
     result = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
     assert result.code == 1
     assert "inference_token must be set" in result.err
 
 
-def test_ports_and_host_change_only_what_they_name() -> None:
+def test_port_and_host_options_change_only_their_addresses() -> None:
     changed = with_addresses(Settings(), "::1", {"inference": 9, "management": None, "metrics": 0})
     assert (changed.inference_address, changed.management_address, changed.metrics_address) == (
         "http://[::1]:9",
@@ -390,7 +390,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
-def test_missing_parts_of_a_bare_model_are_reported() -> None:
+def test_missing_parts_of_a_model_file_are_reported() -> None:
     with (
         pytest.raises(UsageError, match="add --model-file"),
         unpacked(DIGITS / "digits.pth", HandlerFiles()),
@@ -403,7 +403,7 @@ def test_missing_parts_of_a_bare_model_are_reported() -> None:
         pass
 
 
-def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
+def test_host_and_port_options_apply_to_grpc() -> None:
     changed = with_grpc_addresses(
         Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None}
     )
@@ -412,7 +412,7 @@ def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()
 
 
-def test_a_missing_file_names_one_with_a_similar_name_here_or_in_the_store(
+def test_the_error_of_a_missing_file_suggests_a_similar_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

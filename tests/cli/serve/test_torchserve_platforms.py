@@ -1,4 +1,4 @@
-"""Calls of `torchserve` by its container image, by SageMaker's toolkit and by KServe."""
+"""Calls of `torchserve` by its container image, SageMaker's toolkit and KServe."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tsx_cli.serve.torchserve import READY
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 
 
-def everywhere(address: str) -> str:
-    """Return the same port on all addresses of this machine, as containers have it."""
+def on_all_addresses(address: str) -> str:
+    """Return the same port on all addresses of this machine, as in containers."""
     return address.replace("127.0.0.1", "0.0.0.0")
 
 
 def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
     make_model(torchserve.directory / "store" / "echo.mar", ECHO)
     lines = [
-        f"{role}_address={everywhere(getattr(torchserve, role))}"
+        f"{role}_address={on_all_addresses(getattr(torchserve, role))}"
         for role in ("inference", "management", "metrics")
     ]
     lines += [
@@ -70,7 +70,8 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         }
     }
     lines = [
-        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+        f"{role}_address={on_all_addresses(torchserve.inference)}"
+        for role in ("inference", "management")
     ]
     lines += [
         "enable_envvars_config=true",
@@ -120,7 +121,8 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
     }
     snapshot = {"name": "startup.cfg", "modelCount": 1, "models": {"mnist": {"1.0": version}}}
     lines = [
-        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+        f"{role}_address={on_all_addresses(torchserve.inference)}"
+        for role in ("inference", "management")
     ]
     lines += [
         f"metrics_address={torchserve.metrics}",

@@ -1,4 +1,4 @@
-"""Plans: the changes between the observed and the wanted resources."""
+"""Plans: the changes that turn the observed resources into the desired ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resource(
 
 
 def observed(resource: Resource, **more: Any) -> Observed:
-    """Build the observation of a resource as it is wanted."""
+    """Return the observation of a resource that has its desired state."""
     return Observed(resource.name, {**resource.properties, **more}, resource.tags)
 
 
@@ -57,7 +57,7 @@ def test_a_missing_resource_is_created_after_those_that_it_needs() -> None:
     ]
 
 
-def test_properties_that_the_platform_adds_are_no_difference() -> None:
+def test_properties_that_the_platform_adds_are_not_differences() -> None:
     wanted = resource("a", size=1, variants=[{"name": "x"}])
     present = observed(wanted, made="yesterday", variants=[{"name": "x", "weight": 1.0}])
     assert plan([wanted], {"a": present}, TRAITS).is_empty
@@ -72,7 +72,7 @@ def test_each_value_that_differs_is_named_with_its_old_and_new() -> None:
 
 
 @pytest.mark.parametrize(("size", "action"), [(1, "replace"), (2, "update")])
-def test_another_value_of_a_fixed_property_is_another_resource(size: int, action: str) -> None:
+def test_a_change_of_a_fixed_property_replaces_the_resource(size: int, action: str) -> None:
     wanted = resource("a", "Fixed", size=2, note="new")
     assert actions(plan_of(wanted, {"size": size, "note": "old"})) == [(action, "a")]
 
@@ -99,24 +99,24 @@ def test_properties_that_the_platform_does_not_report_are_not_compared() -> None
     assert plan_of(resource("b", "Bare", tags=tags), {}).is_empty
 
 
-def test_a_failed_resource_is_created_again_and_the_plan_says_why() -> None:
+def test_a_failed_resource_is_recreated_with_a_reason() -> None:
     wanted = resource("a")
     failed = replace(observed(wanted), state="failed", reason="no ping")
     (change,) = plan([wanted], {"a": failed}, TRAITS).changes
     assert (change.action, change.reason) == ("replace", "it has failed: no ping")
 
 
-def test_a_number_is_no_truth_value() -> None:
+def test_a_number_differs_from_a_boolean() -> None:
     assert actions(plan_of(resource("a", on=True), {"on": 1})) == [("update", "a")]
 
 
-def test_unwanted_resources_are_deleted_last_and_before_those_that_they_need() -> None:
+def test_obsolete_resources_are_deleted_last_and_before_their_dependencies() -> None:
     wanted, old = resource("new"), [resource("model"), resource("config", needs=("model",))]
     planned = plan([wanted], {}, TRAITS, [(unwanted, observed(unwanted)) for unwanted in old])
     assert actions(planned) == [("create", "new"), ("delete", "config"), ("delete", "model")]
 
 
-def test_a_value_that_is_not_yet_known_differs() -> None:
+def test_an_unknown_value_is_a_difference() -> None:
     number = Ref("version", "Version")
     wanted = [resource("version"), resource("alias", needs=("version",), number=number)]
     alias = {"alias": Observed("the-alias", {"number": "7"})}
@@ -139,7 +139,7 @@ def test_references_are_resolved_at_any_depth() -> None:
         resolve_refs(Ref("b", "Arn"), outputs)
 
 
-def test_resources_that_need_one_another_are_refused() -> None:
+def test_circular_dependencies_are_refused() -> None:
     with pytest.raises(ValueError, match="in a cycle:"):
         sort_by_needs([resource("a", needs=("b",)), resource("b", needs=("a",))])
     with pytest.raises(ValueError, match="have the same id"):
@@ -166,7 +166,7 @@ WORLDS = st.dictionaries(
 
 
 class World:
-    """A platform in memory, where each change is carried out at once."""
+    """A platform in memory, where each change takes effect at once."""
 
     def __init__(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
         self.resources = {id: dict(properties) for id, properties in resources.items()}
@@ -196,7 +196,7 @@ class World:
 
 
 @given(present=WORLDS, wanted=WORLDS, steps=st.integers(0, 8))
-def test_a_run_that_breaks_off_is_completed_by_the_next_and_leaves_nothing_to_do(
+def test_the_next_run_completes_an_interrupted_one(
     present: dict[str, Any], wanted: dict[str, Any], steps: int
 ) -> None:
     complete, broken = World(present), World(present)
