@@ -373,8 +373,8 @@ def logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.addLevelName(logging.WARNING, name)
-    for logger, before in libraries.items():
-        logger.setLevel(before)
+    for logger, logger_state in libraries.items():
+        logger.setLevel(logger_state)
 
 
 @pytest.fixture

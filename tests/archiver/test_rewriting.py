@@ -54,12 +54,14 @@ def test_rewriting_twice_with_the_same_files_changes_nothing(
     spec: ArchiveSpec, tmp_path: Path, contents: dict[str, bytes]
 ) -> None:
     path = write_archive(spec, tmp_path / "one.mar", force=True)
-    before = {member.name for member in inspect_archive(path).members}
+    members_before = {member.name for member in inspect_archive(path).members}
     rewrite_archive(path, contents)
     first_content = path.read_bytes()
     rewrite_archive(path, contents)
     assert path.read_bytes() == first_content
-    assert {member.name for member in inspect_archive(path).members} == before | contents.keys()
+    assert {
+        member.name for member in inspect_archive(path).members
+    } == members_before | contents.keys()
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
 
 
@@ -200,28 +202,30 @@ def test_a_path_that_is_not_a_file_leaves_the_archive_unchanged(
     spec: ArchiveSpec, tmp_path: Path, form: Format
 ) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
-    before = {member.name: member.sha256 for member in inspect_archive(path).members}
+    members_before = {member.name: member.sha256 for member in inspect_archive(path).members}
     with pytest.raises(ArchiveError, match="regular file"):
         rewrite_archive(path, {"forms/a": NOTES, "forms/b": tmp_path}, remove=["handler.py"])
-    assert {member.name: member.sha256 for member in inspect_archive(path).members} == before
+    assert {
+        member.name: member.sha256 for member in inspect_archive(path).members
+    } == members_before
 
 
 @pytest.mark.parametrize("name", ["MAR-INF", "MAR-INF/MANIFEST.json", "../outside", ".", ""])
 def test_required_or_invalid_names_are_not_removed(make_zip: MakeZip, name: str) -> None:
     path = make_zip()
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack):
         rewrite_archive(path, {}, remove=[name])
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 @pytest.mark.parametrize("names", [("handler.py/inside",), ("new", "NEW"), ("new", "new/inside")])
 def test_colliding_new_names_are_refused(make_zip: MakeZip, names: tuple[str, ...]) -> None:
     path = make_zip()
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack, match="Rename one of them"):
         rewrite_archive(path, dict.fromkeys(names, b"x"))
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 def test_rewriting_keeps_links_and_file_permissions(spec: ArchiveSpec, tmp_path: Path) -> None:
@@ -244,10 +248,10 @@ def test_a_damaged_archive_is_unchanged(spec: ArchiveSpec, tmp_path: Path) -> No
             file = tmp_path / "content"
             file.write_bytes(content.replace(b"zero", b"one!"))
             tar.addfile(info, file.open("rb"))
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(WrongChecksum):
         rewrite_archive(path, {"notes.json": NOTES})
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
 
 
@@ -256,10 +260,10 @@ def test_a_damaged_archive_is_unchanged(spec: ArchiveSpec, tmp_path: Path) -> No
 )
 def test_invalid_member_names_are_refused(make_zip: MakeZip, name: str) -> None:
     path = make_zip(("extra/file.txt", b"x"))
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack):
         rewrite_archive(path, {name: b"x"})
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 @pytest.mark.skipif(

@@ -105,9 +105,9 @@ def test_required_flags_are_required(
     inputs: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     position = REQUIRED.index(missing)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(REQUIRED[:position] + REQUIRED[position + 2 :])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert missing in capsys.readouterr().err
 
 
@@ -171,9 +171,9 @@ class TestShim:
         self, inputs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sys.argv", ["torch-model-archiver", *REQUIRED])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             generate_model_archive()
-        assert ended.value.code == 0
+        assert exit_info.value.code == 0
         generate_model_archive(ModelArchiverConfig("other", "handler.py", "1.0"))
         assert Path("other.mar").exists()
 
@@ -226,7 +226,9 @@ def test_the_list_of_names_matches_torchserves(peer_bin: Path) -> None:
     installed = installed_names(next(peer_bin.parent.glob("lib/python*/site-packages")))
     packages = {module.partition(".")[0] for module in installed}
     assert installed == {
-        module: listed for module, listed in names().items() if module.partition(".")[0] in packages
+        module: expected_names
+        for module, expected_names in names().items()
+        if module.partition(".")[0] in packages
     }
 
 
@@ -279,10 +281,13 @@ def test_the_archives_match_torchserves_archiver(
         tmp_path / "theirs",
     ]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
-    (ours,), (theirs,) = (tmp_path / "ours").iterdir(), (tmp_path / "theirs").iterdir()
-    assert ours.name == theirs.name
-    assert contents(ours) == contents(theirs)
-    with open_archive(theirs, cache=cache) as opened:
+    (own_archive,), (torchserve_archive,) = (
+        (tmp_path / "ours").iterdir(),
+        (tmp_path / "theirs").iterdir(),
+    )
+    assert own_archive.name == torchserve_archive.name
+    assert contents(own_archive) == contents(torchserve_archive)
+    with open_archive(torchserve_archive, cache=cache) as opened:
         assert opened.problems == []
         assert opened.manifest.data["archiverVersion"]
 
@@ -301,17 +306,17 @@ def test_the_archives_match_torchserves_archiver(
 def test_both_refuse_with_the_same_exit_code(
     inputs: Path, peer_bin: Path, flags: list[str]
 ) -> None:
-    theirs = subprocess.run(
+    torchserve_result = subprocess.run(
         [peer_bin / "torch-model-archiver", *REQUIRED, *flags],
         timeout=60,
         capture_output=True,
         check=False,
     )
     try:
-        ours = main([*REQUIRED, *flags])
-    except SystemExit as ended:
-        ours = int(str(ended.code))
-    assert ours == theirs.returncode != 0
+        own_code = main([*REQUIRED, *flags])
+    except SystemExit as exit_info:
+        own_code = int(str(exit_info.code))
+    assert own_code == torchserve_result.returncode != 0
 
 
 def test_a_class_of_the_model_file_is_named_like_a_function_of_the_handler(inputs: Path) -> None:

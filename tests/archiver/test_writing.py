@@ -237,10 +237,10 @@ def test_packing_takes_constant_memory(inputs: Path) -> None:
         "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), 'out')\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert int(done.stdout) < 60_000, (
+    assert int(result.stdout) < 60_000, (
         "kilobytes, of which Python itself has half, for a file of 75 megabytes"
     )
 
@@ -279,7 +279,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
 ) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        before = path.read_bytes() if path.is_file() else contents(path)
+        original = path.read_bytes() if path.is_file() else contents(path)
 
         def fail(member: str, done: int, total: int) -> None:
             if member == "model.py":
@@ -288,7 +288,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
         with pytest.raises(KeyboardInterrupt):
             write_archive(spec, tmp_path / format, format=format, force=True, progress=fail)
         assert list((tmp_path / format).iterdir()) == [path]
-        assert (path.read_bytes() if path.is_file() else contents(path)) == before
+        assert (path.read_bytes() if path.is_file() else contents(path)) == original
 
 
 @pytest.mark.parametrize("by", [-1, 1])

@@ -21,9 +21,9 @@ def point(rate: float, p50: float = 1, p99: float = 2) -> Point:
     return Point(rate, p50, p99, 10)
 
 
-def everywhere(ours: Point, theirs: Point) -> dict[Key, Point]:
+def everywhere(tsx_point: Point, peer_point: Point) -> dict[Key, Point]:
     return {
-        Key(workload.name, peer, connections): ours if peer.startswith("tsx") else theirs
+        Key(workload.name, peer, connections): tsx_point if peer.startswith("tsx") else peer_point
         for workload in WORKLOADS
         for peer in field.PEERS
         for connections in CONNECTIONS

@@ -40,11 +40,13 @@ def test_unused_entries_are_listed_and_removed(
             if entry["model"] == "unused 1.0"
         )
         set_age(old, 3)
-        shown = run("cache").out
-        rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("archive ")}
+        output = run("cache").out
+        rows = {
+            line.split()[1]: line for line in output.splitlines() if line.startswith("archive ")
+        }
         assert rows["used"].split()[-1] == "yes"
         assert rows["unused"].rstrip().endswith("3 days ago  no")
-        assert "`tsx cache prune` frees " in shown
+        assert "`tsx cache prune` frees " in output
         # A server would already have removed this entry.
         set_age(old, 40)
         assert run("cache prune --older-than 60d").out == "removed 0 entries, 0 bytes\n"

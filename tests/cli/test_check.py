@@ -44,9 +44,9 @@ def test_the_example_passes_in_every_format(run: Run) -> None:
         assert "10 samples got the same answers" in result.out
     second_result = run("archive --check digits.mar --json")
     assert second_result.code == 0
-    (reported,) = json.loads(second_result.out)
-    assert (reported["name"], reported["check"]["batch_sizes"]) == ("digits", [1, 10])
-    assert len(reported["check"]["samples"]) == 10
+    (report,) = json.loads(second_result.out)
+    assert (report["name"], report["check"]["batch_sizes"]) == ("digits", [1, 10])
+    assert len(report["check"]["samples"]) == 10
 
 
 def test_the_files_of_tsx_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_given_sample_replaces_those_of_the_archive(
     assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
     (tmp_path / "other.json").write_text("[7]")
     result = run("archive --check m.mar --sample other.json --json")
-    (reported,) = json.loads(result.out)
-    assert reported["check"]["samples"] == ["other.json"]
+    (report,) = json.loads(result.out)
+    assert report["check"]["samples"] == ["other.json"]
 
 
 def test_a_check_without_samples_has_its_own_exit_code(run: Run, tmp_path: Path) -> None:

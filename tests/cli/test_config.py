@@ -17,8 +17,8 @@ def test_every_setting_is_shown_with_its_origin(
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 5\n[models.resnet]\nworkers = 2\n")
     monkeypatch.setenv("TSX_JOB_QUEUE_SIZE", "7")
-    reported = json.loads(run("config show --set number_of_gpu=0 --json").out)
-    assert list(reported) == [
+    settings = json.loads(run("config show --set number_of_gpu=0 --json").out)
+    assert list(settings) == [
         *(name for name in Settings.model_fields if name != "models"),
         "models.resnet.workers",
     ]
@@ -29,8 +29,8 @@ def test_every_setting_is_shown_with_its_origin(
         ("job_queue_size", 7, variable),
         ("number_of_gpu", 0, "command line"),
     ):
-        assert reported[name] == {"value": value, "origin": origin}
-    assert reported["max_request_size"]["origin"] == "default"
+        assert settings[name] == {"value": value, "origin": origin}
+    assert settings["max_request_size"]["origin"] == "default"
     assert f"job_queue_size 7 {variable}" in " ".join(run("config show").out.split())
 
 
@@ -59,8 +59,8 @@ def test_credentials_in_urls_are_hidden(run: Run) -> None:
 def test_another_file_can_be_given_on_the_command_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
     (tmp_path / "other.toml").write_text("drain_timeout = 6\n")
-    reported = json.loads(run("config show --config other.toml --json").out)
-    assert reported["drain_timeout"] == {"value": 6, "origin": "other.toml"}
+    settings = json.loads(run("config show --config other.toml --json").out)
+    assert settings["drain_timeout"] == {"value": 6, "origin": "other.toml"}
 
 
 def test_a_config_properties_is_shown_with_the_settings_that_have_no_effect(
@@ -69,9 +69,9 @@ def test_a_config_properties_is_shown_with_the_settings_that_have_no_effect(
     lines = ["job_queue_size=7", "vmargs=-Xmx1g", 'models={"noop": {"1.0": {"batchSize": 4}}}']
     (tmp_path / "config.properties").write_text("\n".join(lines))
     result = run("config show --config config.properties --json")
-    reported = json.loads(result.out)
-    assert reported["job_queue_size"] == {"value": 7, "origin": "config.properties"}
-    assert reported["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
+    settings = json.loads(result.out)
+    assert settings["job_queue_size"] == {"value": 7, "origin": "config.properties"}
+    assert settings["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
     assert result.err.startswith("config.properties: without effect here")
     assert result.err.endswith(": vmargs\n")
     assert run("config show --config config.properties").code == 0

@@ -100,10 +100,10 @@ def test_completion_without_a_server_prints_nothing() -> None:
 def test_a_completion_script_is_shown() -> None:
     # The parent shell decides for which shell the script is.
     arguments = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
-    shown = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", arguments], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "_COMPLETE" in shown.stdout
+    assert "_COMPLETE" in result.stdout
 
 
 def test_every_command_has_help(run: Run) -> None:

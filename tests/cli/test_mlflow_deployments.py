@@ -63,11 +63,11 @@ def tracking(
                 break
         else:
             raise AssertionError(lines)
-        before = mlflow.get_tracking_uri()
+        previous_uri = mlflow.get_tracking_uri()
         mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
         _log_models()
         yield f"http://127.0.0.1:{port}"
-        mlflow.set_tracking_uri(before)
+        mlflow.set_tracking_uri(previous_uri)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -125,9 +125,9 @@ def names(resources: list[dict[str, Any]]) -> list[str]:
     return [resource["name"] for resource in resources]
 
 
-def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
+def refused(act: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, str]:
     with pytest.raises(MlflowException) as caught:
-        act(*arguments, **named)
+        act(*arguments, **options)
     return caught.value.error_code, caught.value.message
 
 

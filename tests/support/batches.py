@@ -14,11 +14,11 @@ from tsx_runtime.core.telemetry.version_stats import Stats
 def batch_of(
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NO_TIMES,
+    worker_times: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> Batch:
     """Make a batch with its times (free, sent, answered); without `statuses`, all are 200."""
-    return *points, len(jobs), reported, arrivals(jobs), statuses
+    return *points, len(jobs), worker_times, arrivals(jobs), statuses
 
 
 # A batch for tests in which its times do not matter.
@@ -29,8 +29,8 @@ def count(
     stats: Stats,
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NO_TIMES,
+    worker_times: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> None:
     """Count a batch as when its reply arrives."""
-    stats.add_batch(batch_of(points, jobs, reported, statuses), jobs)
+    stats.add_batch(batch_of(points, jobs, worker_times, statuses), jobs)

@@ -82,16 +82,16 @@ class Deploy:
     def verb(self, verb: str, *arguments: str, code: int = 0) -> str:
         return self(verb, "--name", self.name, "--target", self.target, *arguments, code=code)
 
-    def reported(self, verb: str) -> Any:
+    def read_json(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))
 
     @property
     def versions(self) -> list[tuple[int, bool]]:
         """Return the number of each version and whether it is current."""
-        history = self.reported("history")
+        history = self.read_json("history")
         return [(version["number"], version["is_current"]) for version in history]
 
 
-def actions(reported: Any) -> dict[str, str]:
+def actions(plan: Any) -> dict[str, str]:
     """Return the action of each resource in a plan."""
-    return {change["id"]: change["action"] for change in reported["changes"]}
+    return {change["id"]: change["action"] for change in plan["changes"]}

@@ -131,11 +131,11 @@ def _bert(head: str, **options: Any) -> Callable[[Path], None]:
 def _sentences(directory: Path) -> None:
     _bert("BertModel")(directory)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    listed = [
+    vocabulary_lines = [
         {"name": kind, "path": path, "type": f"sentence_transformers.models.{kind}"}
         for kind, path in modules
     ]
-    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "modules.json").write_text(json.dumps(vocabulary_lines))
     (directory / "1_Pooling").mkdir(exist_ok=True)
     (directory / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})

@@ -224,7 +224,7 @@ class RecordedMachine(SimulatedMachine):
             configuration = Configuration(
                 **{name: row[name] for name in Configuration().as_json() if name in row}
             )
-            if row["load"] is None:  # no load kept the limit of the recording
+            if row["load"] is None:  # The limit of the recording was exceeded at every load.
                 self.ratios[configuration] = 0.5, 2.0
                 continue
             offered = OfferedLoad(connections=int(row["load"].split()[0]))

@@ -210,7 +210,7 @@ def test_a_full_cache_removes_the_least_recently_used_entries(
 ) -> None:
     cache = Cache(
         tmp_path, CacheLimits(age=float("inf"))
-    )  # without a limit, since opening an entry cleans the cache
+    )  # There is no limit yet, since opening an entry would clean the cache.
     paths = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(paths):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))

@@ -34,13 +34,13 @@ def test_a_missed_time_limit_on_a_busy_machine_advises_to_repeat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "timed"),
+    ("counters", "timed"),
     [(idle_counters(), True), (busy_counters(), False)],
     ids=["idle", "untimed"],
 )
 def test_a_failure_on_an_idle_machine_has_its_own_advice(
-    before: MachineCounters, timed: bool
+    counters: MachineCounters, timed: bool
 ) -> None:
-    report = Report("sagemaker", "m.mar", before=before)
+    report = Report("sagemaker", "m.mar", before=counters)
     report.add("/ping", False, "404", "200", "see its log", timed=timed)
     assert [check.way for check in report.checks] == ["see its log"]

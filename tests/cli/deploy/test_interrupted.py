@@ -109,7 +109,7 @@ def run_lifecycle(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) ->
             else [*deploy.wish(*arguments), "--yes", "--no-check"]
         )
         deploy.capsys.readouterr()
-        statuses.append(deploy.reported("status"))
+        statuses.append(deploy.read_json("status"))
         if arguments is second:
             deploy.plan(*arguments, code=0)
     run(["destroy", *verb, "--purge"])

@@ -93,7 +93,7 @@ def test_a_shadow_is_started_shown_and_ended_by_the_command(
         assert two_versions.ask(content=b"a question") == "1.0"
         deadline = time.monotonic() + 60
         while not state()["disagreed"] and time.monotonic() < deadline:
-            pass  # no pause is needed, since the command takes long enough
+            pass  # The command takes long enough, so no pause is needed.
         lines = shadow().splitlines()
         assert lines[0] == "digits: 100 % to version 2.0, compared by top-k; running"
         assert lines[1].endswith("1 copied, 0 of them under way")

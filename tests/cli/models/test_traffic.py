@@ -48,7 +48,7 @@ def test_weights_and_labels_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "weights", "expected"),
+    ("new_weights", "weights", "expected"),
     [
         ({"2.0": 10}, {}, {"1.0": 90, "2.0": 10}),
         ({"2.0": 20}, {"1.0": 90, "2.0": 10}, {"1.0": 80, "2.0": 20}),
@@ -61,10 +61,10 @@ def test_weights_and_labels_are_parsed() -> None:
     ],
 )
 def test_other_versions_keep_their_proportions(
-    given: dict[str, float], weights: dict[str, float], expected: dict[str, float | None]
+    new_weights: dict[str, float], weights: dict[str, float], expected: dict[str, float | None]
 ) -> None:
     traffic = {"weights": weights, "labels": {"canary": "2.0"}}
-    assert with_shares(given, {"default": "1.0", "traffic": traffic}) == expected
+    assert with_shares(new_weights, {"default": "1.0", "traffic": traffic}) == expected
 
 
 def test_shares_above_100_percent_are_refused() -> None:
@@ -73,11 +73,13 @@ def test_shares_above_100_percent_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "weights"), [({"1.0": 0}, {}), ({"1.0": 0, "2.0": 0}, {"1.0": 90, "2.0": 10})]
+    ("new_weights", "weights"), [({"1.0": 0}, {}), ({"1.0": 0, "2.0": 0}, {"1.0": 90, "2.0": 10})]
 )
-def test_only_zero_shares_are_refused(given: dict[str, float], weights: dict[str, float]) -> None:
+def test_only_zero_shares_are_refused(
+    new_weights: dict[str, float], weights: dict[str, float]
+) -> None:
     with pytest.raises(UsageError, match="all shares are 0"):
-        with_shares(given, {"default": "1.0", "traffic": {"weights": weights}})
+        with_shares(new_weights, {"default": "1.0", "traffic": {"weights": weights}})
 
 
 def test_two_weights_for_one_version_are_refused() -> None:

@@ -35,7 +35,7 @@ def verdict(loss: float = 0.0, *, passed: bool = True) -> GuardVerdict:
     )
 
 
-def form(name: str, speedup: float, half: float = 0.02, **unproven_text: Any) -> FormResult:
+def form(name: str, speedup: float, half: float = 0.02, **changes: Any) -> FormResult:
     fields = {
         "guard": verdict(),
         "batches_agree": True,
@@ -44,7 +44,7 @@ def form(name: str, speedup: float, half: float = 0.02, **unproven_text: Any) ->
         "speedup_low": speedup / (1 + half),
         "speedup_high": speedup * (1 + half),
     }
-    return FormResult(name=name, label=name, speedup=speedup, **fields | unproven_text)
+    return FormResult(name=name, label=name, speedup=speedup, **fields | changes)
 
 
 def names(*forms: FormResult) -> list[str]:

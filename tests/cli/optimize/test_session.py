@@ -36,7 +36,7 @@ def test_shuffled_and_sampled_inputs_keep_their_labels(
 
 
 def test_a_run_resumes_only_with_the_same_inputs() -> None:
-    """With other inputs, a row that calibrated a form could also test it."""
+    """If inputs changed, a row that calibrated a form could also test it."""
     payloads = [Payload(bytes([number])) for number in range(40)]
     previous_run = PastOptimization(
         {}, None, "", "", divide_rows(payloads, list(range(40)), 3).digest()

@@ -92,7 +92,7 @@ def test_forms_are_added_to_the_archive_and_removed_without_a_trace(
     tmp_path: Path, form: Format
 ) -> None:
     path = archive_in(tmp_path, form)
-    before, cache = members(path), tmp_path / "cache"
+    members_before, cache = members(path), tmp_path / "cache"
     forms = [make_form(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
     assert keep(path, cache, *forms) == f"{path} now runs as openvino-int8, else as onnx"
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
@@ -107,14 +107,14 @@ def test_forms_are_added_to_the_archive_and_removed_without_a_trace(
     now = members(path)
     assert read_member(path, "tsx-forms/onnx/more/weights.bin", most=100) == b"graphgraph"
     changed = ("model-config.yaml", "MAR-INF/MANIFEST.json")
-    assert {name: now[name] for name in before if name not in changed} == {
-        name: before[name] for name in before if name not in changed
+    assert {name: now[name] for name in members_before if name not in changed} == {
+        name: members_before[name] for name in members_before if name not in changed
     }
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
     config = read_member(path, "model-config.yaml", most=4096) or b""
     assert config.startswith(b"# What the server reads about this model")
     assert "no forms any more" in remove_forms(path, cache)
-    assert members(path) == before
+    assert members(path) == members_before
     assert remove_forms(path, cache) == f"{path} has no forms"
 
 
@@ -142,10 +142,10 @@ def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 def test_a_directory_with_changed_weights_is_refused(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, "no-archive"), tmp_path / "cache"
-    before = digest(path, cache)
+    digest_before = digest(path, cache)
     (path / "digits.pth").write_bytes(b"trained again")
     with pytest.raises(CliError, match="it has changed since"):
-        keep_forms(path, before, [make_form(tmp_path / "built", "onnx")], cache)
+        keep_forms(path, digest_before, [make_form(tmp_path / "built", "onnx")], cache)
 
 
 def test_the_record_of_forms_covers_all_code_and_weights(tmp_path: Path) -> None:
@@ -167,11 +167,11 @@ def test_a_changed_archive_is_refused_and_no_forms_change_nothing(
     tmp_path: Path,
 ) -> None:
     path = archive_in(tmp_path)
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CliError, match="it has changed since"):
         keep_forms(path, "0" * 64, [make_form(tmp_path / "built", "onnx")], tmp_path / "cache")
     assert keep_forms(path, "0" * 64, [], tmp_path / "cache") == f"{path} is left as it is"
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 def test_a_read_only_archive_is_refused_before_building() -> None:

@@ -78,8 +78,8 @@ def test_recorded_requests_are_replayed_and_compared(served: RunningServer, run:
     recording = f"models record echo --url {served.management.base_url}"
     for incomplete in ("--answers", "--max-size 1MB"):
         assert run(f"{recording} {incomplete}").code == 2
-    begun = run(f"{recording} --share 100% --max-size 1MB --max-age 2h --answers")
-    assert begun.out.startswith(
+    recording_result = run(f"{recording} --share 100% --max-size 1MB --max-age 2h --answers")
+    assert recording_result.out.startswith(
         "echo: 100 % of the requests are recorded, with answers, up to 1.0 MB, for 2 hours\nrecorded: 0\n"
     )
     header = {"x-own": "own"}
@@ -97,11 +97,11 @@ def test_recorded_requests_are_replayed_and_compared(served: RunningServer, run:
     replay = f"replay {directory} --url {inference} --speed 1000"
     equal = run(f"{replay} --json")
     assert equal.code == 0, equal.err
-    reported = json.loads(equal.out)
-    assert (reported["sent"], reported["answers"]) == (22, {"200": 21, "500": 1})
-    assert (reported["failed"], reported["different"]) == ({}, [])
-    assert (reported["compared"], reported["equal"]) == (22, 22)
-    assert reported["p99_ms"] >= reported["p50_ms"] > 0
+    summary = json.loads(equal.out)
+    assert (summary["sent"], summary["answers"]) == (22, {"200": 21, "500": 1})
+    assert (summary["failed"], summary["different"]) == ({}, [])
+    assert (summary["compared"], summary["equal"]) == (22, 22)
+    assert summary["p99_ms"] >= summary["p50_ms"] > 0
 
     different = run(f"{replay} --version 2.0 --limit 3")
     assert different.code == 0, different.err
@@ -146,8 +146,8 @@ def test_nothing_is_compared_without_recorded_responses(served: RunningServer, r
     recording = record("gone", *(Recorded(float(time), "1.0", "", (), b"x") for time in range(300)))
     replay = f"replay {recording} --url {served.inference.base_url}"
     result = run(f"{replay} --model echo --speed 100000 --concurrency 2 --json")
-    reported = json.loads(result.out)
-    assert (reported["sent"], reported["answers"], reported["compared"]) == (300, {"200": 300}, 0)
+    summary = json.loads(result.out)
+    assert (summary["sent"], summary["answers"], summary["compared"]) == (300, {"200": 300}, 0)
     missing = run(f"{replay} --limit 1")
     assert "answered 404" in missing.out
     assert (missing.code, "--model and --version choose" in missing.err) == (1, True)
@@ -193,14 +193,14 @@ def test_an_invalid_recording_is_reported(served: RunningServer, run: Run) -> No
 
 
 def test_control_characters_of_responses_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    reported = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
-    reported |= {"compare": "exact", "largest_difference": None}
+    summary = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
+    summary |= {"compare": "exact", "largest_difference": None}
     numbers = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "late_p99_ms", "late_max_ms"))
     sides = {
         "recorded": {"status": 200, "answer": "\x1b[2J"},
         "now": {"status": 200, "answer": "a\nb\x9b"},
     }
-    _show({**reported, **numbers, "different": [{"at": 0.5, **sides, "why": "a: \x1b"}]})
+    _show({**summary, **numbers, "different": [{"at": 0.5, **sides, "why": "a: \x1b"}]})
     output_lines = capsys.readouterr().out.splitlines()
     assert output_lines[-1] == r"  a: \x1b"
     assert output_lines[-2] == r"differs at 0.5 s: recorded 200 \x1b[2J, now 200 a\nb\x9b"

@@ -172,8 +172,8 @@ def test_models_are_listed_and_described(models: Run) -> None:
         "digits",
         "echo",
     }
-    reported = models("describe", "digits").out
-    assert "READY" in reported
+    description = models("describe", "digits").out
+    assert "READY" in description
     assert describe(models, "digits", "--version", "1.0")["modelVersion"] == "1.0"
     for arguments in (
         ["describe", "digit"],
@@ -343,8 +343,12 @@ def test_limits_can_be_changed_while_a_model_is_served(models: Run) -> None:
         0,
         'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n',
     )
-    reported = describe(models, "echo")
-    assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (
+    description = describe(models, "echo")
+    assert (
+        description["batchSize"],
+        description["overloadStatus"],
+        len(description["workers"]),
+    ) == (
         8,
         429,
         1,
@@ -398,10 +402,10 @@ def test_explain_reports_the_parts_of_a_requests_time(run: Run, server: Running)
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         request_id = answer.headers["x-request-id"]
-    reported = run("explain", request_id, "--url", management)
-    assert reported.code == 0
-    assert reported.out.startswith(f"{request_id} was answered with 200 after ")
-    assert {line.split()[0] for line in reported.out.splitlines()[3:]} == {
+    explanation = run("explain", request_id, "--url", management)
+    assert explanation.code == 0
+    assert explanation.out.startswith(f"{request_id} was answered with 200 after ")
+    assert {line.split()[0] for line in explanation.out.splitlines()[3:]} == {
         "queue",
         "batch",
         "preprocess",
@@ -412,7 +416,7 @@ def test_explain_reports_the_parts_of_a_requests_time(run: Run, server: Running)
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
     # An id that is copied from a response header may have surrounding white space.
-    assert run("explain", f" {request_id}\r\n", "--url", management).out == reported.out
+    assert run("explain", f" {request_id}\r\n", "--url", management).out == explanation.out
     assert (
         "give the id of a request: it is"
         in run("explain", f"{request_id}\nand more", "--url", management).err
@@ -420,8 +424,8 @@ def test_explain_reports_the_parts_of_a_requests_time(run: Run, server: Running)
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err
-    nothing = run("explain", "", "--url", management)
-    assert (nothing.code, "give the id of a request: it is" in nothing.err) == (2, True)
+    empty_result = run("explain", "", "--url", management)
+    assert (empty_result.code, "give the id of a request: it is" in empty_result.err) == (2, True)
     slow = run("slowest", "digits", "--count", "3", "--url", management)
     assert slow.code == 0
     assert slow.out.splitlines()[0].split() == [

@@ -54,12 +54,12 @@ def test_a_background_server_is_found_changed_restarted_and_stopped(
     assert (
         torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
     )
-    reported = torchserve.describe("echo")
+    description = torchserve.describe("echo")
     assert (
-        reported["batchSize"],
-        reported["minWorkers"],
-        reported["maxWorkers"],
-        reported["loadedAtStartup"],
+        description["batchSize"],
+        description["minWorkers"],
+        description["maxWorkers"],
+        description["loadedAtStartup"],
     ) == (4, 1, 1, True)
     assert "without effect here" in torchserve.stderr
     assert "junk.mar is not served" in torchserve.stderr
@@ -94,12 +94,12 @@ def test_a_background_server_is_found_changed_restarted_and_stopped(
     models = json.loads(torchserve.request("GET", f"{torchserve.management}/models"))["models"]
     assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
     assert torchserve.describe("echo")["modelVersion"] == "2.0"
-    reported = torchserve.describe("echo/1.0")
+    description = torchserve.describe("echo/1.0")
     assert (
-        reported["minWorkers"],
-        reported["maxWorkers"],
-        reported["batchSize"],
-        reported["loadedAtStartup"],
+        description["minWorkers"],
+        description["maxWorkers"],
+        description["batchSize"],
+        description["loadedAtStartup"],
     ) == (2, 3, 4, False)
 
     # After SIGKILL, the pid file still exists.
@@ -123,14 +123,14 @@ def test_a_temporarily_missing_archive_keeps_its_model(torchserve: TorchServe) -
         "PUT", f"{torchserve.management}/models/late?min_worker=0&max_worker=2&synchronous=true"
     )
     assert torchserve.call("--stop")[0] == 0
-    before = torchserve.snapshots()
+    snapshots_before = torchserve.snapshots()
 
     (store / "late.mar").rename(torchserve.directory / "late.mar")
     code, _, err = torchserve.call(*START)
     problem = "InvalidSnapshotException: Model archive file for model :late, version :1.0 not found in model store"
     assert (code, err.startswith(problem)) == (1, True), err
     assert "--ncs" in err
-    assert torchserve.snapshots() == before
+    assert torchserve.snapshots() == snapshots_before
 
     (store / "late.mar").write_text("junk")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
@@ -152,8 +152,8 @@ def test_a_temporarily_missing_archive_keeps_its_model(torchserve: TorchServe) -
 
     (torchserve.directory / "late.mar").rename(store / "late.mar")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
-    reported = torchserve.describe("late")
-    assert (reported["minWorkers"], reported["maxWorkers"]) == (0, 2)
+    description = torchserve.describe("late")
+    assert (description["minWorkers"], description["maxWorkers"]) == (0, 2)
 
 
 def test_the_foreground_command_is_the_server_process(torchserve: TorchServe) -> None:
@@ -371,13 +371,13 @@ def test_a_pid_file_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
     file = tmp_path / ".model_server.pid"
     file.symlink_to(tmp_path / "victim")
     assert find_server(file) is None
-    before = os.umask(0)
+    previous_umask = os.umask(0)
     try:
         with claimed(file):
             assert not file.is_symlink()
             assert file.stat().st_mode & 0o777 == 0o644
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert not (tmp_path / "victim").exists()
 
 

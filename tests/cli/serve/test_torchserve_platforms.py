@@ -58,7 +58,7 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     model = make_model(torchserve.directory / "opt" / "ml" / "model", ECHO)
-    described = {
+    expected_description = {
         "model": {
             "1.0": {
                 "defaultVersion": True,
@@ -83,7 +83,7 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     lines += [
         "disable_token_authorization=true",
         "enable_model_api=truedefault_response_timeout=60",
-        f"models={json.dumps(described)}",
+        f"models={json.dumps(expected_description)}",
     ]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
     (torchserve.directory / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
@@ -98,14 +98,14 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}')
         == b'{"a": 1}'
     )
-    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
+    description = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
     assert (
-        reported["modelUrl"],
-        reported["batchSize"],
-        reported["minWorkers"],
-        reported["maxWorkers"],
+        description["modelUrl"],
+        description["batchSize"],
+        description["minWorkers"],
+        description["maxWorkers"],
     ) == (str(model), 8, 1, 2)
-    assert reported["jobQueueStatus"]["remainingCapacity"] == 7
+    assert description["jobQueueStatus"]["remainingCapacity"] == 7
 
 
 def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
@@ -146,8 +146,12 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
             "models"
         ]
     ] == ["mnist"]
-    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
-    assert (reported["minWorkers"], reported["maxWorkers"], reported["maxBatchDelay"]) == (1, 5, 10)
+    description = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
+    assert (description["minWorkers"], description["maxWorkers"], description["maxBatchDelay"]) == (
+        1,
+        5,
+        10,
+    )
     assert (
         torchserve.request("POST", f"{torchserve.inference}/v1/models/mnist:predict", b"hello")
         == b"hello"

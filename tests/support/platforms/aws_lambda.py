@@ -60,7 +60,7 @@ def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
 
 def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> None:
     function, storage = models.LambdaFunction, models.LambdaStorage
-    configured, coded, reported = (
+    original_update, original_code_update, original_configuration = (
         function.update_configuration,
         function.update_function_code,
         function.get_configuration,
@@ -85,7 +85,7 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             )
         account.scenario.polls_left[self.function_name] = account.scenario.polls
         self.failed = account.scenario.failure
-        return reported(self) if self.failed else real(self, request)
+        return original_configuration(self) if self.failed else real(self, request)
 
     def configure(self: Any, request: dict[str, Any]) -> Any:
         if "EphemeralStorage" in request:
@@ -95,10 +95,10 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             for key in ("CapacityProviderConfig", "AcceleratorConfig")
             if key in request
         }
-        return configured(self, request)
+        return original_update(self, request)
 
     def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
-        config: dict[str, Any] = {**reported(self, on_create), **self.extra}
+        config: dict[str, Any] = {**original_configuration(self, on_create), **self.extra}
         polls = account.scenario.polls_left.get(self.function_name, 0)
         if polls:
             account.scenario.polls_left[self.function_name] = polls - 1
@@ -140,7 +140,9 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
         function, "update_configuration", lambda self, request: change(self, configure, request)
     )
     patch.setattr(
-        function, "update_function_code", lambda self, request: change(self, coded, request)
+        function,
+        "update_function_code",
+        lambda self, request: change(self, original_code_update, request),
     )
     patch.setattr(function, "get_configuration", configuration)
     patch.setattr(storage, "publish_version", publish)
@@ -171,21 +173,21 @@ def _concurrency(account: Any) -> dict[str, Any]:
     def put(self: Any) -> Any:
         number = self.json_body["ProvisionedConcurrentExecutions"]
         numbers = dict.fromkeys(("Requested", "Available", "Allocated"), number)
-        reported = {
+        concurrency = {
             f"{key}ProvisionedConcurrentExecutions": value for key, value in numbers.items()
         } | {"Status": "READY"}
-        account.scenario.provisioned[alias_path(self)] = reported
-        return 202, {"status": 202}, json.dumps(reported)
+        account.scenario.provisioned[alias_path(self)] = concurrency
+        return 202, {"status": 202}, json.dumps(concurrency)
 
     def get(self: Any) -> Any:
-        reported = account.scenario.provisioned.get(alias_path(self))
-        if reported is None:
+        concurrency = account.scenario.provisioned.get(alias_path(self))
+        if concurrency is None:
             raise _error(
                 "ProvisionedConcurrencyConfigNotFoundException",
                 "No Provisioned Concurrency Config found for this function",
                 404,
             )
-        return json.dumps(reported)
+        return json.dumps(concurrency)
 
     def delete(self: Any) -> Any:
         account.scenario.provisioned.pop(alias_path(self), None)
@@ -252,11 +254,13 @@ def _invoke(response: Any) -> Any:
     event = json.loads(response.body)
     body = base64.b64decode(event["body"])
     if body == b"raise":
-        reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
+        error_body = json.dumps(
+            {"errorMessage": "the model did not load", "errorType": "LoadFailed"}
+        )
         return (
             200,
             {"content-type": "application/json", "x-amz-function-error": "Unhandled"},
-            reported,
+            error_body,
         )
     status, headers = 400 if body == b"bad" else 200, {"content-type": "application/json"}
     return (

@@ -294,11 +294,11 @@ def rm(state: dict[str, Any], arguments: list[str]) -> int:
 
 
 def ps(state: dict[str, Any], arguments: list[str]) -> int:
-    wanted = dict(
+    required_labels = dict(
         label.removeprefix("label=").split("=", 1) for label in values(arguments, "--filter")
     )
     for name, container in state["containers"].items():
-        if wanted.items() <= container["Config"]["Labels"].items():
+        if required_labels.items() <= container["Config"]["Labels"].items():
             print(name)
     return 0
 

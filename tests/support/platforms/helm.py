@@ -43,8 +43,8 @@ def render(
     if shutil.which("helm") is None:
         # The library runs in a subprocess, since it contains Go's runtime.
         command = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        findings, rendered = json.loads(done.stdout)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        findings, rendered = json.loads(result.stdout)
         return findings, rendered
     linted = subprocess.run(
         ["helm", "lint", "--strict", directory],
@@ -57,7 +57,7 @@ def render(
     for text in texts:
         (directory.parent / "values.json").write_text(text)
         more = ["--namespace", namespace, "--values", str(directory.parent / "values.json")]
-        done = subprocess.run(
+        result = subprocess.run(
             ["helm", "template", name, str(directory), *more],
             capture_output=True,
             text=True,
@@ -65,9 +65,9 @@ def render(
             check=False,
         )
         rendered.append(
-            done.stdout
-            if done.returncode == 0
-            else "".join(f"# {line}\n" for line in done.stderr.splitlines())
+            result.stdout
+            if result.returncode == 0
+            else "".join(f"# {line}\n" for line in result.stderr.splitlines())
         )
     return [] if linted.returncode == 0 else [linted.stdout], rendered
 

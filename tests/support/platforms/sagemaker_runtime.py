@@ -154,7 +154,8 @@ class Runtime(BaseHTTPRequestHandler):
             raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
         if len(answered.body) > MAX_BODY_BYTES:
             raise ModelFailed(
-                500, f"the model's answer has {len(answered.body)} bytes; {MAX_BODY_BYTES} are the most"
+                500,
+                f"the model's answer has {len(answered.body)} bytes; {MAX_BODY_BYTES} are the most",
             )
         returned_headers = {
             name: value for name, value in answered.headers.items() if name in RETURNED_HEADERS
@@ -183,11 +184,13 @@ class Runtime(BaseHTTPRequestHandler):
                         event({":event-type": "PayloadPart", ":message-type": "event"}, part)
                     )
             except (OSError, http.client.HTTPException) as error:
-                reported = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
+                error_body = json.dumps(
+                    {"Message": str(error), "ErrorCode": "StreamBroken"}
+                ).encode()
                 self.wfile.write(
                     event(
                         {":exception-type": "ModelStreamError", ":message-type": "exception"},
-                        reported,
+                        error_body,
                     )
                 )
             self.close_connection = True
@@ -209,10 +212,10 @@ class Runtime(BaseHTTPRequestHandler):
             {"X-Amzn-SageMaker-OutputLocation": output_url},
         )
 
-    def _refuse(self, status: int, kind: str, reported: Mapping[str, Any]) -> None:
+    def _refuse(self, status: int, kind: str, error_body: Mapping[str, Any]) -> None:
         self._answer(
             status,
-            json.dumps(reported).encode(),
+            json.dumps(error_body).encode(),
             {"x-amzn-errortype": kind, "content-type": "application/json"},
         )
 

@@ -331,9 +331,9 @@ def test_a_file_runs_against_its_own_server(
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
         "one of the two has no archive"
     )
-    reported = capsys.readouterr()
-    assert "1 of 2: eager_mode_echo_w1_b4" in reported.err
-    assert "gone.mar does not exist" in reported.out
+    output = capsys.readouterr()
+    assert "1 of 2: eager_mode_echo_w1_b4" in output.err
+    assert "gone.mar does not exist" in output.out
     values = next(
         csv.DictReader(
             (tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()
@@ -345,12 +345,12 @@ def test_a_file_runs_against_its_own_server(
         "4",
     )
     assert float(values["TS throughput"]) > 0
-    reported = {
+    figures = {
         column: float(values[column])
         for column in ("predict_mean", "Model_p50", "memory_percentage_mean")
     }
-    assert reported["predict_mean"] >= 2, "from the server's own log"
-    assert min(reported.values()) > 0
+    assert figures["predict_mean"] >= 2, "from the server's own log"
+    assert min(figures.values()) > 0
     assert "eager" in (tmp_path / "out" / "eager_mode_echo" / "report.md").read_text()
     results = read_results(tmp_path / "out" / "eager_mode_echo" / "results.json")
     assert results.winner == 0

@@ -49,8 +49,10 @@ def run(url: str, **changes: Any) -> Round:
     return asyncio.run(run_load(plan(url, **changes)))
 
 
-def count_outcomes(reported: Round) -> int:
-    return reported.ok + reported.refused + sum(reported.errors.values()) + reported.unanswered
+def count_outcomes(load_round: Round) -> int:
+    return (
+        load_round.ok + load_round.refused + sum(load_round.errors.values()) + load_round.unanswered
+    )
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -91,27 +93,27 @@ def test_every_request_has_one_outcome_whatever_the_response(mode: dict[str, Any
         [b"HTTP/1.1 204 No Content\r\n\r\n"],
     ]
     with scripted(lambda number, _: responses[number % len(responses)]) as url:
-        reported = run(url, **mode)
-    assert reported.sent == count_outcomes(reported)
-    assert reported.unanswered == 0
-    assert set(reported.errors) == {"500", "404", "closed", "malformed"}
-    full_rounds = reported.sent // len(responses)
+        load_round = run(url, **mode)
+    assert load_round.sent == count_outcomes(load_round)
+    assert load_round.unanswered == 0
+    assert set(load_round.errors) == {"500", "404", "closed", "malformed"}
+    full_rounds = load_round.sent // len(responses)
     assert full_rounds >= 1
     is_about = lambda count, kind: kind * (full_rounds - 1) <= count <= kind * (full_rounds + 2)  # noqa: E731  # a round begins and ends anywhere
-    assert is_about(reported.ok, 7), reported
-    assert is_about(reported.refused, 1)
-    assert is_about(reported.errors["closed"], 2)
-    assert is_about(reported.errors["malformed"], 2)
-    assert reported.latency.max_ms >= reported.latency.p99_ms >= reported.latency.p50_ms > 0
-    assert sum(count for _, count in reported.histogram) == reported.ok
+    assert is_about(load_round.ok, 7), load_round
+    assert is_about(load_round.refused, 1)
+    assert is_about(load_round.errors["closed"], 2)
+    assert is_about(load_round.errors["malformed"], 2)
+    assert load_round.latency.max_ms >= load_round.latency.p99_ms >= load_round.latency.p50_ms > 0
+    assert sum(count for _, count in load_round.histogram) == load_round.ok
 
 
 def test_latencies_equal_the_servers_delays_and_limit_the_rate() -> None:
     with scripted(lambda number, _: [0.02, OK]) as url:
-        reported = run(url, connections=4)
-    assert reported.latency.p50_ms >= 19.9
-    assert reported.throughput <= 4 / 0.0199
-    assert reported.ok > 0
+        load_round = run(url, connections=4)
+    assert load_round.latency.p50_ms >= 19.9
+    assert load_round.throughput <= 4 / 0.0199
+    assert load_round.ok > 0
 
 
 @pytest.mark.parametrize(
@@ -130,53 +132,57 @@ def test_latencies_are_grouped_by_the_size_of_the_input(mode: dict[str, Any]) ->
 
 def test_one_slow_response_in_ten_shows_in_the_high_percentiles() -> None:
     with scripted(lambda number, _: [0.1, OK] if number % 10 == 9 else [OK]) as url:
-        reported = run(url, connections=2)
-    assert reported.latency.p99_ms >= 99
-    assert reported.latency.mean_ms < reported.latency.p95_ms
+        load_round = run(url, connections=2)
+    assert load_round.latency.p99_ms >= 99
+    assert load_round.latency.mean_ms < load_round.latency.p95_ms
 
 
 def test_a_stall_raises_the_latencies_of_all_open_loop_requests() -> None:
     with scripted(stalling(20, 0.4)) as url:
-        reported = run(
+        load_round = run(
             url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8
         )
-    assert reported.ok == reported.sent == 80
+    assert load_round.ok == load_round.sent == 80
     # At least 25 requests are sent in the first 300 ms of the stall.
-    assert sum(count for upper, count in reported.histogram if upper > 100) >= 25
-    assert any(length > 0.3 for _, length in reported.stalls), reported.stalls
-    assert reported.corrected_p99_ms is None
+    assert sum(count for upper, count in load_round.histogram if upper > 100) >= 25
+    assert any(length > 0.3 for _, length in load_round.stalls), load_round.stalls
+    assert load_round.corrected_p99_ms is None
 
 
 def test_a_stall_is_reported_in_a_closed_loop() -> None:
     """Four requests wait for the end of the stall, too few to affect a percentile."""
     with scripted(stalling(10, 0.4)) as url:
-        reported = run(url, connections=4, seconds=0.8)
-    assert any(length > 0.35 for _, length in reported.stalls), reported.stalls
-    assert reported.corrected_p99_ms is not None
-    assert reported.corrected_p99_ms > 200
-    assert reported.latency.max_ms > 390
+        load_round = run(url, connections=4, seconds=0.8)
+    assert any(length > 0.35 for _, length in load_round.stalls), load_round.stalls
+    assert load_round.corrected_p99_ms is not None
+    assert load_round.corrected_p99_ms > 200
+    assert load_round.latency.max_ms > 390
 
 
 def test_the_latency_of_a_waiting_request_counts_from_its_due_time() -> None:
     with scripted(lambda number, _: [0.3, OK] if number == 0 else [OK]) as url:
-        reported = run(url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5)
-    assert reported.ok + reported.unsent == 10
-    assert reported.generator.waited >= 4
-    assert sum(count for upper, count in reported.histogram if upper > 50) >= 4
+        load_round = run(
+            url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5
+        )
+    assert load_round.ok + load_round.unsent == 10
+    assert load_round.generator.waited >= 4
+    assert sum(count for upper, count in load_round.histogram if upper > 50) >= 4
 
 
 def test_requests_are_counted_as_unsent_or_unanswered() -> None:
     with scripted(lambda number, _: [OK] if number < 10 else []) as url:
-        reported = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
-    assert (reported.ok, reported.unanswered, reported.unsent) == (10, 4, 46)
+        load_round = run(
+            url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0
+        )
+    assert (load_round.ok, load_round.unanswered, load_round.unsent) == (10, 4, 46)
 
 
 def test_requests_to_a_silent_server_time_out() -> None:
     with scripted(lambda number, _: []) as url:
-        reported = run(url, connections=3, timeout=0.15, grace=1.0)
-    assert reported.ok == 0
-    assert reported.errors["timeout"] >= 3
-    assert reported.sent == count_outcomes(reported)
+        load_round = run(url, connections=3, timeout=0.15, grace=1.0)
+    assert load_round.ok == 0
+    assert load_round.errors["timeout"] >= 3
+    assert load_round.sent == count_outcomes(load_round)
 
 
 def test_the_generator_reconnects_to_a_restarted_server(
@@ -199,10 +205,10 @@ def test_the_generator_reconnects_to_a_restarted_server(
         assert has_left.wait(60)
     with scripted(lambda *_: [OK], port=port):
         thread.join(120)
-    reported = results[0]
-    assert reported.sent == count_outcomes(reported)
-    assert reported.errors["closed"] >= 1
-    assert reported.ok > 20
+    load_round = results[0]
+    assert load_round.sent == count_outcomes(load_round)
+    assert load_round.errors["closed"] >= 1
+    assert load_round.ok > 20
 
 
 def test_a_refused_connection_is_reported_as_a_missing_server(
@@ -227,10 +233,10 @@ def test_no_response_is_counted_if_the_server_closes_every_connection(
                     server.accept()[0].close()
 
         threading.Thread(target=close, daemon=True).start()
-        reported = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode)
+        load_round = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode)
         server.shutdown(socket.SHUT_RDWR)
-    assert reported.ok == 0
-    assert reported.sent == count_outcomes(reported)
+    assert load_round.ok == 0
+    assert load_round.sent == count_outcomes(load_round)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +255,9 @@ def test_no_response_is_counted_if_the_server_writes_first(mode: dict[str, Any])
                 plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode)
             )
 
-    reported = asyncio.run(run_against_server())
-    assert reported.ok == 0
-    assert reported.sent == count_outcomes(reported)
+    load_round = asyncio.run(run_against_server())
+    assert load_round.ok == 0
+    assert load_round.sent == count_outcomes(load_round)
 
 
 def test_a_connection_that_closes_before_the_load_is_reopened() -> None:
@@ -271,10 +277,10 @@ def test_a_connection_that_closes_before_the_load_is_reopened() -> None:
                 plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70)
             )
 
-    reported = asyncio.run(run_against_server())
-    assert reported.ok > 0
-    assert reported.sent == count_outcomes(reported)
-    assert set(reported.errors) <= {"closed"}
+    load_round = asyncio.run(run_against_server())
+    assert load_round.ok > 0
+    assert load_round.sent == count_outcomes(load_round)
+    assert set(load_round.errors) <= {"closed"}
 
 
 @pytest.mark.usefixtures("processes")
@@ -294,10 +300,10 @@ def test_large_bodies_are_sent_and_received_completely() -> None:
         return [large]
 
     with scripted(answer) as url:
-        reported = run(url, connections=2, payloads=(Payload(bytes(3_000_000)),))
+        load_round = run(url, connections=2, payloads=(Payload(bytes(3_000_000)),))
     assert sizes == {3_000_000}
-    assert (reported.errors, reported.unanswered) == ({}, 0)
-    assert reported.ok >= 2
+    assert (load_round.errors, load_round.unanswered) == ({}, 0)
+    assert load_round.ok >= 2
 
 
 @pytest.mark.parametrize(
@@ -309,9 +315,9 @@ def test_inputs_are_sent_in_turn(mode: dict[str, Any]) -> None:
         Payload(b"%d" % number, "text/plain", (("X-Own", "o"),), "a=1") for number in range(3)
     ]
     with scripted(lambda _, request: [requests.append(request) or OK]) as url:
-        reported = run(url, payloads=payloads, version="2.0", token="secret", **mode)
+        load_round = run(url, payloads=payloads, version="2.0", token="secret", **mode)
     assert [request.body for request in requests] == [
-        b"%d" % (number % 3) for number in range(reported.sent)
+        b"%d" % (number % 3) for number in range(load_round.sent)
     ]
     assert {request.line for request in requests} == {b"POST /predictions/m/2.0?a=1 HTTP/1.1"}
     expected_headers = {
@@ -328,7 +334,7 @@ def test_recorded_requests_keep_their_spacing() -> None:
     payloads = [Payload(b"x", None, (), "", at) for at in (0.0, 0.4, 0.6)]
     with scripted(lambda *_: [arrival_times.append(time.monotonic()) or OK]) as url:
         start = time.monotonic()
-        reported = run(
+        load_round = run(
             url,
             connections=3,
             mode="open",
@@ -337,7 +343,7 @@ def test_recorded_requests_keep_their_spacing() -> None:
             speed=2.0,
             seconds=0.4,
         )
-    assert (reported.ok, reported.unsent) == (3, 0)
+    assert (load_round.ok, load_round.unsent) == (3, 0)
     offered_load = plan(
         "http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0
     ).offered
@@ -348,19 +354,26 @@ def test_recorded_requests_keep_their_spacing() -> None:
 
 def test_the_warm_up_is_not_counted() -> None:
     with scripted(lambda number, _: [BUSY] if number < 5 else [OK]) as url:
-        reported = run(url, connections=1, warm_up=0.3, seconds=0.3)
-    assert reported.refused == 0
-    assert reported.warm_up_seconds >= 0.29
+        load_round = run(url, connections=1, warm_up=0.3, seconds=0.3)
+    assert load_round.refused == 0
+    assert load_round.warm_up_seconds >= 0.29
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_generator_process_reports_progress_and_figures() -> None:
-    reported: list[LoadProgress] = []
+    progress_reports: list[LoadProgress] = []
     with scripted(lambda *_: [OK]) as url:
-        measured = measure(plan(url, connections=2, seconds=1.1), on_progress=reported.append)
-    assert [progress.of for progress in reported] == pytest.approx([1.1, 1.1])
-    assert [progress.seconds for progress in reported] == pytest.approx([0.5, 1.0])
-    assert measured.ok == sum(count for _, count in measured.histogram) >= reported[-1].answers > 0
+        measured = measure(
+            plan(url, connections=2, seconds=1.1), on_progress=progress_reports.append
+        )
+    assert [progress.of for progress in progress_reports] == pytest.approx([1.1, 1.1])
+    assert [progress.seconds for progress in progress_reports] == pytest.approx([0.5, 1.0])
+    assert (
+        measured.ok
+        == sum(count for _, count in measured.histogram)
+        >= progress_reports[-1].answers
+        > 0
+    )
     assert 0 < measured.generator.cpu <= 1.5
     with pytest.raises(CliError, match="no server answers"):
         measure(plan("http://127.0.0.1:9", seconds=0.1))
@@ -391,5 +404,7 @@ def test_connections_may_exceed_the_shells_soft_limit() -> None:
 def test_unrequested_responses_close_the_connection() -> None:
     response_numbers = itertools.count()
     with scripted(lambda *_: [OK, 0.05, OK] if next(response_numbers) == 0 else [OK]) as url:
-        reported = run(url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6)
-    assert (reported.ok, reported.errors) == (3, {})
+        load_round = run(
+            url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6
+        )
+    assert (load_round.ok, load_round.errors) == (3, {})

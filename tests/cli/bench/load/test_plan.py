@@ -193,11 +193,11 @@ def test_a_stall_is_longer_than_responses_and_the_gaps_between_them() -> None:
 
 
 def test_the_corrected_percentile_includes_clients_during_a_stall() -> None:
-    seen = Histogram()
-    seen.add([0.001] * 990 + [0.5])
-    assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
+    histogram = Histogram()
+    histogram.add([0.001] * 990 + [0.5])
+    assert histogram.latency().p99_ms == pytest.approx(1, rel=0.01)
     # One per cent of 1490 clients are 15 clients, who arrive 2 ms apart.
-    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)
+    assert corrected_p99(histogram, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)
 
 
 @pytest.mark.parametrize(

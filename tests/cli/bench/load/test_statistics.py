@@ -39,7 +39,7 @@ def one_round(latencies: list[float], throughput: float = 100.0) -> Round:
         end = float(f"{value:.2g}")
         counts[end] = counts.get(end, 0) + 1
     mean = sum(latencies) / len(latencies)
-    reported = Latency(
+    latency_figures = Latency(
         mean_ms=mean, p99_ms=sorted(latencies)[int(0.99 * len(latencies))], max_ms=max(latencies)
     )
     count = len(latencies)
@@ -48,7 +48,7 @@ def one_round(latencies: list[float], throughput: float = 100.0) -> Round:
         sent=count,
         ok=count,
         throughput=throughput,
-        latency=reported,
+        latency=latency_figures,
         histogram=sorted(counts.items()),
     )
 
@@ -142,14 +142,14 @@ def test_an_interval_covers_the_true_value_at_its_confidence() -> None:
     random_source = random.Random(1)
     covered_count = 0
     for _ in range(1000):
-        reported = interval([random_source.gauss(100, 10) for _ in range(4)])
-        covered_count += reported.low <= 100 <= reported.high
+        figure = interval([random_source.gauss(100, 10) for _ in range(4)])
+        covered_count += figure.low <= 100 <= figure.high
     assert 920 <= covered_count <= 980
 
 
 def test_one_round_has_no_interval_and_is_not_precise() -> None:
-    reported = interval([5.0])
-    assert (reported.value, reported.low, reported.high) == (5, 5, 5)
+    figure = interval([5.0])
+    assert (figure.value, figure.low, figure.high) == (5, 5, 5)
     assert not is_precise([round_at(5.0)], 0.5)
     assert not is_precise([round_at(5.0)] * 2, 0.5)
     assert is_precise([round_at(5.0)] * 3, 0.05)
@@ -164,9 +164,9 @@ def test_the_interval_of_a_percentile_covers_the_true_value() -> None:
         for _ in range(4):
             mean = 10 * random_source.gauss(1, 0.03)
             rounds.append(one_round([random_source.expovariate(1 / mean) for _ in range(800)]))
-        reported = percentile_figure(rounds)
+        figure = percentile_figure(rounds)
         covered_count += (
-            reported.low <= 10 * math.log(100) * 1.02 and reported.high >= 10 * math.log(100) * 0.98
+            figure.low <= 10 * math.log(100) * 1.02 and figure.high >= 10 * math.log(100) * 0.98
         )
     assert covered_count >= 50
 
@@ -177,8 +177,8 @@ def test_the_percentile_of_one_round_has_no_interval() -> None:
     An interval for independent values contained the true value of an M/D/1 queue in a fifth of
     the rounds.
     """
-    reported = percentile_figure([one_round([float(value) for value in range(1, 201)])])
-    assert reported.low == reported.value == reported.high > 190
+    figure = percentile_figure([one_round([float(value) for value in range(1, 201)])])
+    assert figure.low == figure.value == figure.high > 190
 
 
 def test_figures_without_histograms_are_averaged_over_rounds() -> None:
@@ -193,17 +193,17 @@ def test_figures_without_histograms_are_averaged_over_rounds() -> None:
 
 @given(st.lists(st.lists(st.floats(1, 500), min_size=1, max_size=50), min_size=1, max_size=4))
 def test_combined_percentiles_are_in_ascending_order(rounds: list[list[float]]) -> None:
-    reported = latency([one_round(latencies) for latencies in rounds])
+    combined = latency([one_round(latencies) for latencies in rounds])
     assert (
-        reported.p50_ms
-        <= reported.p90_ms
-        <= reported.p95_ms
-        <= reported.p99_ms
-        <= reported.p999_ms
-        <= reported.max_ms
+        combined.p50_ms
+        <= combined.p90_ms
+        <= combined.p95_ms
+        <= combined.p99_ms
+        <= combined.p999_ms
+        <= combined.max_ms
     )
     all_latencies = [value for latencies in rounds for value in latencies]
-    assert reported.mean_ms == pytest.approx(sum(all_latencies) / len(all_latencies))
+    assert combined.mean_ms == pytest.approx(sum(all_latencies) / len(all_latencies))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1), st.floats(0, 1))
@@ -221,10 +221,10 @@ def test_paired_rounds_show_a_difference_despite_drift() -> None:
         drift,
         [value * gain for value, gain in zip(drift, [1.04, 1.06, 1.05, 1.05, 1.045], strict=True)],
     )
-    reported = real_difference(first, second)
-    assert reported.real
-    assert reported.low < 1.05 < reported.high
-    assert reported.ratio == pytest.approx(1.049, abs=0.001)
+    difference = real_difference(first, second)
+    assert difference.real
+    assert difference.low < 1.05 < difference.high
+    assert difference.ratio == pytest.approx(1.049, abs=0.001)
     assert not difference_of(interval(first), interval(second)).real
 
 

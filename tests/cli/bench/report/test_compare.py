@@ -219,9 +219,9 @@ def test_a_comparison_is_printed_as_text_or_json(
 ) -> None:
     conditions = [parse_condition("throughput<-5%")]
     show_compared(compare(baseline, slower, conditions))
-    reported = capsys.readouterr().out
-    assert "best" in reported
-    assert "Failed: throughput<-5%: throughput -" in reported
+    output = capsys.readouterr().out
+    assert "best" in output
+    assert "Failed: throughput<-5%: throughput -" in output
     show_compared(compare(baseline, repeated))
     assert "within the noise" in capsys.readouterr().out
     print_compared(compare(baseline, slower, conditions))

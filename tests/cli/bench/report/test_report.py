@@ -131,9 +131,9 @@ def test_the_facts_include_the_servers_resource_usage(measured: Results) -> None
 def test_csv_has_a_row_per_load_or_unmeasured_configuration(
     measured: Results, report: Path
 ) -> None:
-    reported = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
-    assert len(reported) == sum(max(1, len(trial.points)) for trial in measured.trials)
-    winner = next(row for row in reported if row["winner"] == "true")
+    csv_records = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
+    assert len(csv_records) == sum(max(1, len(trial.points)) for trial in measured.trials)
+    winner = next(row for row in csv_records if row["winner"] == "true")
     assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == (
         "2",
         "4",
@@ -145,7 +145,7 @@ def test_csv_has_a_row_per_load_or_unmeasured_configuration(
         < float(winner["throughput"])
         < float(winner["throughput_high"])
     )
-    failed = next(row for row in reported if row["state"] == "failed")
+    failed = next(row for row in csv_records if row["state"] == "failed")
     assert (failed["workers"], failed["throughput"], failed["note"]) == (
         "16",
         "",
@@ -193,16 +193,16 @@ def test_the_terminal_shows_the_winner_and_the_reason(
     measured: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(measured)
-    reported = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert re.search(
-        r"^cpu, 2 workers, 1 thread, batch 4 \(winner\) +2 conn\. ", reported, re.MULTILINE
+        r"^cpu, 2 workers, 1 thread, batch 4 \(winner\) +2 conn\. ", output, re.MULTILINE
     )
-    assert re.search(r"^cpu, 1 worker, batch 1 \(baseline\) +1 conn\. ", reported, re.MULTILINE)
+    assert re.search(r"^cpu, 1 worker, batch 1 \(baseline\) +1 conn\. ", output, re.MULTILINE)
     assert (
         "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most"
-        in reported
+        in output
     )
-    assert "Note: the machine was noisy" in reported
+    assert "Note: the machine was noisy" in output
 
 
 def plain_lines(text: str) -> list[str]:
@@ -288,10 +288,10 @@ def test_a_run_that_is_too_short_has_no_winner(
     assert "such as cpu, 2 workers, batch 32 with about 22,855 requests/s" in unfinished.why
     assert "--resume and a longer --time-limit" in unfinished.why
     show(unfinished)
-    reported = capsys.readouterr().out
-    assert "Best:" not in reported
-    assert "winner" not in reported
-    assert re.search(r"^cpu, 2 workers, batch 32 +- +~22,855 +- +~4.71 ms", reported, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "Best:" not in output
+    assert "winner" not in output
+    assert re.search(r"^cpu, 2 workers, batch 32 +- +~22,855 +- +~4.71 ms", output, re.MULTILINE)
     write_report(unfinished, tmp_path)
     assert "The time was too short to choose" in (tmp_path / "report.html").read_text()
 
@@ -310,20 +310,22 @@ def test_a_stall_is_reported_next_to_the_percentiles(measured: Results, tmp_path
 def test_the_winner_is_compared_with_the_baseline_by_paired_rounds(
     measured: Results,
 ) -> None:
-    def reported(comparisons: list[PairedComparison]) -> str:
+    def comparison_text(comparisons: list[PairedComparison]) -> str:
         return dict(headline(measured.model_copy(update={"paired": comparisons})))[
             "compared with the baseline"
         ]
 
-    ratio_text = reported(
+    ratio_text = comparison_text(
         [PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)]
     )
     assert re.fullmatch(r"\d\.\d\d times", ratio_text)
     assert (
-        reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)])
+        comparison_text(
+            [PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]
+        )
         == "2.50 times"
     )
-    assert reported(
+    assert comparison_text(
         [PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)]
     ).endswith(", within the noise")
 
@@ -340,16 +342,16 @@ def test_a_run_without_a_winner_still_has_a_report(
         update=base
         | {"trials": [trial.model_copy(update={"best": None}) for trial in measured.trials]}
     )
-    reported = {}
+    pages = {}
     for name, outcome in (("nothing", empty_run), ("failed", failed), ("low", bound_too_low)):
         write_report(outcome, tmp_path / name)
         show(outcome)
-        reported[name] = (tmp_path / name / "report.html").read_text()
-        assert "This run is incomplete" in reported[name]
+        pages[name] = (tmp_path / name / "report.html").read_text()
+        assert "This run is incomplete" in pages[name]
         assert "This run is incomplete" in capsys.readouterr().out
-    assert "Nothing was measured" in reported["nothing"]
-    assert "No configuration met the bound" in reported["low"]
-    assert "never within p99&lt;100ms" in reported["low"]
+    assert "Nothing was measured" in pages["nothing"]
+    assert "No configuration met the bound" in pages["low"]
+    assert "never within p99&lt;100ms" in pages["low"]
 
 
 def test_a_running_server_is_reported_by_its_address(
@@ -504,13 +506,13 @@ def test_start_times_and_input_sizes_have_tables(
         assert "8,122 to 9,003 bytes" in document
         assert "66.0 ms" in document
     show(measured)
-    reported = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert re.search(
         r"^cpu, 2 workers, 1 thread, batch 4 +2\.35 s ± 27\.0% +66\.0 ms +\d",
-        reported,
+        output,
         re.MULTILINE,
     )
-    assert re.search(r"^8,122 to 9,003 bytes +766 +\d+\.\d ms ± \d+\.\d% +", reported, re.MULTILINE)
+    assert re.search(r"^8,122 to 9,003 bytes +766 +\d+\.\d ms ± \d+\.\d% +", output, re.MULTILINE)
 
 
 def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
@@ -551,9 +553,9 @@ def test_axes_cover_all_values_with_few_ticks(values: list[float], log: bool) ->
     assert all(
         scale.low <= value for value in values if value > max(MIN_DRAWN, scale.high / MAX_LOG_RATIO)
     )
-    reported = ticks(scale)
-    assert len(reported) <= 16
-    assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in reported)
+    tick_values = ticks(scale)
+    assert len(tick_values) <= 16
+    assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in tick_values)
 
 
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=6))
@@ -578,9 +580,11 @@ def warm_medians(results: Results) -> dict[str, str]:
 def test_a_load_without_responses_is_ignored_in_summaries(measured: Results) -> None:
     failing = measured.model_copy(deep=True)
     trial = failing.trials[0]
-    nothing = Round(seconds=1, sent=9, ok=0, errors={"500": 9}, throughput=0, latency=Latency())
+    failed_round = Round(
+        seconds=1, sent=9, ok=0, errors={"500": 9}, throughput=0, latency=Latency()
+    )
     trial.points, trial.best = (
-        [*trial.points, point_of(OfferedLoad(connections=64), [nothing], None)],
+        [*trial.points, point_of(OfferedLoad(connections=64), [failed_round], None)],
         None,
     )
     assert shown_point(trial) == trial.points[0]

@@ -52,7 +52,7 @@ def test_other_processes_exclude_the_benchmark_and_the_kernel(root: Path) -> Non
     stat(root, 100)
     for pid, parent in ((1, 0), (2, 0), (OWN_PID, 1), (11, OWN_PID), (12, 11), (20, 1), (30, 2)):
         process(root, pid, 5, parent)
-    before = counters_at(root, 100)
+    first_reading = counters_at(root, 100)
     # Process 12 is a worker of the server.
     process(root, 12, 9, 11)
     process(root, 20, 7, 1, "a (strange) name")
@@ -60,7 +60,7 @@ def test_other_processes_exclude_the_benchmark_and_the_kernel(root: Path) -> Non
     process(root, 30, 9, 2)
     # Process 21 started after the first reading.
     process(root, 21, 1, 20)
-    figures = noise_between(before, counters_at(root, 102))
+    figures = noise_between(first_reading, counters_at(root, 102))
     assert (figures.cores, figures.others, figures.busiest) == (2.0, 1.5, "a (strange) name")
 
 
@@ -68,23 +68,23 @@ def test_the_time_of_an_ended_process_counts_for_its_parent(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (OWN_PID, 1), (11, OWN_PID), (20, 1), (21, 20)):
         process(root, pid, 5, parent)
-    before = counters_at(root, 0)
+    first_reading = counters_at(root, 0)
     for pid in (11, 21):
         (root / "proc" / str(pid) / "stat").unlink()
     # The generator used one second more.
     process(root, OWN_PID, 5, 1, waited=6)
     process(root, 20, 5, 1, waited=7)
-    figures = noise_between(before, counters_at(root, 2))
+    figures = noise_between(first_reading, counters_at(root, 2))
     assert (figures.cores, figures.others) == (0.5, 1.0)
 
 
 def test_hidden_processes_are_derived_from_the_load_of_the_cores(root: Path) -> None:
     stat(root, 100)
     process(root, OWN_PID, 5)
-    before = counters_at(root, 0)
+    first_reading = counters_at(root, 0)
     stat(root, 103)
     process(root, OWN_PID, 6)
-    figures = noise_between(before, counters_at(root, 2))
+    figures = noise_between(first_reading, counters_at(root, 2))
     assert (figures.cores, figures.others, figures.busiest) == (0.5, 1.0, "")
 
 
@@ -92,21 +92,21 @@ def test_only_the_load_on_the_used_cores_counts(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (OWN_PID, 1), (20, 1)):
         process(root, pid, 5, parent)
-    before = read_counters(root, OWN_PID, {0})._replace(at=0)
+    first_reading = read_counters(root, OWN_PID, {0})._replace(at=0)
     stat(root, 104)
     process(root, OWN_PID, 6.5)
     # Most of the load runs on the other core.
     process(root, 20, 8)
-    figures = noise_between(before, read_counters(root, OWN_PID, {0})._replace(at=2))
+    figures = noise_between(first_reading, read_counters(root, OWN_PID, {0})._replace(at=2))
     assert (figures.cores, figures.others, figures.busiest) == (0.75, 0.25, "")
 
 
 def test_steal_is_a_fraction_of_all_cores(root: Path) -> None:
     stat(root, 100, 3)
     process(root, 1, 0, 0)
-    before = counters_at(root, 0)
+    first_reading = counters_at(root, 0)
     stat(root, 100, 4)
-    assert noise_between(before, counters_at(root, 5)).steal == pytest.approx(0.1)
+    assert noise_between(first_reading, counters_at(root, 5)).steal == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_an_exhausted_quota_is_read_from_both_cgroup_versions(
     path = root / "sys/fs/cgroup" / file
     path.parent.mkdir(parents=True)
     path.write_text(f"nr_periods 7\nnr_throttled 1\n{name} {round(2 * unit)}\n")
-    before = counters_at(root, 0)
+    first_reading = counters_at(root, 0)
     path.write_text(f"nr_periods 9\nnr_throttled 2\n{name} {round(3 * unit)}\n")
-    assert noise_between(before, counters_at(root, 4)).throttled == pytest.approx(0.25)
+    assert noise_between(first_reading, counters_at(root, 4)).throttled == pytest.approx(0.25)
 
 
 def test_pressure_and_throttling_count_from_the_start_and_may_be_unknown(root: Path) -> None:
@@ -141,10 +141,10 @@ def test_pressure_and_throttling_count_from_the_start_and_may_be_unknown(root: P
     heat = root / "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
     heat.parent.mkdir(parents=True)
     heat.write_text("3\n")
-    before = counters_at(root, 0)
+    first_reading = counters_at(root, 0)
     pressure_file.write_text("some avg10=9.00 avg60=0.00 avg300=0.00 total=1500000\n")
     heat.write_text("5\n")
-    figures = noise_between(before, counters_at(root, 5))
+    figures = noise_between(first_reading, counters_at(root, 5))
     assert (figures.memory_pressure, figures.io_pressure, figures.cpu_pressure, figures.heat) == (
         0.1,
         None,
@@ -154,12 +154,12 @@ def test_pressure_and_throttling_count_from_the_start_and_may_be_unknown(root: P
 
 
 def test_without_proc_psutil_reads_processes_and_cores(tmp_path: Path) -> None:
-    before = read_counters(tmp_path)
+    first_reading = read_counters(tmp_path)
     probe()
     after = read_counters(tmp_path)
-    assert before.processes is None
-    assert os.getpid() in before.family
-    assert noise_between(before, after).others >= 0
+    assert first_reading.processes is None
+    assert os.getpid() in first_reading.family
+    assert noise_between(first_reading, after).others >= 0
 
 
 def test_probes_are_compared_with_the_fastest_of_the_run(

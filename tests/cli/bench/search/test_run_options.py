@@ -120,10 +120,10 @@ def test_an_unwritable_archive_is_reported_before_the_run(run: Run) -> None:
 
 
 def test_the_options_select_every_configuration_of_the_available_devices() -> None:
-    asked = BenchOptions(
+    options = BenchOptions(
         batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1"
     )
-    space = configurations(asked, ModelConfig(), 2, 0)
+    space = configurations(options, ModelConfig(), 2, 0)
     assert len(space) == len(set(space)) == 3 * 2 * 2 * 2
     assert space[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
     assert {
@@ -245,7 +245,7 @@ def test_durations_and_fractions_have_units() -> None:
 
 
 def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> None:
-    asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
+    options = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
     points = [
         Point(
@@ -259,7 +259,9 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
         reason="a\u2028b\x85c\udcff",
     )
     journal = Journal(tmp_path)
-    journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
+    journal.begin(
+        options.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now"
+    )
     journal.trial(0, trial.model_copy(update={"state": "failed"}))
     journal.point(0, 0, points[1])
     journal.point(0, 0, points[0])
@@ -273,7 +275,7 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
         Journal(tmp_path).close()
         previous_run = read_journal(tmp_path)
         assert previous_run.trials == [trial]
-        assert previous_run.arguments(tmp_path, BenchOptions) == (Path("m.mar"), asked)
+        assert previous_run.arguments(tmp_path, BenchOptions) == (Path("m.mar"), options)
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),
@@ -290,14 +292,14 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
 
 def test_a_run_with_other_options_is_not_resumed(run: Run) -> None:
     Path("out").mkdir()
-    for asked in (
+    for options in (
         {},
         {"model": "m.mar", "later": 1},
         {"model": "m.mar", "slo": 5},
         {"model": "m.mar", "batch_sizes": "x"},
     ):
         journal = Journal(Path("out"), new=True)
-        journal.begin(asked, sha256=None, fingerprint="f", started="now")
+        journal.begin(options, sha256=None, fingerprint="f", started="now")
         journal.close()
         result = run("bench", "--resume", "out")
         assert result.code == 1

@@ -133,15 +133,15 @@ def run(
             point = measured(
                 state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)
             )
-            again = [
+            open_points = [
                 earlier
                 for earlier in trials[position].points
                 if earlier.offered == candidate.offered
             ]
-            assert not again or (state.exhaustive and not again[0].rounds), (
+            assert not open_points or (state.exhaustive and not open_points[0].rounds), (
                 "it asks for the same again"
             )
-            for measurement in again:
+            for measurement in open_points:
                 measurement.rounds = 2 * [
                     Round(
                         seconds=1,
@@ -151,7 +151,7 @@ def run(
                         latency=point.latency,
                     )
                 ]
-            trials[position].points += [] if again else [point]
+            trials[position].points += [] if open_points else [point]
         state = replace(
             state,
             trials=trials,
@@ -172,13 +172,13 @@ def modelled(
     """
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        reported = predict(true_curve, configuration, offered, 0.5, cores)
+        prediction = predict(true_curve, configuration, offered, 0.5, cores)
         error = factor * (errors(configuration) if offered.connections > 1 else 1.0)
         alone = (
             predict(true_curve, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms
             / factor
         )
-        return reported.throughput * error, max(alone, reported.p99_ms / error)
+        return prediction.throughput * error, max(alone, prediction.p99_ms / error)
 
     return machine
 
@@ -293,11 +293,11 @@ def test_a_configuration_with_a_worse_curve_is_not_measured() -> None:
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
     assert {trial.as_configuration().precision for trial in state.trials} == {"as is"}
-    reported = passed_over(state)
-    assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
+    skipped = passed_over(state)
+    assert {configuration for configuration, _, _ in skipped} == {*full, *half} - {
         trial.as_configuration() for trial in state.trials
     }
-    assert all("at most" in reason and predicted is not None for _, predicted, reason in reported)
+    assert all("at most" in reason and predicted is not None for _, predicted, reason in skipped)
 
 
 def test_a_failure_rules_out_larger_configurations() -> None:
@@ -369,10 +369,10 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         threads = configuration.threads_per_worker(2)
-        reported = predict(
+        prediction = predict(
             curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2
         )
-        return reported.throughput, reported.p99_ms
+        return prediction.throughput, prediction.p99_ms
 
     result = run(state, machine)
     assert winning_configuration(result)[0] >= 0.95 * optimum(state, machine)
@@ -541,24 +541,26 @@ def test_random_arrivals_of_an_earlier_run_are_not_part_of_its_ladder() -> None:
         seconds_per_point=1,
     )
     machine = modelled(curve(5, 3), 2)
-    begun = replace(run(state, machine), seconds_left=None)
-    following = next_trial(begun)
+    started_search = replace(run(state, machine), seconds_left=None)
+    following = next_trial(started_search)
     assert following is not None
-    trials = [trial.model_copy(update={"points": list(trial.points)}) for trial in begun.trials]
+    trials = [
+        trial.model_copy(update={"points": list(trial.points)}) for trial in started_search.trials
+    ]
     trials[-1].points.append(
         measured(state.slo, OfferedLoad(mode="open", rate=3.0, arrivals="poisson"), 3, 700)
     )
-    assert next_trial(replace(begun, trials=trials)) == following
+    assert next_trial(replace(started_search, trials=trials)) == following
 
 
 def test_predicted_configurations_of_an_earlier_run_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
-    reported = [
+    unmeasured = [
         Trial(configuration=configuration.as_json(), state="predicted", reason=OUT_OF_TIME)
         for configuration in state.configurations
     ]
-    assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
-    assert passed_over(replace(state, trials=reported)) == passed_over(state)
+    assert next_trial(replace(state, trials=unmeasured)) == next_trial(state) is not None
+    assert passed_over(replace(state, trials=unmeasured)) == passed_over(state)
 
 
 def test_an_open_loop_is_searched_by_rate() -> None:
@@ -567,8 +569,8 @@ def test_an_open_loop_is_searched_by_rate() -> None:
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         assert offered.rate is not None
         assert offered.arrivals == "poisson"
-        reported = predict(true_curve, configuration, offered, 0.5, 2)
-        return min(offered.rate, reported.throughput), min(reported.p99_ms, 1e4) * 1.2
+        prediction = predict(true_curve, configuration, offered, 0.5, 2)
+        return min(offered.rate, prediction.throughput), min(prediction.p99_ms, 1e4) * 1.2
 
     state = State(
         space((1, 2), (1, 8)), [true_curve], slo=parse_slo("p99<60ms"), mode="open", cores=2

@@ -76,9 +76,9 @@ def test_a_function_is_planned_created_and_then_unchanged(
     assert "lambda-url" in out
     assert "Function digits: created" in deploy.err
     deploy.plan(code=0)
-    before = scenario.operations.count("lambda:PublishVersion")
+    publish_count = scenario.operations.count("lambda:PublishVersion")
     deploy.apply()
-    assert scenario.operations.count("lambda:PublishVersion") == before == 1
+    assert scenario.operations.count("lambda:PublishVersion") == publish_count == 1
     function = boto3.client("lambda").get_function(FunctionName="digits", Qualifier="live")
     assert function["Code"]["ImageUri"] == IMAGE
     settings = function["Configuration"]
@@ -115,7 +115,7 @@ def test_a_rollback_reuses_the_earlier_version(
     deploy.apply()
     deploy.apply("--set=lambda.timeout=90s")
     assert deploy.versions == [(1, False), (2, True)]
-    assert {version["tags"]["tsx:model"] for version in deploy.reported("history")} == {
+    assert {version["tags"]["tsx:model"] for version in deploy.read_json("history")} == {
         "digits/1.0"
     }
     deploy.verb("rollback", "--yes")
@@ -198,7 +198,7 @@ def test_an_interrupted_canary_keeps_its_share_and_continues(deploy: Deploy, clo
     deploy.apply(CANARY, NEW_VERSION, code=130)
     assert "keeps its share of the requests" in deploy.err
     assert alias() == ("1", {"2": 0.2})
-    (canary,) = deploy.reported("status")["canary"]
+    (canary,) = deploy.read_json("status")["canary"]
     assert canary == {"version": "2", "percent": 20.0, "model": "digits/1.0"}
     # The canary bakes for ten minutes.
     clock.now += timedelta(minutes=8)
@@ -267,7 +267,7 @@ def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
     assert concurrency["ReservedConcurrentExecutions"] == 7
     assert provisioned() == 1
     assert scalable_targets("lambda")[0]["MaxCapacity"] == 9
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert status["queues"] == [{"arn": QUEUE, "state": "Enabled"}]
     assert status["provisioned"] == 1
     deploy.apply(queue, "--set=lambda.url=off --set=lambda.provisioned=3")

@@ -60,7 +60,7 @@ def test_a_failed_start_shows_the_log_and_its_diagnosis(
     assert "exec format error" not in deploy.err
     assert "Created by this run and still there:" in deploy.err
     assert "Likely: The image has no module 'cv2'." in deploy.verb("status")
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert (status["status"], status["log"][-1]) == ("Failed", error)
 
 

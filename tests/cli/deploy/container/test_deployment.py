@@ -142,14 +142,14 @@ def test_purge_removes_old_images_and_keeps_foreign_ones(
     arguments = " ".join(["--set=keep=1", *repository])
     deploy.apply(arguments)
     deploy.apply(arguments, "--set=build.torch=2.8.0")
-    ours = docker.state["images"]
-    assert (len(ours), len(docker.state["containers"])) == (2, 1)
+    own_images = docker.state["images"]
+    assert (len(own_images), len(docker.state["containers"])) == (2, 1)
     foreign_images = [
         "digits:1",
         "digits-2:tsx-0123456789ab",
         "registry.example.com/models:tsx-digits-2-0123456789ab",
     ]
-    docker.set(images=[*ours, *foreign_images])
+    docker.set(images=[*own_images, *foreign_images])
     deploy.verb("destroy", "--yes")
     # A purge also removes them when no container is left.
     deploy.verb("destroy", "--purge", "--yes")
@@ -215,7 +215,7 @@ def test_the_error_without_a_working_engine_lists_remedies(deploy: Deploy, direc
     deploy.apply("--set=container.engine=docker", code=1)
     assert "Cannot connect to the Docker daemon" in deploy.err
     deploy.apply("--json")
-    assert deploy.reported("status")["with"] == "podman"
+    assert deploy.read_json("status")["with"] == "podman"
 
 
 def test_times_are_parsed_in_the_formats_of_docker_and_podman() -> None:
@@ -266,10 +266,10 @@ def test_health_checks_are_run_for_podman_without_systemd(deploy: Deploy, podman
     deploy.plan(code=0)
     # podman still has the state of the last check.
     set_container(podman, health="unhealthy")
-    assert deploy.reported("status")["status"] == "unhealthy"
+    assert deploy.read_json("status")["status"] == "unhealthy"
     assert actions(deploy.plan(code=2)) == UPDATE
     deploy.apply()
-    assert deploy.reported("status")["status"] == "healthy"
+    assert deploy.read_json("status")["status"] == "healthy"
 
 
 def test_a_single_failed_check_does_not_make_a_container_unhealthy(
@@ -279,7 +279,7 @@ def test_a_single_failed_check_does_not_make_a_container_unhealthy(
     # A container in the state `busy` fails one check.
     set_container(podman, health="busy")
     check_count = len(podman.calls("healthcheck"))
-    assert deploy.reported("status")["status"] == "healthy"
+    assert deploy.read_json("status")["status"] == "healthy"
     assert len(podman.calls("healthcheck")) == check_count + 2
 
 
@@ -350,7 +350,7 @@ def test_the_status_tells_how_a_container_ended(
 ) -> None:
     deploy.apply()
     set_container(docker, State=state)
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert status["status"] == state["Status"]
     assert reason in (status["reason"] or "")
     assert bool(status["reason"]) == bool(reason)
@@ -362,7 +362,7 @@ def test_podman_installed_as_docker_is_recognized(
     engine = Engine(directory / "bin", "docker", "podman").here(monkeypatch)
     engine.set(version="podman version 4.3.1", has_systemd=False)
     deploy.apply()
-    assert deploy.reported("status")["with"] == "podman"
+    assert deploy.read_json("status")["with"] == "podman"
     assert "--log-driver" not in engine.calls("run")[0]
 
 

@@ -135,8 +135,8 @@ def test_the_chart_has_all_files_and_a_schema_for_each_value() -> None:
     head = yaml.safe_load(files["Chart.yaml"])
     assert (head["apiVersion"], head["name"], head["appVersion"]) == ("v2", "digits", "1.0")
     assert yaml.safe_load(files["values.yaml"]) == values_of(spec())
-    described = json.loads(files["values.schema.json"])["properties"]
-    descriptions = {key: value.get("description") for key, value in described.items()}
+    schema_properties = json.loads(files["values.schema.json"])["properties"]
+    descriptions = {key: value.get("description") for key, value in schema_properties.items()}
     assert descriptions == VALUES | {"global": None}
     for text in VALUES.values():
         assert text.split()[-1] in files["values.yaml"]

@@ -370,8 +370,8 @@ def test_files_are_complete_for_a_build_and_can_be_rewritten(deploy: Emitting) -
         *LOCKS,
     }
     assert Path("out/model.mar").read_bytes() == Path("digits.mar").read_bytes()
-    reported = json.loads(deploy("compose out --set=container.port=9000 --json"))
-    assert "out/compose.yaml" in reported["files"]
+    output = json.loads(deploy("compose out --set=container.port=9000 --json"))
+    assert "out/compose.yaml" in output["files"]
     assert "127.0.0.1:9000:8080" in Path("out/compose.yaml").read_text()
 
 

@@ -44,8 +44,8 @@ def test_a_single_value_is_hidden_by_its_path() -> None:
         None,
         (Field("Environment.Variables.HF_TOKEN", "x", "y"),),
     )
-    (reported,) = Plan((change,)).as_json()["changes"][0]["fields"]
-    assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)
+    (field,) = Plan((change,)).as_json()["changes"][0]["fields"]
+    assert (field["old"], field["new"]) == (HIDDEN, HIDDEN)
 
 
 def test_only_changed_variables_are_shown_without_secrets() -> None:

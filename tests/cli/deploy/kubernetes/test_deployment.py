@@ -45,9 +45,9 @@ def test_a_change_is_shown_rolled_out_and_rolled_back(deploy: Deploy, cluster: C
     assert deploy.versions == [(1, False), (2, True)]
     deploy("rollback", "--yes")
     assert "A" not in {variable["name"] for variable in container_of(cluster)["env"]}
-    history = [(version["id"], version["is_current"]) for version in deploy.reported("history")]
+    history = [(version["id"], version["is_current"]) for version in deploy.read_json("history")]
     assert history == [("digits-2", False), ("digits-1", True)]
-    assert deploy.reported("status")["revision"] == "3"
+    assert deploy.read_json("status")["revision"] == "3"
 
 
 def test_objects_that_are_no_longer_specified_are_removed(deploy: Deploy, cluster: Cluster) -> None:
@@ -94,11 +94,11 @@ def test_keda_replaces_an_autoscaler_and_manages_its_own(deploy: Deploy, cluster
         "spec": {"minReplicas": 2, "maxReplicas": 8},
     }
     deploy.plan(KEDA, code=0)
-    assert deploy.reported("status")["scales"] == ["2 to 8"]
+    assert deploy.read_json("status")["scales"] == ["2 to 8"]
     condition = {"type": "Ready", "status": "False", "message": "no Prometheus"}
     scaled["status"] = {"conditions": [condition]}
-    (reported,) = deploy.reported("status")["scales"]
-    assert reported == "2 to 8, but KEDA cannot scale it: no Prometheus"
+    (status,) = deploy.read_json("status")["scales"]
+    assert status == "2 to 8, but KEDA cannot scale it: no Prometheus"
 
 
 def test_a_failed_rollout_has_a_reason_and_a_later_one_succeeds(

@@ -342,7 +342,7 @@ def test_promote_sends_all_requests_to_the_canary_now(
 ) -> None:
     deploy("promote", "--yes", code=1)
     begin_canary(deploy, world)
-    (canary,) = deploy.reported("status")["canary"]
+    (canary,) = deploy.read_json("status")["canary"]
     assert canary == {"model": "digits/1.0", "percent": 10, "since": "2026-11-21T00:00:20+00:00"}
     deploy("promote", "--yes")
     assert world.steps == PROMOTION_STEPS
@@ -377,7 +377,7 @@ def test_keda_scales_the_promoted_version_but_not_the_canary(
 
 def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, world: CanaryWorld) -> None:
     begin_canary(deploy, world)
-    shares = [(version["id"], version["percent"]) for version in deploy.reported("history")]
+    shares = [(version["id"], version["percent"]) for version in deploy.read_json("history")]
     assert shares == [("digits-1", 0), ("digits-canary", 10)]
     deploy("rollback", "--version=2", "--yes", code=1)
     assert "version 2 of digits is its canary" in deploy.err
@@ -393,7 +393,7 @@ def test_a_rollback_does_not_restore_a_canary_that_has_ended(
     deploy.apply(CANARY, NEW_VERSION)
     deploy("rollback", "--yes")
     assert "A" not in variables(cluster)
-    assert deploy.reported("status")["canary"] == []
+    assert deploy.read_json("status")["canary"] == []
 
 
 def test_a_run_without_a_canary_ends_an_earlier_one(
@@ -430,8 +430,8 @@ def test_a_plan_made_before_the_end_of_a_canary_changes_nothing(
     observed = stable.observe(client, "digits")
     assert observed is not None
     none = {"Canary": release.NONE}
-    wanted = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
-    stable.update(client, wanted, observed, set())
+    desired_resource = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
+    stable.update(client, desired_resource, observed, set())
     assert world.steps == []
 
 

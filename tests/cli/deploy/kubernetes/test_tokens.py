@@ -49,7 +49,7 @@ def test_tokens_are_created_once_kept_and_never_shown(deploy: Deploy, cluster: C
     for token in first:
         assert token not in out
         assert base64.b64encode(token.encode()).decode() not in out
-    assert deploy.reported("status")["tokens"] == "in the Secret digits-tokens"
+    assert deploy.read_json("status")["tokens"] == "in the Secret digits-tokens"
     deploy("destroy", "--yes")
     assert cluster.objects == {}
 
@@ -116,10 +116,10 @@ def test_a_token_in_the_specification_is_not_set_twice(deploy: Deploy, cluster: 
         "--set=env.TSX_INFERENCE_TOKEN=a",
         "--set=kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin",
     )
-    ours = {"name": "ours", "key": "admin"}
-    assert secret_keys(cluster) == {"TSX_MANAGEMENT_TOKEN": ours}
+    own_tokens = {"name": "ours", "key": "admin"}
+    assert secret_keys(cluster) == {"TSX_MANAGEMENT_TOKEN": own_tokens}
     assert ("Secret", "digits-tokens") not in cluster.objects
-    assert monitoring_endpoint(cluster)["authorization"]["credentials"] == ours
+    assert monitoring_endpoint(cluster)["authorization"]["credentials"] == own_tokens
 
 
 def test_kserve_has_no_tokens_and_gets_a_note(deploy: Deploy, cluster: Cluster) -> None:

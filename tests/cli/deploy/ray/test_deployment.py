@@ -73,7 +73,7 @@ class OnRay:
             json.loads(self.deploy(answer, "--json", *arguments, verb="plan", code=code))
         )
 
-    def reported(self, verb: str) -> Any:
+    def read_json(self, verb: str) -> Any:
         return json.loads(self(verb, "--json"))
 
     def post(self) -> httpx.Response:
@@ -168,7 +168,7 @@ def test_a_deployment_is_planned_created_and_then_unchanged(deploy: OnRay) -> No
     deploy.plan("a", code=0)
     deploy.deploy("a")
     assert deploy.replicas() == replicas
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert (status["status"], status["model"]) == ("RUNNING", "digits/1.0")
     assert status["replicas"] == "1 of 1 running"
     assert status["address"] == [f"http://127.0.0.1:{deploy.port}/digits"]
@@ -186,8 +186,8 @@ def test_a_canary_is_promoted_without_a_lost_request(
     assert deploy.replicas() == stable
     assert {deploy.post().text for _ in range(40)} == {"a", "b"}
     deploy.plan("b", "--canary=50%", code=0)
-    assert deploy.reported("status")["canary"][0]["percent"] == 50
-    assert [version["percent"] for version in deploy.reported("history")] == [0, 50]
+    assert deploy.read_json("status")["canary"][0]["percent"] == 50
+    assert [version["percent"] for version in deploy.read_json("history")] == [0, 50]
     with deploy.client() as answers:
         deploy("promote", "--yes")
     assert {answer.status_code for answer in answers} == {200}
@@ -202,7 +202,7 @@ def test_a_rollback_returns_to_an_earlier_version_without_a_lost_request(deploy:
         deploy("rollback", "--yes")
     assert {answer.status_code for answer in answers} == {200}
     assert deploy.post().text == "a"
-    history = deploy.reported("history")
+    history = deploy.read_json("history")
     assert [version["is_current"] for version in history] == [True, False]
 
 
@@ -247,4 +247,4 @@ def test_a_replica_without_a_fitting_node_is_reported_with_rays_reason(
     assert "a replica reserves (100 CPU)" in deploy.deploy("a", big, verb="plan", code=2)
     deploy.deploy("a", big, code=1)
     assert "have taken more than 1s to be scheduled" in deploy.err
-    assert deploy.reported("status")["status"] == "DEPLOYING"
+    assert deploy.read_json("status")["status"] == "DEPLOYING"

@@ -77,7 +77,7 @@ def test_the_first_component_creates_the_endpoint_and_others_join_it(
     assert component("a")["Specification"]["ComputeResourceRequirements"] == {
         "NumberOfCpuCoresRequired": 1, "NumberOfAcceleratorDevicesRequired": 1, "MinMemoryRequiredInMb": 2048
     }  # fmt: skip
-    status = b.reported("status")
+    status = b.read_json("status")
     assert (status["copies"], status["endpoint"], status["instances"]) == (2, "shared", 1)
     assert status["model name"].startswith("tsx-b-")
 
@@ -88,7 +88,7 @@ def test_a_deployment_changes_only_its_given_endpoint_settings(
     a, b = member("a"), member("b")
     a.apply("--set=sagemaker.instance_type=ml.m5.xlarge")
     b.apply()
-    before = endpoint_config("shared")["EndpointConfigName"]
+    previous_config = endpoint_config("shared")["EndpointConfigName"]
     more = "--set=sagemaker.component.max_instances=8"
     planned = b.plan(more, code=2)
     (finding,) = planned["findings"]
@@ -108,7 +108,7 @@ def test_a_deployment_changes_only_its_given_endpoint_settings(
     # The instances that run the copies are kept.
     assert '"RetainAllVariantProperties": true' in update
     configs = sagemaker().list_endpoint_configs()["EndpointConfigs"]
-    assert before not in [config["EndpointConfigName"] for config in configs]
+    assert previous_config not in [config["EndpointConfigName"] for config in configs]
     a.plan(code=0)
 
 
@@ -145,20 +145,20 @@ def test_updates_and_rollbacks_do_not_change_other_components(
     a, b = member("a"), member("b")
     a.apply()
     b.apply()
-    before = component("b")
+    component_before = component("b")
     scenario.calls.clear()
     more = "--set=sagemaker.component.memory=1048576 --set=sagemaker.component.copies=3"
     a.apply("--image", OTHER_IMAGE, more)
     assert memory_of("a") == 1 << 20
     assert scenario.calls == ["UpdateInferenceComponent a"]
     assert a.versions == [(1, False), (2, True)]
-    first = a.reported("history")[0]["id"]
+    first = a.read_json("history")[0]["id"]
     a.verb("rollback", "--yes")
     assert component("a")["Specification"]["ModelName"] == first
     # The version has its memory; the number of copies belongs to no version.
     assert memory_of("a") == 2048
     assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 3
-    assert component("b")["Specification"] == before["Specification"]
+    assert component("b")["Specification"] == component_before["Specification"]
     a.verb("promote", "--yes", code=1)
     assert "replaces the copies of a by itself" in a.err
     a.apply("--set=sagemaker.component.memory=3000 --set=keep=1")
@@ -169,7 +169,7 @@ def test_a_component_scales_to_zero_and_a_request_wakes_it(member: Any) -> None:
     a = member("a")
 
     def running() -> tuple[int, int]:
-        status = a.reported("status")
+        status = a.read_json("status")
         return status["copies"], status["instances"]
 
     arguments = "--set=sagemaker.autoscaling.min=0 --set=sagemaker.autoscaling.max=3"
@@ -364,14 +364,14 @@ def test_a_deployment_cannot_move_to_another_endpoint_or_kind(member: Any) -> No
     elsewhere = "--set=sagemaker.component.endpoint=other"
     member("a").apply()
     member("single", single).apply()
-    for options, current, wanted in (
+    for options, current, expected_error in (
         (["a", elsewhere], "a component of endpoint 'shared'", "a component of endpoint 'other'"),
         (["a", single], "a component of endpoint 'shared'", "an endpoint of its own"),
         (["single"], "an endpoint of its own", "a component of endpoint 'shared'"),
     ):
         error = failure(*options)
         assert f"{options[0]} is {current} now" in error
-        assert f"the specification asks for {wanted}" in error
+        assert f"the specification asks for {expected_error}" in error
     single_model = failure("c", "--set=sagemaker.component.endpoint=single")
     assert "did not create it for several components" in single_model
     unmanaged = "--set=sagemaker.component.manage_endpoint=false"

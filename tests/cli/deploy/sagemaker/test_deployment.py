@@ -66,14 +66,14 @@ def test_a_change_gives_the_endpoint_a_new_configuration(
 def test_a_rollback_gives_the_endpoint_its_earlier_configuration(deploy: Deploy) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
-    versions = deploy.reported("history")
+    versions = deploy.read_json("history")
     assert deploy.versions == [(1, False), (2, True)]
     deploy.verb("rollback", "--yes")
-    assert deploy.reported("status")["configuration"] == versions[0]["id"]
+    assert deploy.read_json("status")["configuration"] == versions[0]["id"]
     deploy.verb("rollback", "--yes", code=1)
     assert "has no earlier version" in deploy.err
     deploy.verb("rollback", "--version=2", "--yes")
-    assert deploy.reported("status")["configuration"] == versions[1]["id"]
+    assert deploy.read_json("status")["configuration"] == versions[1]["id"]
     deploy.verb("rollback", "--version=9", "--yes", code=2)
     assert "there is no version 9; there are 1, 2" in deploy.err
 
@@ -83,7 +83,7 @@ def test_promote_is_refused_for_sagemaker(deploy: Deploy, scenario: Scenario) ->
     deploy.verb("promote", "--yes", code=1)
     assert "no traffic is being moved" in deploy.err
     scenario.polls = 9
-    config = deploy.reported("status")["configuration"]
+    config = deploy.read_json("status")["configuration"]
     sagemaker().update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
     assert "after the bake time" in deploy.err
@@ -114,7 +114,7 @@ def test_a_failed_creation_is_reported_and_can_continue(deploy: Deploy, scenario
     expected = dict.fromkeys(RESOURCES, "same") | {"Endpoint": "replace"}
     assert actions(deploy.plan(code=2)) == expected
     deploy.apply()
-    assert deploy.reported("status")["status"] == "InService"
+    assert deploy.read_json("status")["status"] == "InService"
 
 
 def test_an_endpoint_in_creation_is_not_diagnosed(deploy: Deploy, scenario: Scenario) -> None:
@@ -124,7 +124,7 @@ def test_an_endpoint_in_creation_is_not_diagnosed(deploy: Deploy, scenario: Scen
 
     scenario.polls, scenario.after = 50, interrupt
     deploy.apply(code=130)
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
 
 
@@ -133,7 +133,7 @@ def test_an_update_that_aws_rolls_back_is_a_failure(deploy: Deploy, scenario: Sc
     scenario.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set=sagemaker.instances=2", code=1)
     assert f"digits was returned to its previous state: {scenario.failure[:-1]}" in deploy.err
-    assert deploy.reported("status")["status"] == "InService"
+    assert deploy.read_json("status")["status"] == "InService"
 
 
 def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
@@ -183,9 +183,9 @@ def test_a_foreign_endpoint_is_not_changed(
     deploy.apply()
     config = endpoint_config()["EndpointConfigName"]
     sagemaker().create_endpoint(EndpointName="theirs", EndpointConfigName=config)
-    theirs = deploy_to("sagemaker", name="theirs")
-    theirs.apply(code=1)
-    assert "Endpoint theirs already exists, and tsx deploy did not make it" in theirs.err
+    foreign = deploy_to("sagemaker", name="theirs")
+    foreign.apply(code=1)
+    assert "Endpoint theirs already exists, and tsx deploy did not make it" in foreign.err
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_the_file_provides_options_missing_from_the_command_line(
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
     for name, instances in (("small", 2), ("big", 4)):
-        reported = json.loads(deploy("plan", "--name", name, "--json", code=2))
-        config = next(change for change in reported["changes"] if change["id"] == "EndpointConfig")
+        plan = json.loads(deploy("plan", "--name", name, "--json", code=2))
+        config = next(change for change in plan["changes"] if change["id"] == "EndpointConfig")
         values = {field["path"]: field["new"] for field in config["fields"]}
         assert values["ProductionVariants"][0]["InitialInstanceCount"] == instances
 

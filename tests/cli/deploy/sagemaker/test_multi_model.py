@@ -32,7 +32,7 @@ def archives() -> list[str]:
 
 
 def target_model(deploy: Deploy) -> Any:
-    return deploy.reported("status")["target model"]
+    return deploy.read_json("status")["target model"]
 
 
 def test_the_first_model_creates_the_endpoint_and_others_add_archives(
@@ -64,7 +64,7 @@ def test_the_first_model_creates_the_endpoint_and_others_add_archives(
     b.apply()
     assert len(scenario.calls) == 1
     b.plan(code=0)
-    status = b.reported("status")
+    status = b.read_json("status")
     assert (status["target model"], status["endpoint"]) == (archives()[1], "shared")
     assert (status["status"], status["instances"]) == ("InService", 2)
     assert status["model name"].startswith("tsx-b-")
@@ -72,7 +72,7 @@ def test_the_first_model_creates_the_endpoint_and_others_add_archives(
     a.apply("--image", OTHER_IMAGE, "--set=sagemaker.instances=3")
     assert [call.split()[0] for call in scenario.calls] == ["CreateEndpoint", "UpdateEndpoint"]
     b.plan(code=0)
-    assert b.reported("status")["instances"] == 3
+    assert b.read_json("status")["instances"] == 3
 
 
 def test_a_new_archive_has_its_own_key_and_old_ones_are_kept(member: Any, tmp_path: Path) -> None:

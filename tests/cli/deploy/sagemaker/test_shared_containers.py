@@ -176,7 +176,7 @@ def test_a_multi_model_endpoint_answers_by_the_key_in_the_status(
         def ask(target: str) -> bytes:
             return invoke(client, TargetModel=target)
 
-        first, second = (deploy.reported("status")["target model"] for deploy in (a, b))
+        first, second = (deploy.read_json("status")["target model"] for deploy in (a, b))
         assert (ask(first), ask(second), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
@@ -203,7 +203,7 @@ def test_the_guides_batch_transform_example_works(
     s3.put_object(
         Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100))
     )
-    name = a.reported("status")["variants"][0]["ModelName"]
+    name = a.read_json("status")["variants"][0]["ModelName"]
     exec(example().replace("tsx-digits-1a2b3c4d", name))
     job = run_job("digits-1", containers.job)
     assert job["BatchStrategy"] == "MULTI_RECORD"
