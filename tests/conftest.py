@@ -1,4 +1,4 @@
-"""Fixtures of all tests, the choice of tests that run, and the processes that run them."""
+"""Fixtures for all tests, the selection of tests, and the processes that run them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def account() -> Iterator[Account]:
         yield account
 
 
-# CI draws the same examples each time; other runs draw new ones.
+# CI uses the same hypothesis examples each time; other runs use new ones.
 settings.register_profile(
     "everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ
 )
@@ -239,7 +239,7 @@ def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
     )
 
 
-_started: list[str] = []  # processes of the running test
+_started: list[str] = []  # the processes that the running test has started
 
 
 def _note_process(event: str, arguments: tuple[object, ...]) -> None:
@@ -257,7 +257,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of `-n auto`: two more than cores, since tests often wait."""
+    """Return the workers of `-n auto`: the cores plus two, since tests often wait."""
     return cpu_count() + 2
 
 
@@ -294,7 +294,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         is_sorted = False
 
         def _split_scope(self, nodeid: str) -> str:
-            # One process starts TorchServe once.
+            # All tests of one group run in one process, which starts TorchServe once.
             if nodeid.startswith("tests/differential/"):
                 return "tests/differential/"
             return (
@@ -384,8 +384,8 @@ def logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.addLevelName(logging.WARNING, name)
-    for logger, before in libraries.items():
-        logger.setLevel(before)
+    for logger, logger_state in libraries.items():
+        logger.setLevel(logger_state)
 
 
 @pytest.fixture

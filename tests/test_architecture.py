@@ -205,7 +205,7 @@ MODULES = dict(files())
 def part(module: str) -> str | None:
     """Return the entry of MAY_IMPORT to which a module belongs.
 
-    The empty top of tsx_runtime and foreign modules belong to none.
+    The empty top module of tsx_runtime and foreign modules belong to none.
     """
     return next(
         (name for name in MAY_IMPORT if module == name or module.startswith(name + ".")), None
@@ -228,7 +228,7 @@ def tree(module: str) -> tuple[ast.Module, list[ast.AST]]:
 def imports_of(module: str) -> list[tuple[str, int]]:
     """Return each module that a file imports at any depth, with its line.
 
-    `from package import module` counts as the module, and so does a text with its name.
+    In `from package import module` the module counts, and so does a string with its name.
     """
     file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -239,8 +239,8 @@ def imports_of(module: str) -> list[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, base] if base else above)
+                package_parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*package_parts, base] if base else package_parts)
             inner = [f"{base}.{alias.name}" for alias in node.names]
             names += [(name if name in MODULES else base, node.lineno) for name in inner]
         elif (
@@ -255,7 +255,7 @@ def test_imports_point_down_the_floors() -> None:
     assert not homeless, (
         "these stand on no floor: add them to MAY_IMPORT and to docs/concepts/architecture.md"
     )
-    upward = [
+    violations = [
         f"{module}, line {line}: {name}"
         for module in MODULES
         if (here := part(module)) is not None
@@ -264,11 +264,11 @@ def test_imports_point_down_the_floors() -> None:
         and name != "tsx_runtime"
         and not is_below(name, MAY_IMPORT[here] | {here})
     ]
-    assert not upward
+    assert not violations
 
 
 def imports_within(package: str) -> dict[str, set[str]]:
-    """Return the imports of each file within its package, under TYPE_CHECKING too."""
+    """Return the imports of each file within its package, including those under TYPE_CHECKING."""
     inside = [name for name in MODULES if name.startswith(package + ".")]
     return {name: {target for target, _ in imports_of(name) if target in inside} for name in inside}
 
@@ -334,17 +334,17 @@ def floor(room: str, module: str) -> tuple[int, str] | None:
 
 @pytest.mark.parametrize("room", CLI_FLOORS)
 def test_imports_inside_the_command_line_point_down_its_floors(room: str) -> None:
-    upward = []
+    violations = []
     for module in (name for name in MODULES if name.startswith(f"{room}.")):
         here = floor(room, module)
         assert here is not None, f"{module} stands on no floor: add it to CLI_FLOORS"
         rows = [(line, name, floor(room, name)) for name, line in imports_of(module)]
-        upward += [
+        violations += [
             f"{module}, line {line}: {name}"
             for line, name, target in rows
             if target is not None and target[1] != here[1] and target[0] >= here[0]
         ]
-    assert not upward
+    assert not violations
 
 
 TEMPORARY = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
@@ -443,7 +443,7 @@ def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_pydantic_is_imported_only_to_read_a_model_configuration() -> None:
-    """A model's own environment may have pydantic 1."""
+    """A model's environment may have pydantic 1."""
     code = (
         "import sys, tsx_archiver.opening, tsx_archiver.torch_model_archiver\n"
         "import tsx_runtime.worker.main\n"

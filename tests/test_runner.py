@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Make a directory `build` below `tests`, which pytest does not collect by itself.
+    """Make a directory `build` in `tests`, which pytest does not collect by default.
 
-    Modules of other directories are imported in another way.
+    Modules of other directories would be imported in another way.
     """
     path = ROOT / "tests" / "build" / tmp_path.name
     path.mkdir(parents=True)
@@ -28,17 +28,17 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_file_that_cannot_be_imported_is_reported(directory: Path) -> None:
-    """The module stays in sys.modules without tests."""
+    """Such a module remains in sys.modules without tests."""
     (directory / "test_broken.py").write_text("from json import nothing\n\ndef test(): pass\n")
     (directory / "test_sound.py").write_text("def test(): pass\n")
     options = ["-p", "no:cacheprovider", "-n", "1", "--dist", "loadfile"]
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, directory],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
-    assert "cannot import name 'nothing'" in ended.stdout
-    assert "1 passed, 1 error" in ended.stdout
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    assert "cannot import name 'nothing'" in result.stdout
+    assert "1 passed, 1 error" in result.stdout

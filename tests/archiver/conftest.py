@@ -1,4 +1,4 @@
-"""A small model's files, and archives of raw members, as an attacker would make them."""
+"""The files of a small model, and archives with arbitrary members, as an attacker makes them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def unpacked(cache: Path) -> list[Path]:
-    """Return what a cache holds of archives, whole or partial."""
+    """Return the cache's archive entries, complete or partial."""
     return [
         path for name in ("entries", "partial") for path in (cache / "archives" / name).iterdir()
     ]
@@ -108,14 +108,17 @@ def make_tar(tmp_path: Path) -> MakeTar:
         name: str = "tiny.tar.gz",
     ) -> Path:
         path = tmp_path / name
-        first: list[tuple[str | tarfile.TarInfo, bytes]] = []
+        default_members: list[tuple[str | tarfile.TarInfo, bytes]] = []
         if manifest is not None:
-            first = [
+            default_members = [
                 ("tiny/MAR-INF/MANIFEST.json", json.dumps(manifest).encode()),
                 ("tiny/handler.py", HANDLER.encode()),
             ]
-        with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-            for member, content in [*first, *members]:
+        with (
+            gzip.open(path, "wb") as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as archive,
+        ):
+            for member, content in [*default_members, *members]:
                 info = tarfile.TarInfo(member) if isinstance(member, str) else member
                 if info.isreg():
                     info.size = len(content)
@@ -128,14 +131,14 @@ def make_tar(tmp_path: Path) -> MakeTar:
 @pytest.fixture(scope="session")
 def peer_bin(processes: None) -> Path:
     """Return the directory of TorchServe's commands, of TSX_PEER_TORCHSERVE or the PATH."""
-    named = os.environ.get("TSX_PEER_TORCHSERVE")
-    if named:
-        return Path(named) / "bin"
-    ours = Path(sys.executable).parent
+    configured = os.environ.get("TSX_PEER_TORCHSERVE")
+    if configured:
+        return Path(configured) / "bin"
+    own_scripts = Path(sys.executable).parent
     for directory in os.environ.get("PATH", "").split(os.pathsep):
         if (
             directory
-            and Path(directory) != ours
+            and Path(directory) != own_scripts
             and (Path(directory) / "torchserve").exists()
             and is_original(Path(directory))
         ):

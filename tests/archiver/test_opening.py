@@ -33,14 +33,14 @@ from tsx_archiver.errors import (
 
 
 def check_refused(path: Path, cache: Path, kind: type[Exception], message: str) -> None:
-    """Check that all three ways of opening raise this very error."""
+    """Check that all three ways to open an archive raise exactly this error."""
     for use in (lambda path: open_archive(path, cache=cache), inspect_archive, verify_archive):
         with pytest.raises(kind, match=message) as caught:
             use(path)
         assert type(caught.value) is kind
 
 
-def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
+def test_the_error_of_a_missing_file_names_it(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
     (tmp_path / "digits.mar").touch()
@@ -85,7 +85,7 @@ def test_a_path_that_no_system_call_takes_is_reported(
         (b"\x7fELF" + bytes(100), ForeignFile, "is not a model archive"),
     ],
 )
-def test_files_that_are_no_archive_are_distinguished(
+def test_files_that_are_not_archives_get_specific_errors(
     tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], message: str
 ) -> None:
     path = tmp_path / "x.mar"
@@ -93,7 +93,7 @@ def test_files_that_are_no_archive_are_distinguished(
     check_refused(path, cache, kind, message)
 
 
-def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
+def test_every_truncation_is_detected(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
     for format in ("default", "tgz"):
         archive = write_archive(spec, tmp_path / "whole", format=format)  # type: ignore[arg-type]  # each is a Format
         content = archive.read_bytes()
@@ -110,7 +110,7 @@ def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: P
                 open_archive(path, cache=cache)
 
 
-def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> None:
+def test_a_zip_of_another_kind_is_foreign(make_zip: MakeZip, cache: Path) -> None:
     with pytest.raises(ForeignFile, match=r"neither MAR-INF/MANIFEST.json nor a handler"):
         open_archive(
             make_zip(("[Content_Types].xml", b"x"), ("word/document.xml", b"x"), manifest=None),
@@ -119,7 +119,7 @@ def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tiny.mar", "tiny.model", "tiny.anything"])
-def test_the_bytes_and_not_the_name_tell_the_form(
+def test_the_format_is_recognized_by_content_and_not_by_name(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str
 ) -> None:
     for make in (make_zip, make_tar):
@@ -160,16 +160,16 @@ def test_an_archive_without_a_manifest_is_named_after_its_file(
         ("__x.mar", "x"),
     ],
 )
-def test_a_default_name_keeps_what_a_models_name_may_have(path: str, name: str) -> None:
+def test_a_default_name_keeps_the_characters_allowed_in_model_names(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
 
 
 @given(st.text(min_size=1, max_size=40))
-def test_a_default_name_is_one_that_may_be_packed(path: str) -> None:
+def test_a_default_name_is_a_valid_model_name(path: str) -> None:
     assert is_model_name(default_model_name(path))
 
 
-def test_an_archive_may_have_everything_in_one_directory(
+def test_an_archive_may_have_one_top_directory(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path
 ) -> None:
     manifest = json.dumps({"model": {"modelName": "inner", "handler": "h.py"}}).encode()
@@ -196,7 +196,7 @@ def test_an_archive_may_have_everything_in_one_directory(
         ]
 
 
-def test_a_tar_made_by_hand_opens(tmp_path: Path, cache: Path) -> None:
+def test_a_tar_of_the_current_directory_opens(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "m" / "sub").mkdir(parents=True)
     (tmp_path / "m" / "handler.py").write_text(HANDLER)
     (tmp_path / "m" / "sub" / "a.txt").write_text("a")
@@ -206,7 +206,7 @@ def test_a_tar_made_by_hand_opens(tmp_path: Path, cache: Path) -> None:
         assert (opened.directory / "sub" / "a.txt").read_text() == "a"
 
 
-def test_empty_directories_of_an_archive_are_made(make_zip: MakeZip, cache: Path) -> None:
+def test_empty_directories_of_an_archive_are_created(make_zip: MakeZip, cache: Path) -> None:
     with open_archive(make_zip(("empty/", b"")), cache=cache) as opened:
         assert (opened.directory / "empty").is_dir()
 
@@ -221,21 +221,21 @@ class TestDirectories:
             assert (opened.directory, opened.digest, opened.problems) == (model, None, [])
         assert not cache.exists()
 
-    def test_a_directory_may_hold_the_models_directory(self, model: Path, cache: Path) -> None:
-        outer = model.parent / "outer"
-        outer.mkdir()
-        model.rename(outer / "tiny")
-        with open_archive(outer, cache=cache) as opened:
-            assert opened.directory == outer / "tiny"
-        assert inspect_archive(outer).manifest.model_name == "tiny"
+    def test_a_directory_may_contain_the_models_directory(self, model: Path, cache: Path) -> None:
+        parent = model.parent / "outer"
+        parent.mkdir()
+        model.rename(parent / "tiny")
+        with open_archive(parent, cache=cache) as opened:
+            assert opened.directory == parent / "tiny"
+        assert inspect_archive(parent).manifest.model_name == "tiny"
 
-    def test_a_relative_path_opens_absolute(
+    def test_a_relative_path_becomes_absolute(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(model.parent)
         assert open_archive(Path("tiny")).directory == model
 
-    def test_an_empty_and_a_foreign_directory_are_distinguished(self, tmp_path: Path) -> None:
+    def test_an_empty_and_a_foreign_directory_get_different_errors(self, tmp_path: Path) -> None:
         (tmp_path / "none").mkdir()
         with pytest.raises(EmptyArchive, match="contains no files"):
             open_archive(tmp_path / "none")
@@ -243,7 +243,7 @@ class TestDirectories:
         with pytest.raises(ForeignFile, match="is not a model archive"):
             open_archive(tmp_path / "none")
 
-    def test_a_changed_file_is_found_by_verify(self, model: Path) -> None:
+    def test_verify_reports_a_changed_file(self, model: Path) -> None:
         assert verify_archive(model) == []
         (model / "handler.py").write_text("changed")
         (model / "new.txt").write_text("new")
@@ -255,7 +255,7 @@ class TestDirectories:
         ]
 
 
-def test_missing_files_that_the_manifest_names_are_problems(make_zip: MakeZip, cache: Path) -> None:
+def test_missing_files_of_the_manifest_are_problems(make_zip: MakeZip, cache: Path) -> None:
     model = {
         "modelName": "m",
         "handler": "gone.py:f",
@@ -274,7 +274,7 @@ def test_missing_files_that_the_manifest_names_are_problems(make_zip: MakeZip, c
     assert [finding.text for finding in verify_archive(path) if finding.is_fault] == missing
 
 
-def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(
+def test_a_questionable_configuration_is_a_problem_and_a_broken_one_an_error(
     make_zip: MakeZip, cache: Path
 ) -> None:
     manifest = {"model": {"modelName": "m", "handler": "handler.py", "configFile": "c.yaml"}}
@@ -291,7 +291,7 @@ def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(
     assert [finding.is_fault for finding in verify_archive(path)][:1] == [True]
 
 
-def test_a_manifest_with_a_path_outside_is_refused_before_unpacking(
+def test_a_manifest_path_outside_the_archive_is_refused_before_unpacking(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path
 ) -> None:
     manifest = {
@@ -304,33 +304,29 @@ def test_a_manifest_with_a_path_outside_is_refused_before_unpacking(
         assert list((cache / "archives" / "entries").iterdir()) == []
 
 
-def test_inspect_returns_sizes_checksums_and_the_kind_of_model(
+def test_inspect_returns_sizes_checksums_and_the_model_kind(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
     for format in ("default", "tgz", "no-archive"):
-        reported = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
-        assert (
-            reported.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
-        )
-        assert [member.size for member in reported.members if member.name == "weights.bin"] == [
-            10240
-        ]
+        info = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
+        assert info.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
+        assert [member.size for member in info.members if member.name == "weights.bin"] == [10240]
         assert all(
-            member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json"
+            member.sha256 for member in info.members if member.name != "MAR-INF/MANIFEST.json"
         )
-        assert reported.model is not None
-        assert reported.model.kind == "unknown"
-        assert reported.model.problem is not None
-        assert reported.size > 0
+        assert info.model is not None
+        assert info.model.kind == "unknown"
+        assert info.model.problem is not None
+        assert info.size > 0
 
 
-def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mar")
     with pytest.raises(ForeignFile, match="is not a regular file"):
         open_archive(tmp_path / "pipe.mar", cache=cache)
 
 
-def test_bytes_behind_the_end_of_a_tar_do_not_matter(make_tar: MakeTar, cache: Path) -> None:
+def test_bytes_after_the_end_of_a_tar_are_ignored(make_tar: MakeTar, cache: Path) -> None:
     path = make_tar()
     raw = io.BytesIO(gzip.decompress(path.read_bytes()) + bytes(4096))
     path.write_bytes(gzip.compress(raw.getvalue()))
@@ -340,14 +336,16 @@ def test_bytes_behind_the_end_of_a_tar_do_not_matter(make_tar: MakeTar, cache: P
 
 def test_progress_is_reported_in_bytes(make_zip: MakeZip, cache: Path) -> None:
     path = make_zip(("weights.bin", os.urandom(3 << 20)))
-    seen: list[tuple[str, int, int]] = []
-    open_archive(path, cache=cache, progress=lambda *step: seen.append(step)).close()
+    progress_steps: list[tuple[str, int, int]] = []
+    open_archive(path, cache=cache, progress=lambda *step: progress_steps.append(step)).close()
     size = path.stat().st_size
-    assert [step for step in seen if step[0] == "reading"][-1] == ("reading", size, size)
-    unpacked = [done for step, done, _ in seen if step == "unpacking"]
+    assert [step for step in progress_steps if step[0] == "reading"][-1] == ("reading", size, size)
+    unpacked = [unpacked_bytes for step, unpacked_bytes, _ in progress_steps if step == "unpacking"]
     assert unpacked == sorted(unpacked)
     assert len(unpacked) > 3
-    assert seen[-1][1] == seen[-1][2] > 3 << 20
-    before = len(seen)
-    open_archive(path, cache=cache, progress=lambda *step: seen.append(step)).close()
-    assert not [step for step in seen[before:] if step[0] == "unpacking"]  # the cache has it
+    assert progress_steps[-1][1] == progress_steps[-1][2] > 3 << 20
+    first_count = len(progress_steps)
+    open_archive(path, cache=cache, progress=lambda *step: progress_steps.append(step)).close()
+    assert not [
+        step for step in progress_steps[first_count:] if step[0] == "unpacking"
+    ]  # the archive is already in the cache

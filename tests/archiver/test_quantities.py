@@ -1,4 +1,4 @@
-"""Times, sizes and shares as text."""
+"""Durations, sizes, fractions and percentages as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsx_archiver.quantities import (
 )
 
 
-def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
+def test_a_duration_without_a_unit_is_in_seconds() -> None:
     texts = ("250us", "500ms", "90", " 90 s ", "10m", "10min", "1.5h", "7D")
     assert [parse_seconds(text) for text in texts] == [
         0.00025,
@@ -27,7 +27,7 @@ def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
     ]
 
 
-def test_sizes_count_in_thousands_or_in_the_unit_of_the_format() -> None:
+def test_kilo_is_1000_or_the_given_factor() -> None:
     assert [parse_bytes(text) for text in ("10", "10B", "1.5 kB", "100MB", "2gb", "1T")] == [
         10,
         10,
@@ -40,7 +40,7 @@ def test_sizes_count_in_thousands_or_in_the_unit_of_the_format() -> None:
     assert [parse_bytes(text) for text in ("64MiB", "1 GiB")] == [64 << 20, 1 << 30]
 
 
-def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:
+def test_a_fraction_is_of_one_and_a_percentage_of_a_hundred() -> None:
     assert [parse_share(text) for text in ("20%", "0.2", " 5 %")] == [0.2, 0.2, 0.05]
     assert [parse_percent(text) for text in ("20%", "20", "0.5%", "-1")] == [20, 20, 0.5, -1]
 
@@ -49,10 +49,10 @@ def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "1e999", "nan", "10 parsecs", "1 0", "%", "9" * 400 + "m"]
 )
-def test_other_text_is_refused_with_an_example(parse, text) -> None:
+def test_invalid_text_is_refused_with_an_example(parse, text) -> None:
     with pytest.raises(ValueError, match=r"^it must be a .* such as "):
         parse(text)
 
 
-def test_a_number_that_is_no_text_stays() -> None:
+def test_a_value_that_is_not_text_is_unchanged() -> None:
     assert [for_text(parse_share)(value) for value in (20, None, "20%")] == [20, None, 0.2]

@@ -1,4 +1,4 @@
-"""Rewriting archives: new files are added, others stay, and a failure changes nothing."""
+"""Rewriting archives: files are added or removed, others are unchanged, and failures do nothing."""
 
 from __future__ import annotations
 
@@ -54,12 +54,14 @@ def test_rewriting_twice_with_the_same_files_changes_nothing(
     spec: ArchiveSpec, tmp_path: Path, contents: dict[str, bytes]
 ) -> None:
     path = write_archive(spec, tmp_path / "one.mar", force=True)
-    before = {member.name for member in inspect_archive(path).members}
+    members_before = {member.name for member in inspect_archive(path).members}
     rewrite_archive(path, contents)
-    once = path.read_bytes()
+    first_content = path.read_bytes()
     rewrite_archive(path, contents)
-    assert path.read_bytes() == once
-    assert {member.name for member in inspect_archive(path).members} == before | contents.keys()
+    assert path.read_bytes() == first_content
+    assert {
+        member.name for member in inspect_archive(path).members
+    } == members_before | contents.keys()
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
 
 
@@ -72,7 +74,7 @@ def test_an_unpacked_archive_is_changed_in_place(spec: ArchiveSpec, tmp_path: Pa
     assert not [path for path in directory.rglob("*") if path.name.endswith(".partial")]
 
 
-def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(
+def test_an_archive_of_torchserve_keeps_its_manifest_and_gets_digests(
     make_zip: MakeZip,
 ) -> None:
     stored = zipfile.ZipInfo("stored.bin")
@@ -82,18 +84,18 @@ def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(
         manifest={"mine": 1, "model": {"modelName": "tiny", "handler": "handler.py"}},
     )
     rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
-    reported = inspect_archive(path)
-    assert reported.manifest.data["mine"] == 1
-    assert reported.config.batch_size == 16
+    inspection = inspect_archive(path)
+    assert inspection.manifest.data["mine"] == 1
+    assert inspection.config.batch_size == 16
     assert all(
-        member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json"
+        member.sha256 for member in inspection.members if member.name != "MAR-INF/MANIFEST.json"
     )
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("stored.bin").compress_type == zipfile.ZIP_STORED
         assert archive.getinfo("deflated.txt").compress_type == zipfile.ZIP_DEFLATED
 
 
-def test_a_directory_at_the_top_of_an_archive_stays(
+def test_the_top_directory_of_an_archive_is_kept(
     make_tar: MakeTar, make_zip: MakeZip, cache: Path
 ) -> None:
     packed = make_tar(("tiny/data.bin", b"data"))
@@ -119,7 +121,7 @@ def test_a_directory_at_the_top_of_an_archive_stays(
         assert (opened.directory / "notes.json").read_bytes() == NOTES
 
 
-def test_an_archive_without_a_manifest_gets_none(make_zip: MakeZip) -> None:
+def test_no_manifest_is_added_to_an_archive_without_one(make_zip: MakeZip) -> None:
     path = make_zip(("model.py", b"pass"), manifest=None)
     rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
     assert inspect_archive(path).config.batch_size == 16
@@ -127,11 +129,11 @@ def test_an_archive_without_a_manifest_gets_none(make_zip: MakeZip) -> None:
 
 
 @pytest.mark.parametrize("form", ["default", "zip-store", "tgz", "no-archive"])
-def test_added_files_can_be_removed_by_their_name_or_their_directory(
+def test_added_files_can_be_removed_by_name_or_directory(
     spec: ArchiveSpec, tmp_path: Path, form: Format
 ) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
-    untouched = write_archive(spec, tmp_path / "other", format=form)
+    unchanged_archive = write_archive(spec, tmp_path / "other", format=form)
     rewrite_archive(
         path,
         {"notes.json": NOTES, "forms/a/weights.bin": NOTES, "forms/b": NOTES, "formsless": NOTES},
@@ -139,10 +141,10 @@ def test_added_files_can_be_removed_by_their_name_or_their_directory(
     rewrite_archive(path, {}, remove=["notes.json", "forms", "formsless", "not-there"])
     assert not verify_archive(path)
     if form == "no-archive":
-        assert contents(path) == contents(untouched)
+        assert contents(path) == contents(unchanged_archive)
         assert not (path / "forms").exists()
     else:
-        assert path.read_bytes() == untouched.read_bytes()
+        assert path.read_bytes() == unchanged_archive.read_bytes()
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
@@ -170,7 +172,7 @@ def test_a_new_file_may_have_the_name_of_a_removed_directory(make_zip: MakeZip) 
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
-def test_a_file_is_added_like_its_bytes_and_in_constant_memory(
+def test_a_file_is_added_in_constant_memory(
     spec: ArchiveSpec, tmp_path: Path, form: Format
 ) -> None:
     large = tmp_path / "weights.safetensors"
@@ -196,39 +198,37 @@ def test_a_file_is_added_like_its_bytes_and_in_constant_memory(
 
 
 @pytest.mark.parametrize("form", ["default", "no-archive"])
-def test_a_path_that_is_no_file_leaves_the_archive_as_it_is(
+def test_a_path_that_is_not_a_file_leaves_the_archive_unchanged(
     spec: ArchiveSpec, tmp_path: Path, form: Format
 ) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
-    before = {member.name: member.sha256 for member in inspect_archive(path).members}
+    members_before = {member.name: member.sha256 for member in inspect_archive(path).members}
     with pytest.raises(ArchiveError, match="regular file"):
         rewrite_archive(path, {"forms/a": NOTES, "forms/b": tmp_path}, remove=["handler.py"])
-    assert {member.name: member.sha256 for member in inspect_archive(path).members} == before
+    assert {
+        member.name: member.sha256 for member in inspect_archive(path).members
+    } == members_before
 
 
 @pytest.mark.parametrize("name", ["MAR-INF", "MAR-INF/MANIFEST.json", "../outside", ".", ""])
-def test_names_that_an_archive_needs_or_cannot_hold_are_not_removed(
-    make_zip: MakeZip, name: str
-) -> None:
+def test_required_or_invalid_names_are_not_removed(make_zip: MakeZip, name: str) -> None:
     path = make_zip()
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack):
         rewrite_archive(path, {}, remove=[name])
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 @pytest.mark.parametrize("names", [("handler.py/inside",), ("new", "NEW"), ("new", "new/inside")])
-def test_new_names_that_collide_are_refused(make_zip: MakeZip, names: tuple[str, ...]) -> None:
+def test_colliding_new_names_are_refused(make_zip: MakeZip, names: tuple[str, ...]) -> None:
     path = make_zip()
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack, match="Rename one of them"):
         rewrite_archive(path, dict.fromkeys(names, b"x"))
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
-def test_a_link_stays_a_link_and_the_file_keeps_its_rights(
-    spec: ArchiveSpec, tmp_path: Path
-) -> None:
+def test_rewriting_keeps_links_and_file_permissions(spec: ArchiveSpec, tmp_path: Path) -> None:
     path = write_archive(spec, tmp_path / "store")
     path.chmod(0o640)
     link = tmp_path / "link.mar"
@@ -239,7 +239,7 @@ def test_a_link_stays_a_link_and_the_file_keeps_its_rights(
     assert "notes.json" in {member.name for member in inspect_archive(path).members}
 
 
-def test_a_damaged_archive_is_left_as_it_is(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_unchanged(spec: ArchiveSpec, tmp_path: Path) -> None:
     path = write_archive(spec, tmp_path, format="tgz")
     with tarfile.open(path) as tar:
         members = [(info, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]  # they are files
@@ -248,22 +248,22 @@ def test_a_damaged_archive_is_left_as_it_is(spec: ArchiveSpec, tmp_path: Path) -
             file = tmp_path / "content"
             file.write_bytes(content.replace(b"zero", b"one!"))
             tar.addfile(info, file.open("rb"))
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(WrongChecksum):
         rewrite_archive(path, {"notes.json": NOTES})
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
 
 
 @pytest.mark.parametrize(
     "name", ["../outside", "/absolute", "MAR-INF/MANIFEST.json", "Handler.py", "extra", "a\\b", ""]
 )
-def test_names_that_no_archive_could_hold_are_refused(make_zip: MakeZip, name: str) -> None:
+def test_invalid_member_names_are_refused(make_zip: MakeZip, name: str) -> None:
     path = make_zip(("extra/file.txt", b"x"))
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CannotPack):
         rewrite_archive(path, {name: b"x"})
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
 @pytest.mark.skipif(

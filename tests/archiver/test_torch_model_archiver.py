@@ -54,7 +54,7 @@ def test_the_defaults_write_into_the_current_directory(
     assert capsys.readouterr() == ("", "")
 
 
-def test_every_flag_is_taken(inputs: Path, cache: Path) -> None:
+def test_every_flag_is_accepted(inputs: Path, cache: Path) -> None:
     flags = "--serialized-file weights.bin --model-file model.py --extra-files extra,config.yaml --runtime python3 --export-path new/out"
     flags += " --archive-format tgz -f -r requirements.txt -c config.yaml"
     assert main([*REQUIRED, *flags.split()]) == 0
@@ -72,7 +72,7 @@ def test_every_flag_is_taken(inputs: Path, cache: Path) -> None:
         assert (opened.directory / "sub" / "deep.txt").exists()
 
 
-def test_an_existing_archive_is_kept_or_with_force_replaced(
+def test_an_existing_archive_is_replaced_only_with_force(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(REQUIRED) == 0
@@ -92,7 +92,7 @@ def test_an_error_is_one_line_and_no_traceback(
     assert line.startswith("ERROR - The serialized file gone.pt")
 
 
-def test_a_doubtful_configuration_is_packed_with_a_warning(
+def test_a_questionable_configuration_is_packed_with_a_warning(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "config.yaml").write_text("batchsize: 3\n")
@@ -104,10 +104,10 @@ def test_a_doubtful_configuration_is_packed_with_a_warning(
 def test_required_flags_are_required(
     inputs: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
-    at = REQUIRED.index(missing)
-    with pytest.raises(SystemExit) as ended:
-        main(REQUIRED[:at] + REQUIRED[at + 2 :])
-    assert ended.value.code == 2
+    position = REQUIRED.index(missing)
+    with pytest.raises(SystemExit) as exit_info:
+        main(REQUIRED[:position] + REQUIRED[position + 2 :])
+    assert exit_info.value.code == 2
     assert missing in capsys.readouterr().err
 
 
@@ -120,7 +120,7 @@ def test_choices_are_checked(
     assert f"invalid choice: '{value}'" in capsys.readouterr().err
 
 
-def test_a_progress_bar_is_for_people_and_goes_to_stderr(
+def test_a_progress_bar_is_written_to_stderr_of_a_terminal(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress_bar("Packing", shown=True) as progress:
@@ -129,8 +129,8 @@ def test_a_progress_bar_is_for_people_and_goes_to_stderr(
             inputs,
             progress=progress,
         )
-    reported = capsys.readouterr()
-    assert reported.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     with progress_bar("Packing", shown=False) as progress:
         assert progress is None
 
@@ -149,7 +149,7 @@ class TestShim:
         with pytest.raises(ModelArchiverError, match="already exists"):
             ModelArchiver.generate_model_archive(config)
 
-    def test_a_missing_file_is_also_what_the_original_raises(self, inputs: Path) -> None:
+    def test_a_missing_file_raises_the_same_error_as_the_original(self, inputs: Path) -> None:
         with pytest.raises(FileNotFoundError):
             ModelArchiver.generate_model_archive(ModelArchiverConfig("tiny", "nosuch", "1.0"))
 
@@ -167,13 +167,13 @@ class TestShim:
         package_model(arguments, manifest=json.dumps({**json.loads(manifest), "license": "MIT"}))
         assert manifest_of(Path("tiny.mar"))["license"] == "MIT"
 
-    def test_the_entry_point_ends_with_the_commands_code(
+    def test_the_entry_point_exits_with_the_commands_code(
         self, inputs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sys.argv", ["torch-model-archiver", *REQUIRED])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             generate_model_archive()
-        assert ended.value.code == 0
+        assert exit_info.value.code == 0
         generate_model_archive(ModelArchiverConfig("other", "handler.py", "1.0"))
         assert Path("other.mar").exists()
 
@@ -189,14 +189,14 @@ class TestShim:
             config_file="a/config.yaml",
         )
         manifest = Manifest(RuntimeType.PYTHON.value, model)
-        written = json.loads(str(manifest))
-        assert written == manifest.manifest_dict
-        assert (written["runtime"], set(written)) == (
+        written_manifest = json.loads(str(manifest))
+        assert written_manifest == manifest.manifest_dict
+        assert (written_manifest["runtime"], set(written_manifest)) == (
             "python",
             {"createdOn", "runtime", "model", "archiverVersion"},
         )
         assert (
-            written["model"]
+            written_manifest["model"]
             == model.model_dict
             == json.loads(str(model))
             == {
@@ -210,7 +210,7 @@ class TestShim:
         with pytest.raises(ValueError, match="rust"):
             Manifest("rust", model)
 
-    def test_constants_are_those_of_the_format(self, inputs: Path) -> None:
+    def test_constants_match_the_format(self, inputs: Path) -> None:
         assert main(REQUIRED) == 0
         assert (
             f"{MAR_INF}/{MANIFEST_FILE_NAME}"
@@ -222,11 +222,13 @@ class TestShim:
         )
 
 
-def test_the_list_of_names_is_that_of_torchserve(peer_bin: Path) -> None:
+def test_the_list_of_names_matches_torchserves(peer_bin: Path) -> None:
     installed = installed_names(next(peer_bin.parent.glob("lib/python*/site-packages")))
     packages = {module.partition(".")[0] for module in installed}
     assert installed == {
-        module: listed for module, listed in names().items() if module.partition(".")[0] in packages
+        module: expected_names
+        for module, expected_names in names().items()
+        if module.partition(".")[0] in packages
     }
 
 
@@ -265,7 +267,7 @@ def contents(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
-def test_the_archives_are_those_of_torchserves_archiver(
+def test_the_archives_match_torchserves_archiver(
     inputs: Path, tmp_path: Path, cache: Path, peer_bin: Path, flags: list[str]
 ) -> None:
     for name in ("ours", "theirs"):
@@ -279,10 +281,13 @@ def test_the_archives_are_those_of_torchserves_archiver(
         tmp_path / "theirs",
     ]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
-    (ours,), (theirs,) = (tmp_path / "ours").iterdir(), (tmp_path / "theirs").iterdir()
-    assert ours.name == theirs.name
-    assert contents(ours) == contents(theirs)
-    with open_archive(theirs, cache=cache) as opened:
+    (own_archive,), (torchserve_archive,) = (
+        (tmp_path / "ours").iterdir(),
+        (tmp_path / "theirs").iterdir(),
+    )
+    assert own_archive.name == torchserve_archive.name
+    assert contents(own_archive) == contents(torchserve_archive)
+    with open_archive(torchserve_archive, cache=cache) as opened:
         assert opened.problems == []
         assert opened.manifest.data["archiverVersion"]
 
@@ -301,17 +306,17 @@ def test_the_archives_are_those_of_torchserves_archiver(
 def test_both_refuse_with_the_same_exit_code(
     inputs: Path, peer_bin: Path, flags: list[str]
 ) -> None:
-    theirs = subprocess.run(
+    torchserve_result = subprocess.run(
         [peer_bin / "torch-model-archiver", *REQUIRED, *flags],
         timeout=60,
         capture_output=True,
         check=False,
     )
     try:
-        ours = main([*REQUIRED, *flags])
-    except SystemExit as ended:
-        ours = int(str(ended.code))
-    assert ours == theirs.returncode != 0
+        own_code = main([*REQUIRED, *flags])
+    except SystemExit as exit_info:
+        own_code = int(str(exit_info.code))
+    assert own_code == torchserve_result.returncode != 0
 
 
 def test_a_class_of_the_model_file_is_named_like_a_function_of_the_handler(inputs: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archives of tsx in TorchServe 0.12, which loads and serves every form."""
+"""TorchServe 0.12 loads and serves archives of tsx in every format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def address(
     (directory / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
         f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc_inference}\ngrpc_management_port={grpc_management}\n"
-        # Another TorchServe of this machine has the default ports of sockets.
+        # Another TorchServe on this machine may use the default worker ports.
         f"default_workers_per_model=1\ninitial_worker_port={workers}\n"
     )
     environment = {

@@ -40,7 +40,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(cache: Path) -> Refused:
-    """Return a function that checks all three ways of opening and returns the error's text."""
+    """Return a function that checks all three ways to open an archive.
+
+    It returns the text of their error.
+    """
 
     def check(path: Path, kind: type[ArchiveError], limits: Limits = Limits()) -> str:  # noqa: B008
         with pytest.raises(kind) as caught:
@@ -76,14 +79,14 @@ UNSAFE_NAMES = [
 
 
 @pytest.mark.parametrize("name", UNSAFE_NAMES)
-def test_a_member_that_would_land_outside_is_refused(
+def test_a_member_outside_the_target_directory_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused, name: str
 ) -> None:
     assert "is refused" in refused(make_zip((name, b"x")), UnsafePath)
     assert "is refused" in refused(make_tar((name, b"x")), UnsafePath)
 
 
-def test_a_name_with_a_hidden_end_is_refused(make_zip: MakeZip, refused: Refused) -> None:
+def test_a_name_with_a_nul_byte_is_refused(make_zip: MakeZip, refused: Refused) -> None:
     path = make_zip(("handlerX.py", b"x"))
     path.write_bytes(path.read_bytes().replace(b"handlerX.py", b"handle\x00X.py"))
     assert "control characters" in refused(path, UnsafePath)
@@ -149,14 +152,14 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Refused) -> None
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_members_for_one_file_are_refused(
+def test_two_members_with_the_same_path_are_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused, first: str, second: str
 ) -> None:
     refused(make_zip((first, b"1"), (second, b"2")), DuplicateMember)
     refused(make_tar((f"tiny/{first}", b"1"), (f"tiny/{second}", b"2")), DuplicateMember)
 
 
-def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
+def test_a_decompression_bomb_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     zeros = bytes(2 * MIB)
@@ -169,14 +172,14 @@ def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
                 assert (opened.directory / "zeros").stat().st_size == len(zeros)
 
 
-def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Refused) -> None:
+def test_many_small_decompression_bombs_are_refused(make_zip: MakeZip, refused: Refused) -> None:
     path = make_zip(*((f"zeros-{number}", bytes(MIB)) for number in range(4)))
     assert "member 'zeros-2' unpacks from 3.1 kB to 3.1 MB" in refused(
         path, ArchiveTooLarge, Limits(ratio_floor=5 * MIB // 2)
     )
 
 
-def test_more_than_the_total_is_refused(
+def test_an_archive_above_the_total_size_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     for path in (make_zip(("x", b"x" * 5000)), make_tar(("tiny/x", b"x" * 5000))):
@@ -186,9 +189,11 @@ def test_more_than_the_total_is_refused(
 def test_more_members_than_allowed_are_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
-    many = [str(number) for number in range(50)]
-    refused(make_zip(*((name, b"") for name in many)), TooManyMembers, Limits(members=50))
-    refused(make_tar(*((f"tiny/{name}", b"") for name in many)), TooManyMembers, Limits(members=50))
+    members = [str(number) for number in range(50)]
+    refused(make_zip(*((name, b"") for name in members)), TooManyMembers, Limits(members=50))
+    refused(
+        make_tar(*((f"tiny/{name}", b"") for name in members)), TooManyMembers, Limits(members=50)
+    )
 
 
 def test_a_huge_zip_directory_is_refused_before_it_is_read(
@@ -203,8 +208,8 @@ def test_a_huge_zip_directory_is_refused_before_it_is_read(
 def patched(path: Path, name: bytes, offset: int, value: bytes) -> Path:
     """Change the directory entry of `name`; offsets are those of the zip specification, 4.3.12."""
     content = bytearray(path.read_bytes())
-    at = content.rindex(b"PK\x01\x02", 0, content.rindex(name))
-    content[at + offset : at + offset + len(value)] = value
+    position = content.rindex(b"PK\x01\x02", 0, content.rindex(name))
+    content[position + offset : position + offset + len(value)] = value
     path.write_bytes(content)
     return path
 
@@ -218,7 +223,7 @@ def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Refused) -> 
 @pytest.mark.parametrize(
     ("method", "message"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
 )
-def test_a_compression_that_torchserve_does_not_know_is_refused(
+def test_a_compression_that_torchserve_lacks_is_refused(
     make_zip: MakeZip, refused: Refused, method: int, message: str
 ) -> None:
     assert message in refused(
@@ -235,7 +240,7 @@ def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Refuse
 
 
 @pytest.mark.parametrize("size", [0, 1, 99_999])
-def test_a_wrong_size_is_noticed_while_unpacking_and_cleaned_up(
+def test_a_wrong_size_is_detected_during_unpacking_and_cleaned_up(
     make_zip: MakeZip, cache: Path, size: int
 ) -> None:
     path = patched(make_zip(("liar", b"x" * 1000)), b"liar", 24, struct.pack("<I", size))
@@ -245,7 +250,7 @@ def test_a_wrong_size_is_noticed_while_unpacking_and_cleaned_up(
     assert verify_archive(path)[0].is_fault
 
 
-def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
+def test_damaged_bytes_are_detected(make_zip: MakeZip, cache: Path) -> None:
     info = zipfile.ZipInfo("data")
     path = make_zip((info, b"precious bytes"))
     path.write_bytes(path.read_bytes().replace(b"precious", b"previous"))
@@ -256,20 +261,18 @@ def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
     assert "data" in first.text
 
 
-def test_a_name_that_is_not_text_in_a_members_header_is_damage(
-    make_zip: MakeZip, cache: Path
-) -> None:
+def test_an_undecodable_name_in_a_members_header_is_damage(make_zip: MakeZip, cache: Path) -> None:
     path = make_zip(("last", b"x"))
     content = bytearray(path.read_bytes())
-    # The header before the member's bytes comes first; its flag says that the name is UTF-8.
-    at = content.index(b"last")
-    content[at - 23], content[at] = 0x08, 0xFF
+    # The first occurrence is the header before the member's bytes, whose flag says UTF-8.
+    position = content.index(b"last")
+    content[position - 23], content[position] = 0x08, 0xFF
     path.write_bytes(content)
     with pytest.raises(CorruptMember, match="'last' cannot be read"):
         open_archive(path, cache=cache)
 
 
-def test_a_wrong_sha256_is_noticed_and_cleaned_up(
+def test_a_wrong_sha256_is_detected_and_cleaned_up(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path
 ) -> None:
     manifest = {**MANIFEST, "sha256": {"data": "0" * 64}}
@@ -287,14 +290,14 @@ def test_a_wrong_sha256_is_noticed_and_cleaned_up(
         )
 
 
-def test_a_missing_member_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
+def test_a_missing_member_is_detected_by_its_checksum(make_zip: MakeZip, cache: Path) -> None:
     path = make_zip(manifest={**MANIFEST, "sha256": {"gone": "0" * 64}})
     with pytest.raises(WrongChecksum, match="'gone', which is missing"):
         open_archive(path, cache=cache)
     assert "'gone' is missing" in verify_archive(path)[0].text
 
 
-def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refused: Refused) -> None:
+def test_a_huge_tar_header_is_not_read_into_memory(tmp_path: Path, refused: Refused) -> None:
     info = tarfile.TarInfo("././@PaxHeader")
     info.type, info.size = tarfile.XHDTYPE, 50 * MIB
     path = tmp_path / "bomb.tar.gz"
@@ -313,14 +316,14 @@ def test_a_tar_with_a_broken_header_in_its_middle_is_refused(
     make_tar: MakeTar, refused: Refused
 ) -> None:
     path = make_tar(("tiny/last", b"x"))
-    raw = bytearray(gzip.decompress(path.read_bytes()))
-    at = raw.index(b"tiny/last")
-    raw[at : at + 4] = b"yyyy"  # breaks the header's checksum
-    path.write_bytes(gzip.compress(raw))
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    position = content.index(b"tiny/last")
+    content[position : position + 4] = b"yyyy"  # breaks the header's checksum
+    path.write_bytes(gzip.compress(content))
     assert "a member's header is invalid" in refused(path, TruncatedArchive)
 
 
-def test_directories_alone_are_no_archive(
+def test_an_archive_of_only_directories_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     directory = tarfile.TarInfo("sub")
@@ -339,15 +342,15 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS, max_size=6).map("/".join))
-def test_no_accepted_name_leads_outside(name: str) -> None:
+def test_no_accepted_name_leads_outside_the_target(name: str) -> None:
     try:
         safe = safe_member_name(name, "x.mar")
     except UnsafePath:
         return
     target = Path("/target")
-    landed = target / safe
-    assert landed == target or target in landed.parents
-    assert ".." not in landed.parts
+    destination = target / safe
+    assert destination == target or target in destination.parents
+    assert ".." not in destination.parts
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -356,7 +359,7 @@ def test_no_accepted_name_leads_outside(name: str) -> None:
     damage=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_any_archive_opens_or_raises_and_nothing_lands_outside(
+def test_no_archive_writes_outside_the_target(
     tmp_path: Path, names: list[str], damage: list[tuple[int, int]]
 ) -> None:
     content = io.BytesIO()
@@ -368,8 +371,8 @@ def test_any_archive_opens_or_raises_and_nothing_lands_outside(
             info.filename = name  # ZipInfo() would cut the name at a NUL
             archive.writestr(info, "x")
     raw = bytearray(content.getvalue())
-    for at, value in damage:
-        raw[at % len(raw)] = value
+    for position, value in damage:
+        raw[position % len(raw)] = value
     room = tmp_path / "room"
     room.mkdir(exist_ok=True)
     path = room / "any.mar"

@@ -53,7 +53,7 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_opens_to_the_same_files_with_their_sha256(
+def test_every_format_has_the_same_files_and_checksums(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
 ) -> None:
     path = write_archive(spec, tmp_path / "out", format=format)
@@ -85,7 +85,7 @@ def test_the_same_inputs_give_the_same_bytes(
     assert write_archive(spec, tmp_path / "two", format=format).read_bytes() == first
 
 
-def test_the_date_is_fixed_or_that_of_source_date_epoch(
+def test_the_date_is_constant_or_taken_from_source_date_epoch(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
@@ -96,13 +96,11 @@ def test_the_date_is_fixed_or_that_of_source_date_epoch(
         assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
 
 
-def test_weights_and_data_that_hardly_compress_are_stored(
-    spec: ArchiveSpec, tmp_path: Path
-) -> None:
-    chance = random.Random(1)
-    floats = array.array("f", (chance.gauss(0, 1) for _ in range(50_000))).tobytes()
-    assert len(zlib.compress(floats)) < 0.95 * len(floats)
-    Path("extra/table.dat").write_bytes(floats)
+def test_weights_and_incompressible_data_are_stored(spec: ArchiveSpec, tmp_path: Path) -> None:
+    random_source = random.Random(1)
+    weights = array.array("f", (random_source.gauss(0, 1) for _ in range(50_000))).tobytes()
+    assert len(zlib.compress(weights)) < 0.95 * len(weights)
+    Path("extra/table.dat").write_bytes(weights)
     Path("weights.bin").write_bytes(bytes(300_000))
     Path("extra/labels.json").write_text(json.dumps(list(range(5000))))
     with zipfile.ZipFile(write_archive(spec, tmp_path)) as archive:
@@ -119,12 +117,12 @@ def test_weights_and_data_that_hardly_compress_are_stored(
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Count the bytes of `copy_file_range`, which fails with the error that a test sets."""
-    copies, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
+    copies, kernel_copy = SimpleNamespace(copied=0, error=None), os.copy_file_range
 
     def copy(*arguments: int) -> int:
         if copies.error is not None:
             raise OSError(copies.error, "refused")
-        count = real(*arguments)
+        count = kernel_copy(*arguments)
         copies.copied += count
         return count
 
@@ -138,7 +136,7 @@ SIZE = 9 * MIB + 17  # more than one piece
 @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="the kernel copies on Linux only")
 @pytest.mark.parametrize("format", ["default", "no-archive"])
 @pytest.mark.parametrize("error", [None, errno.ENOSYS])
-def test_large_stored_members_are_copied_in_the_kernel_or_else_by_hand(
+def test_large_stored_members_are_copied_by_the_kernel_or_the_process(
     spec: ArchiveSpec,
     tmp_path: Path,
     cache: Path,
@@ -198,16 +196,16 @@ def test_a_large_file_that_changes_while_it_is_packed_is_reported(
         write_archive(spec, tmp_path / "out", progress=progress)
 
 
-@pytest.mark.parametrize("at", [100, SIZE - 100])
-def test_damage_in_a_large_stored_member_is_noticed(
-    spec: ArchiveSpec, tmp_path: Path, cache: Path, at: int
+@pytest.mark.parametrize("offset", [100, SIZE - 100])
+def test_damage_in_a_large_stored_member_is_detected(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, offset: int
 ) -> None:
     content = random.Random(6).randbytes(SIZE)
     Path("weights.bin").write_bytes(content)
     path = write_archive(spec, tmp_path / "out")
-    written = bytearray(path.read_bytes())
-    written[written.index(content[:64]) + at] ^= 1
-    path.write_bytes(written)
+    stored_bytes = bytearray(path.read_bytes())
+    stored_bytes[stored_bytes.index(content[:64]) + offset] ^= 1
+    path.write_bytes(stored_bytes)
     with pytest.raises(CorruptMember, match=r"'weights\.bin' is damaged"):
         open_archive(path, cache=cache)
     assert unpacked(cache) == []
@@ -215,12 +213,12 @@ def test_damage_in_a_large_stored_member_is_noticed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["default", "tgz"])
-@pytest.mark.parametrize("head", [b"", random.Random(2).randbytes(200_000)])
-def test_a_file_of_zeros_does_not_become_a_bomb_for_readers(
-    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format, head: bytes
+@pytest.mark.parametrize("prefix", [b"", random.Random(2).randbytes(200_000)])
+def test_a_packed_file_of_zeros_is_not_refused_as_a_bomb(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format, prefix: bytes
 ) -> None:
     with Path("weights.bin").open("wb") as file:
-        file.write(head)
+        file.write(prefix)
         file.truncate(80 * MIB)
     with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
         assert (opened.directory / "weights.bin").stat().st_size == 80 * MIB
@@ -239,28 +237,32 @@ def test_packing_takes_constant_memory(inputs: Path) -> None:
         "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), 'out')\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert int(done.stdout) < 60_000, (
+    assert int(result.stdout) < 60_000, (
         "kilobytes, of which Python itself has half, for a file of 75 megabytes"
     )
 
 
 def test_progress_counts_up_to_all_bytes(spec: ArchiveSpec, tmp_path: Path) -> None:
-    reported: list[tuple[str, int, int]] = []
-    write_archive(spec, tmp_path, progress=lambda *report: reported.append(report))
-    assert {name for name, _, _ in reported} == set(MEMBERS)
-    counts = [done for _, done, _ in reported]
+    progress_calls: list[tuple[str, int, int]] = []
+    write_archive(spec, tmp_path, progress=lambda *report: progress_calls.append(report))
+    assert {name for name, _, _ in progress_calls} == set(MEMBERS)
+    counts = [done for _, done, _ in progress_calls]
     assert counts == sorted(counts)
-    assert counts[-1] == reported[-1][2] == sum(path.stat().st_size for path in map(find, MEMBERS))
+    assert (
+        counts[-1]
+        == progress_calls[-1][2]
+        == sum(path.stat().st_size for path in map(find, MEMBERS))
+    )
 
 
 def find(name: str) -> Path:
     return Path(name) if Path(name).exists() else Path("extra") / name
 
 
-def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_an_existing_archive_is_replaced_only_with_force(spec: ArchiveSpec, tmp_path: Path) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
         with pytest.raises(OutputExists, match=path.name):
@@ -277,7 +279,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
 ) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        before = path.read_bytes() if path.is_file() else contents(path)
+        original = path.read_bytes() if path.is_file() else contents(path)
 
         def fail(member: str, done: int, total: int) -> None:
             if member == "model.py":
@@ -286,12 +288,12 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
         with pytest.raises(KeyboardInterrupt):
             write_archive(spec, tmp_path / format, format=format, force=True, progress=fail)
         assert list((tmp_path / format).iterdir()) == [path]
-        assert (path.read_bytes() if path.is_file() else contents(path)) == before
+        assert (path.read_bytes() if path.is_file() else contents(path)) == original
 
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_changes_while_it_is_packed_is_noticed(
+def test_a_file_that_changes_during_packing_is_detected(
     spec: ArchiveSpec, tmp_path: Path, format: Format, by: int
 ) -> None:
     def change(member: str, done: int, total: int) -> None:
@@ -303,7 +305,7 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_destination_with_the_formats_ending_is_the_archive_itself(
+def test_a_destination_with_the_formats_suffix_is_the_archive_path(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
     assert write_archive(spec, tmp_path / "deep" / "other.mar") == tmp_path / "deep" / "other.mar"
@@ -311,7 +313,7 @@ def test_a_destination_with_the_formats_ending_is_the_archive_itself(
     assert write_archive(spec, tmp_path / "other.tgz.d", format="tgz").name == "tiny.tar.gz"
 
 
-def test_the_written_file_has_the_rights_of_any_new_file(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_the_archive_has_the_default_file_permissions(spec: ArchiveSpec, tmp_path: Path) -> None:
     path = write_archive(spec, tmp_path)
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -331,11 +333,11 @@ class TestExtraFiles:
             return sorted(set(archive.namelist()) - {"handler.py", "MAR-INF/MANIFEST.json"})
 
     @pytest.fixture
-    def bare(self, inputs: Path) -> ArchiveSpec:
+    def plain_spec(self, inputs: Path) -> ArchiveSpec:
         return ArchiveSpec("tiny", "handler.py")
 
-    def test_lists_patterns_and_directories_are_packed_like_torchserve(
-        self, bare: ArchiveSpec, tmp_path: Path
+    def test_lists_patterns_and_directories_are_packed_as_in_torchserve(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
     ) -> None:
         for extra, names in [
             ("extra/labels.json,model.py", ["labels.json", "model.py"]),
@@ -345,64 +347,71 @@ class TestExtraFiles:
             ("*.txt,,", ["requirements.txt"]),
             ([Path("extra/sub"), "model.py"], ["deep.txt", "model.py"]),
         ]:
-            assert self.names(replace(bare, extra_files=extra), tmp_path) == names, extra
+            assert self.names(replace(plain_spec, extra_files=extra), tmp_path) == names, extra
 
-    def test_the_same_file_named_twice_is_packed_once(
-        self, bare: ArchiveSpec, tmp_path: Path
+    def test_a_file_that_is_given_twice_is_packed_once(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
     ) -> None:
         assert self.names(
-            replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path
+            replace(plain_spec, extra_files="handler.py,./handler.py,model.py"), tmp_path
         ) == ["model.py"]
 
     @pytest.mark.parametrize("name", ["labels.json", "Labels.JSON"])
-    def test_two_files_of_one_name_are_refused_and_both_named(
-        self, bare: ArchiveSpec, tmp_path: Path, name: str
+    def test_the_error_of_two_files_with_one_name_names_both(
+        self, plain_spec: ArchiveSpec, tmp_path: Path, name: str
     ) -> None:
         Path("more").mkdir()
         (Path("more") / name).write_text("other")
         with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{name} "):
-            write_archive(replace(bare, extra_files="extra,more"), tmp_path)
+            write_archive(replace(plain_spec, extra_files="extra,more"), tmp_path)
 
-    def test_a_file_in_the_way_of_a_directory_is_refused(
-        self, bare: ArchiveSpec, tmp_path: Path
+    def test_a_file_with_the_name_of_a_directory_is_refused(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
     ) -> None:
         Path("more").mkdir()
         Path("more/sub").write_text("a file")
         with pytest.raises(DuplicateInput, match=r"more/sub .* extra/sub/deep.txt "):
-            write_archive(replace(bare, extra_files="extra,more"), tmp_path)
+            write_archive(replace(plain_spec, extra_files="extra,more"), tmp_path)
 
-    def test_the_path_of_the_manifest_is_reserved(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_the_path_of_the_manifest_is_reserved(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
+    ) -> None:
         Path("extra/MAR-INF").mkdir()
         Path("extra/MAR-INF/MANIFEST.json").write_text("{}")
         with pytest.raises(DuplicateInput, match=r"the archive's own MAR-INF/MANIFEST.json"):
-            write_archive(replace(bare, extra_files="extra"), tmp_path)
+            write_archive(replace(plain_spec, extra_files="extra"), tmp_path)
 
-    def test_links_are_followed_but_not_in_circles(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_links_are_followed_unless_they_are_circular(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
+    ) -> None:
         Path("extra/link.json").symlink_to("labels.json")
-        assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
+        assert "link.json" in self.names(replace(plain_spec, extra_files="extra"), tmp_path)
         Path("extra/sub/loop").symlink_to("..")
         with pytest.raises(CannotPack, match="is a link to one of its parent"):
-            write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
+            write_archive(replace(plain_spec, extra_files="extra"), tmp_path, force=True)
 
-    def test_a_path_that_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_a_path_that_is_not_a_file_is_refused(
+        self, plain_spec: ArchiveSpec, tmp_path: Path
+    ) -> None:
         os.mkfifo("extra/pipe")
         with pytest.raises(CannotPack, match="pipe is not a regular file"):
-            write_archive(replace(bare, extra_files="extra"), tmp_path)
+            write_archive(replace(plain_spec, extra_files="extra"), tmp_path)
         os.remove("extra/pipe")  # noqa: PTH107 - the same as its maker
         Path("extra/gone").symlink_to("nowhere")
         with pytest.raises(InputMissing, match=r"is a broken link\."):
-            write_archive(replace(bare, extra_files="extra"), tmp_path)
+            write_archive(replace(plain_spec, extra_files="extra"), tmp_path)
 
-    def test_contents_from_memory_are_packed(self, bare: ArchiveSpec, tmp_path: Path) -> None:
-        assert self.names(replace(bare, contents={"samples/a.txt": b"hello"}), tmp_path) == [
+    def test_in_memory_contents_are_packed(self, plain_spec: ArchiveSpec, tmp_path: Path) -> None:
+        assert self.names(replace(plain_spec, contents={"samples/a.txt": b"hello"}), tmp_path) == [
             "samples/a.txt"
         ]
         with pytest.raises(DuplicateInput, match=r"contents model.py"):
             write_archive(
-                replace(bare, model_file="model.py", contents={"model.py": b"other"}), tmp_path
+                replace(plain_spec, model_file="model.py", contents={"model.py": b"other"}),
+                tmp_path,
             )
         with pytest.raises(CannotPack, match="cannot be a name"):
-            write_archive(replace(bare, contents={"../x": b""}), tmp_path)
+            write_archive(replace(plain_spec, contents={"../x": b""}), tmp_path)
 
 
 class TestHandlers:
@@ -416,7 +425,7 @@ class TestHandlers:
             ("image_classifier", "image_classifier"),
         ],
     )
-    def test_a_handler_is_a_file_or_comes_with_the_server(
+    def test_a_handler_is_a_file_or_built_in(
         self, inputs: Path, tmp_path: Path, handler: str, manifest: str
     ) -> None:
         with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", handler), tmp_path)) as archive:
@@ -425,7 +434,7 @@ class TestHandlers:
             )
             assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
 
-    def test_the_cpp_backend_has_libraries_and_handlers_of_its_own(
+    def test_the_cpp_backend_has_its_own_libraries_and_handlers(
         self, inputs: Path, tmp_path: Path
     ) -> None:
         Path("libfast.so").write_bytes(b"\x7fELF")
@@ -454,7 +463,7 @@ def test_a_model_name_with_special_characters_is_refused(
 
 
 @pytest.mark.parametrize("version", ["", "1/2", "..", "a\n"])
-def test_a_version_that_cannot_be_in_an_address_is_refused(
+def test_a_version_that_is_invalid_in_a_url_is_refused(
     inputs: Path, tmp_path: Path, version: str
 ) -> None:
     with pytest.raises(CannotPack, match="version"):
@@ -464,7 +473,7 @@ def test_a_version_that_cannot_be_in_an_address_is_refused(
 @pytest.mark.parametrize(
     "field", ["serialized_file", "model_file", "requirements_file", "config_file", "extra_files"]
 )
-def test_a_missing_input_is_named_and_nothing_is_written(
+def test_the_error_of_a_missing_input_names_it_and_nothing_is_written(
     inputs: Path, tmp_path: Path, field: str
 ) -> None:
     with pytest.raises(InputMissing, match=r"gone.xyz does not exist"):
@@ -474,12 +483,12 @@ def test_a_missing_input_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_directory_in_place_of_a_file_names_it(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="The serialized file extra is a directory"):
         write_archive(ArchiveSpec("tiny", "handler.py", serialized_file="extra"), tmp_path)
 
 
-def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_the_configuration_is_checked_during_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
     Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
     with pytest.raises(InvalidConfig, match=r"batchSize\?; maxBatchDelay: 'soon'"):
         write_archive(spec, tmp_path)
@@ -492,18 +501,18 @@ def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: 
             write_archive(spec, tmp_path, force=True, warn=warnings.append)
 
 
-def test_a_pattern_without_a_match_is_warned_about_or_refused(
+def test_a_pattern_without_a_match_gets_a_warning_or_an_error(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
-    doubtful = replace(spec, extra_files="*.nothing")
+    spec_without_match = replace(spec, extra_files="*.nothing")
     with pytest.raises(InputMissing, match=r"did not match any file: \*.nothing"):
-        write_archive(doubtful, tmp_path)
+        write_archive(spec_without_match, tmp_path)
     warnings: list[str] = []
-    write_archive(doubtful, tmp_path, warn=warnings.append)
+    write_archive(spec_without_match, tmp_path, warn=warnings.append)
     assert warnings == ["Given wildcard pattern did not match any file: *.nothing"]
 
 
-def test_fields_of_an_older_manifest_are_carried_over(
+def test_fields_of_an_older_manifest_are_kept(
     spec: ArchiveSpec, tmp_path: Path, cache: Path
 ) -> None:
     old = {
@@ -520,7 +529,7 @@ def test_fields_of_an_older_manifest_are_carried_over(
         assert "gone" not in opened.manifest.checksums
 
 
-def test_an_unwritable_destination_is_named(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_the_error_of_an_unwritable_destination_names_it(spec: ArchiveSpec, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CannotPack, match="cannot be written"):
         write_archive(spec, tmp_path / "file" / "below")

@@ -1,4 +1,4 @@
-"""The handler in a bare loop has all that a worker gives it."""
+"""The bare loop of the benchmark gives a handler everything that a worker gives it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_the_bare_loop_loads_a_handler(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"x")
     command = [sys.executable, SCRIPT, "--bare", model, body, "--batch", "2", "--seconds", "1"]
-    done = forked.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rate"] > 0
+    result = forked.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["rate"] > 0

@@ -1,4 +1,4 @@
-"""The benchmark of large bodies counts all bytes, on a real server with small bodies."""
+"""The benchmark of large bodies measures each size, here with small bodies on a real server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc"
     [["--seconds", "0.2"], ["--transport", "--rounds", "1"]],
     ids=lambda options: options[0],
 )
-def test_every_size_has_its_row(options: list[str]) -> None:
-    done = forked.run(
+def test_every_size_has_a_row(options: list[str]) -> None:
+    result = forked.run(
         [sys.executable, SCRIPT, "--sizes", "64K", "1M", *options], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in done.stdout.splitlines()
+        for line in result.stdout.splitlines()
         if line.startswith("| ")
     ]
     assert [row[0] for row in rows] == ["body", "64 KiB", "1 MiB"]

@@ -1,4 +1,4 @@
-"""The timed layers are those of the server."""
+"""The benchmark of layers times each layer of the server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "layers.py"
     ids=" ".join,
 )
 def test_every_layer_is_timed(options: list[str]) -> None:
-    done = forked.run(
+    result = forked.run(
         [sys.executable, SCRIPT, "--seconds", "0.05", *options], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    names = [line[:20].strip() for line in done.stdout.splitlines()[1:]]
+    assert result.returncode == 0, result.stderr
+    names = [line[:20].strip() for line in result.stdout.splitlines()[1:]]
     assert names == ["read and submit", "assign and send", "worker", "receive and answer", "all"]

@@ -1,4 +1,4 @@
-"""The row of an open loop that the benchmarks print: its counts and its limit."""
+"""The figures of an open-loop load: counts, latencies and goodput."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there")
-def test_every_request_is_in_the_row_and_answers_within_the_limit_are_goodput(
+def test_every_request_is_counted_and_fast_responses_are_goodput(
     tmp_path: Path,
 ) -> None:
-    seen: list[Request] = []
+    requests: list[Request] = []
 
     def answer(number: int, request: Request) -> list[Step]:
-        seen.append(request)
+        requests.append(request)
         return [[OK], [BUSY], [0.6, OK]][number % 3]
 
     (tmp_path / "body").write_bytes(b"abc")
@@ -36,12 +36,16 @@ def test_every_request_is_in_the_row_and_answers_within_the_limit_are_goodput(
         )
     assert (row.planned, row.errors, row.unanswered, row.unsent) == (30, {}, 0, 0)
     assert (row.accepted, row.refused) == (20, 10)
-    # Every third answer came after 0.6 s.
+    # Every third response took 0.6 s, longer than the limit.
     assert 0 < row.goodput <= 10.5
     assert row.most >= 600
     assert row.refused_p99 > 0
-    assert seen[0].line == b"POST /a/b HTTP/1.1"
-    assert (seen[0].headers[b"x-own"], seen[0].headers[b"content-type"], seen[0].body) == (
+    assert requests[0].line == b"POST /a/b HTTP/1.1"
+    assert (
+        requests[0].headers[b"x-own"],
+        requests[0].headers[b"content-type"],
+        requests[0].body,
+    ) == (
         b"1",
         b"a/b",
         b"abc",

@@ -21,9 +21,9 @@ def point(rate: float, p50: float = 1, p99: float = 2) -> Point:
     return Point(rate, p50, p99, 10)
 
 
-def everywhere(ours: Point, theirs: Point) -> dict[Key, Point]:
+def everywhere(tsx_point: Point, peer_point: Point) -> dict[Key, Point]:
     return {
-        Key(workload.name, peer, connections): ours if peer.startswith("tsx") else theirs
+        Key(workload.name, peer, connections): tsx_point if peer.startswith("tsx") else peer_point
         for workload in WORKLOADS
         for peer in field.PEERS
         for connections in CONNECTIONS
@@ -41,24 +41,24 @@ def states(
     }
 
 
-def test_every_promise_holds_where_tsx_is_far_ahead() -> None:
+def test_every_promise_holds_if_tsx_is_far_ahead() -> None:
     bare = {"image": 2000.0, "transformer": 2000.0}
     assert set(states(everywhere(point(2000, 0.1, 0.2), point(100)), bare=bare).values()) == {
         "holds"
     }
 
 
-def test_as_good_is_not_better() -> None:
+def test_equal_figures_do_not_fulfil_promises_to_be_faster() -> None:
     bare = {"image": 100.0, "transformer": 100.0}
-    came = states(everywhere(point(100), point(100)), bare=bare)
-    assert {promise for promise, state in came.items() if state == "holds"} == {
+    states_by_promise = states(everywhere(point(100), point(100)), bare=bare)
+    assert {promise for promise, state in states_by_promise.items() if state == "holds"} == {
         promise
-        for promise in came
+        for promise in states_by_promise
         if promise.startswith(("bare loop", "tsx-torchserve beside tsx"))
     }
 
 
-def test_the_torchserve_command_is_measured_beside_tsx_serve_and_torchserve() -> None:
+def test_the_torchserve_command_is_compared_with_tsx_serve_and_torchserve() -> None:
     medians = everywhere(point(1000, p99=4), point(100, p99=7)) | {
         Key("ok", "tsx-torchserve", 16): point(790, p99=3)
     }
@@ -79,7 +79,7 @@ def test_the_torchserve_command_is_measured_beside_tsx_serve_and_torchserve() ->
     }
 
 
-def test_one_point_decides_and_is_named() -> None:
+def test_one_slow_point_breaks_a_promise_and_is_named() -> None:
     medians = everywhere(point(2000, 0.1, 0.2), point(100)) | {
         Key("ok", "tsx", 64): point(799, 0.1, 0.2)
     }
@@ -96,7 +96,7 @@ def test_one_point_decides_and_is_named() -> None:
     )
 
 
-def test_a_point_at_which_tsx_failed_is_nothing_reached() -> None:
+def test_a_failure_of_tsx_breaks_a_promise() -> None:
     medians, key = everywhere(point(2000, 0.1, 0.2), point(100)), Key("image", "tsx", 256)
     del medians[key]
     assert (
@@ -108,29 +108,29 @@ def test_a_point_at_which_tsx_failed_is_nothing_reached() -> None:
     )
 
 
-def test_a_peer_that_was_left_out_leaves_its_promises_open() -> None:
+def test_promises_about_an_omitted_peer_are_not_measured() -> None:
     medians = {
         key: value
         for key, value in everywhere(point(2000, 0.1, 0.2), point(100)).items()
         if key.peer != "Mosec"
     }
-    came = states(medians)
-    assert {state for promise, state in came.items() if promise.startswith("Mosec")} == {
-        "not measured"
-    }
-    assert came["LitServe: ok: at least 20 times the requests/s"] == "holds"
+    states_by_promise = states(medians)
+    assert {
+        state for promise, state in states_by_promise.items() if promise.startswith("Mosec")
+    } == {"not measured"}
+    assert states_by_promise["LitServe: ok: at least 20 times the requests/s"] == "holds"
 
 
-def test_medians_are_taken_by_column_and_without_failures() -> None:
-    good, bad = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
+def test_medians_are_computed_by_column_without_failures() -> None:
+    complete_key, failed_key = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
     results = Results(
         closed={
-            good: [Point(1, 30, 5, 9), Point(2, 10, 7, 8), Point(3, 20, 6, 7)],
-            bad: [point(1)],
+            complete_key: [Point(1, 30, 5, 9), Point(2, 10, 7, 8), Point(3, 20, 6, 7)],
+            failed_key: [point(1)],
         },
-        failed={bad: "no"},
+        failed={failed_key: "no"},
     )
-    assert results.medians() == {good: Point(2, 20, 6, 8)}
+    assert results.medians() == {complete_key: Point(2, 20, 6, 8)}
     assert results.capacity("ok", "tsx") == 2
     assert results.capacity("mlp", "tsx") is None
 
@@ -151,8 +151,8 @@ def test_answers_are_compared_as_values(first: object, second: object, equal: bo
     assert field.read(json.dumps(first, indent=2).encode()) == first
 
 
-def test_the_report_names_omissions_failures_and_spoilt_loads() -> None:
-    came = openloop.Result(
+def test_the_report_lists_omissions_failures_and_invalid_loads() -> None:
+    load_result = openloop.Result(
         *(
             100,
             1,
@@ -180,7 +180,7 @@ def test_the_report_names_omissions_failures_and_spoilt_loads() -> None:
     )
     results = Results(
         closed={Key("ok", "tsx", 16): [point(2000)], Key("ok", "Mosec", 16): [point(100)]},
-        opened={OpenKey("ok", "tsx", 50, "constant"): [came]},
+        opened={OpenKey("ok", "tsx", 50, "constant"): [load_result]},
         failed={Key("ok", "LitServe", 256): "Socket errors: timeout 3"},
         left_out={"TorchServe (ok)": "there is no java on the PATH"},
     )

@@ -1,4 +1,4 @@
-"""The reader of wrk's output."""
+"""Parsing of wrk's output."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Transfer/sec:      7.08MB
         ("2.50s", "1.50m", (2500.0, 90000.0)),
     ],
 )
-def test_latencies_are_read_in_whatever_unit(
+def test_latencies_are_parsed_in_any_unit(
     p50: str, p99: str, milliseconds: tuple[float, float]
 ) -> None:
-    came = wrk.parse(OUTPUT.format(p50=p50, p99=p99, error=""))
-    assert came.rate == 51581.25
-    assert came.requests == 103322
-    assert (came.p50, came.p99) == pytest.approx(milliseconds)
+    result = wrk.parse(OUTPUT.format(p50=p50, p99=p99, error=""))
+    assert result.rate == 51581.25
+    assert result.requests == 103322
+    assert (result.p50, result.p99) == pytest.approx(milliseconds)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_round_with_an_error_does_not_count(line: str) -> None:
         wrk.parse(OUTPUT.format(p50="1.00ms", p99="2.00ms", error=line + "\n"))
 
 
-def test_a_round_without_any_answer_does_not_count() -> None:
+def test_a_round_without_responses_does_not_count() -> None:
     empty = "  Latency Distribution\n     50%    0.00us\n     99%    0.00us\n  0 requests in 2.00s, 0.00B read\nRequests/sec:      0.00\n"
     with pytest.raises(wrk.NotAnswered, match="not one"):
         wrk.parse(empty)

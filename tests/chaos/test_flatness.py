@@ -1,4 +1,4 @@
-"""The soak's judgement of what is flat."""
+"""The soak test's decision on whether memory, files and threads grow."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ import pytest
 
 from benchmarks.chaos.flatness import MIB, Usage, mib_per_hour, rising
 
-# A soak takes half an hour, without its warm-up.
+# Half an hour of samples, without the warm-up.
 SECONDS = range(0, 1440, 15)
 
 
-def test_memory_that_swings_about_a_level_is_flat() -> None:
-    used = [Usage(at, int((100 + 3 * math.sin(at / 70)) * MIB), 50 + at % 7, 4) for at in SECONDS]
+def test_oscillating_memory_is_not_a_leak() -> None:
+    used = [
+        Usage(time, int((100 + 3 * math.sin(time / 70)) * MIB), 50 + time % 7, 4)
+        for time in SECONDS
+    ]
     assert rising(used) == []
     assert abs(mib_per_hour(used)) < 2
 
 
-def test_a_leak_of_ten_bytes_a_request_is_found_below_the_swings() -> None:
+def test_a_small_leak_is_detected_despite_oscillations() -> None:
     per_second = 10 * 250
     used = [
-        Usage(at, int((100 + math.sin(at / 70)) * MIB) + per_second * at, 50, 4) for at in SECONDS
+        Usage(time, int((100 + math.sin(time / 70)) * MIB) + per_second * time, 50, 4)
+        for time in SECONDS
     ]
     assert rising(used) == ["memory"]
     assert mib_per_hour(used) == pytest.approx(per_second * 3600 / MIB, abs=1)
 
 
-def test_files_and_threads_that_do_not_come_back_are_found_and_those_that_do_are_not() -> None:
-    assert rising([Usage(at, MIB, 50 + at // 100, 4 + at // 500) for at in SECONDS]) == [
+def test_only_files_and_threads_that_stay_are_reported() -> None:
+    assert rising([Usage(time, MIB, 50 + time // 100, 4 + time // 500) for time in SECONDS]) == [
         "files",
         "threads",
     ]
     assert (
-        rising([Usage(at, MIB, 50 + 10 * (at < 500), 4 + 2 * (600 < at < 700)) for at in SECONDS])
+        rising(
+            [
+                Usage(time, MIB, 50 + 10 * (time < 500), 4 + 2 * (600 < time < 700))
+                for time in SECONDS
+            ]
+        )
         == []
     )

@@ -1,4 +1,4 @@
-"""The command line in this process, without the user's own settings and cache."""
+"""The command line, run in this process without the user's own settings and cache."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     capfd: pytest.CaptureFixture[str],
     logging_as_it_was: None,
 ) -> Run:
-    """Run `tsx` with these arguments in an empty directory; spaces part the first of them."""
+    """Run `tsx` in an empty directory; only the first argument is split at spaces."""
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def run(
         code = main([*shlex.split(command), *map(str, arguments)])
         out, err = capfd.readouterr()
         deadline = time.monotonic() + 2
-        # A thread of the command may write after it has ended.
+        # A thread of the command may write its error after the command has ended.
         while code == 1 and not out + err and time.monotonic() < deadline:
             time.sleep(0.01)
             out, err = capfd.readouterr()
@@ -73,7 +73,7 @@ def torchserve(
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
-    """Start a server that answers every request alike; calling it again changes the answer."""
+    """Start a server with one response to all requests; each call sets a new response."""
     reply: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):

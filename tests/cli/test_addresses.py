@@ -1,4 +1,4 @@
-"""Commands that talk to servers at unix sockets and at https addresses."""
+"""Commands that connect to unix sockets and https addresses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tls_server(directory: Path, pair: Pair, environment: dict[str, str]) -> Iter
     command = ["serve", "echo.mar", *arguments, *FREE_GRPC_PORTS]
     with serving(command, directory, environment) as running:
         yield running
-        # The client does not read, so it never acknowledges the TLS shutdown.
+        # This idle client never acknowledges the TLS shutdown, since it does not read.
         with client_of(running, pair) as idle:
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
@@ -116,7 +116,7 @@ def check_commands(run: Run, server: Running, directory: Path) -> None:
     assert (result.code, "echo" in result.out) == (0, True)
 
 
-def test_the_commands_talk_to_unix_sockets(unix_server: Running, run: Run, directory: Path) -> None:
+def test_the_commands_support_unix_sockets(unix_server: Running, run: Run, directory: Path) -> None:
     assert unix_server.address("predictions") == f"unix:{directory}/inference.sock"
     check_commands(run, unix_server, directory)
     result = run(f"models scale nobody 1 --url {unix_server.address('models')}")
@@ -135,7 +135,7 @@ def test_a_unix_socket_is_private_to_its_user_and_accepts_any_host_header(
         assert connection.getresponse().status == 200
 
 
-def test_the_commands_talk_to_https_addresses_if_the_certificate_is_given(
+def test_the_commands_support_https_with_a_certificate(
     tls_server: Running, run: Run, directory: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run(f"predict echo {directory}/words.txt --url {tls_server.address('predictions')}")
@@ -152,7 +152,7 @@ def bench(run: Run, directory: Path, url: str, arguments: str = "") -> CommandRe
     return run(f"bench --against {url} {load} {arguments}")
 
 
-def test_the_load_generator_talks_to_unix_sockets(
+def test_the_load_generator_supports_unix_sockets(
     unix_server: Running, run: Run, directory: Path
 ) -> None:
     url = unix_server.address("predictions")
@@ -166,7 +166,7 @@ def test_the_load_generator_talks_to_unix_sockets(
 
 
 @pytest.mark.parametrize("protocol", ["tsx", "grpc"])
-def test_the_load_generator_speaks_tls_if_the_certificate_is_given(
+def test_the_load_generator_supports_tls_with_a_certificate(
     tls_server: Running,
     run: Run,
     directory: Path,
@@ -231,7 +231,7 @@ def test_tls_1_2_and_1_3_are_supported(
         assert client.version() == version.name.replace("v1_", "v1.")
 
 
-def test_a_client_without_tls_does_no_harm(tls_server: Running, pair: Pair) -> None:
+def test_a_client_without_tls_does_not_disturb_the_server(tls_server: Running, pair: Pair) -> None:
     with socket.create_connection(host_and_port(tls_server), 30) as plain:
         plain.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         response = b""

@@ -40,12 +40,14 @@ def test_unused_entries_are_listed_and_removed(
             if entry["model"] == "unused 1.0"
         )
         set_age(old, 3)
-        shown = run("cache").out
-        rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("archive ")}
+        output = run("cache").out
+        rows = {
+            line.split()[1]: line for line in output.splitlines() if line.startswith("archive ")
+        }
         assert rows["used"].split()[-1] == "yes"
         assert rows["unused"].rstrip().endswith("3 days ago  no")
-        assert "`tsx cache prune` frees " in shown
-        # A server would not keep the entry so long.
+        assert "`tsx cache prune` frees " in output
+        # A server would already have removed this entry.
         set_age(old, 40)
         assert run("cache prune --older-than 60d").out == "removed 0 entries, 0 bytes\n"
         assert old.exists()
@@ -56,7 +58,7 @@ def test_unused_entries_are_listed_and_removed(
     assert run("cache prune --older-than soon").code == 2
 
 
-def test_foreign_directories_and_incomplete_entries_are_no_obstacle(
+def test_foreign_directories_and_incomplete_entries_are_ignored(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_CACHE_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""`tsx archive --check` with real workers: handlers that pass, and the faults that it finds."""
+"""`tsx archive --check` with real workers: correct handlers, and the faults that it finds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Check = Callable[..., CommandResult]
 
 @pytest.fixture
 def check(run: Run, tmp_path: Path) -> Check:
-    """Pack a handler of this code with two samples, and check it."""
+    """Return a function that packs a handler with two samples and checks it."""
 
     def check(code: str, arguments: str = "") -> CommandResult:
         (tmp_path / "code.py").write_text(code)
@@ -36,20 +36,20 @@ CLASS = "class {}:\n    def handle(self, data, context):\n        return data\n\
 ROWS = "[row['body'] for row in data or []]"
 
 
-def test_the_example_passes_in_every_form(run: Run) -> None:
+def test_the_example_passes_in_every_format(run: Run) -> None:
     options = f"--handler {DIGITS}/handler.py --sample {DIGITS}/images --force --check"
     for model in (f"digits.pth --model-file {DIGITS}/model.py", "digits.pt"):
-        ended = run(f"archive {DIGITS}/{model} {options}")
-        assert ended.code == 0, ended.err + ended.out
-        assert "10 samples got the same answers" in ended.out
-    again = run("archive --check digits.mar --json")
-    assert again.code == 0
-    (reported,) = json.loads(again.out)
-    assert (reported["name"], reported["check"]["batch_sizes"]) == ("digits", [1, 10])
-    assert len(reported["check"]["samples"]) == 10
+        result = run(f"archive {DIGITS}/{model} {options}")
+        assert result.code == 0, result.err + result.out
+        assert "10 samples got the same answers" in result.out
+    second_result = run("archive --check digits.mar --json")
+    assert second_result.code == 0
+    (report,) = json.loads(second_result.out)
+    assert (report["name"], report["check"]["batch_sizes"]) == ("digits", [1, 10])
+    assert len(report["check"]["samples"]) == 10
 
 
-def test_the_files_of_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
+def test_the_files_of_tsx_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
     assert run("init my-model").code == 0
     directory = tmp_path / "my-model"
     assert forked.run([sys.executable, "model.py"], cwd=directory, timeout=60).returncode == 0
@@ -60,32 +60,32 @@ def test_the_files_of_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
         str(directory / argument) if (directory / argument).exists() else argument
         for argument in arguments
     ]
-    ended = run(*paths)
-    assert ended.code == 0, ended.err + ended.out
-    assert "2 samples got the same answers" in ended.out
+    result = run(*paths)
+    assert result.code == 0, result.err + result.out
+    assert "2 samples got the same answers" in result.out
 
 
-def test_a_named_sample_replaces_those_of_the_archive(
+def test_a_given_sample_replaces_those_of_the_archive(
     run: Run, check: Check, tmp_path: Path
 ) -> None:
     assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
     (tmp_path / "other.json").write_text("[7]")
-    ended = run("archive --check m.mar --sample other.json --json")
-    (reported,) = json.loads(ended.out)
-    assert reported["check"]["samples"] == ["other.json"]
+    result = run("archive --check m.mar --sample other.json --json")
+    (report,) = json.loads(result.out)
+    assert report["check"]["samples"] == ["other.json"]
 
 
-def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
+def test_a_check_without_samples_has_its_own_exit_code(run: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def handle(data, context):\n    return data\n")
-    ended = run("archive --name m --handler code.py --check")
-    assert ended.code == 3
-    assert "check: m 1.0 loaded in " in ended.out
-    assert "there is no sample to send" in ended.out
+    result = run("archive --name m --handler code.py --check")
+    assert result.code == 3
+    assert "check: m 1.0 loaded in " in result.out
+    assert "there is no sample to send" in result.out
 
 
-def test_a_missing_sample_is_named(run: Run) -> None:
-    ended = run(f"archive --no-import {DIGITS}/digits.pt --sample none.png")
-    assert (ended.code, "there is no sample 'none.png'" in ended.err) == (2, True)
+def test_the_error_of_a_missing_sample_names_it(run: Run) -> None:
+    result = run(f"archive --no-import {DIGITS}/digits.pt --sample none.png")
+    assert (result.code, "there is no sample 'none.png'" in result.err) == (2, True)
 
 
 WRONG = {
@@ -121,15 +121,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_a_wrong_handler_fails_the_check(check: Check, fault: str) -> None:
+def test_a_faulty_handler_fails_the_check(check: Check, fault: str) -> None:
     code, reason = WRONG[fault]
-    ended = check(code)
-    assert ended.code == 1
-    assert "check: FAILED " in ended.out
-    assert reason in ended.out
+    result = check(code)
+    assert result.code == 1
+    assert "check: FAILED " in result.out
+    assert reason in result.out
 
 
-def test_the_tolerance_decides_which_difference_is_rounding(check: Check) -> None:
+def test_the_tolerance_decides_which_differences_count(check: Check) -> None:
     code = "def handle(data, context):\n    return data and [1 + len(data) / 1000] * len(data)\n"
     assert check(code).code == 1
     assert check(code, "--tolerance 0.01").code == 0
@@ -145,14 +145,12 @@ UNLOADABLE = {
 
 
 @pytest.mark.parametrize("fault", UNLOADABLE)
-def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(
-    check: Check, fault: str
-) -> None:
+def test_a_loading_error_of_a_handler_is_reported(check: Check, fault: str) -> None:
     code, reason = UNLOADABLE[fault]
-    ended = check(code)
-    assert ended.code == 1
-    assert ended.err.startswith(
+    result = check(code)
+    assert result.code == 1
+    assert result.err.startswith(
         ("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: ")
     )
-    assert reason in ended.err
-    assert "This is a bug in tsx" not in ended.err
+    assert reason in result.err
+    assert "This is a bug in tsx" not in result.err

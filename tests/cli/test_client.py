@@ -15,7 +15,7 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['x'
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_models_of_a_server_become_python(
+def test_a_servers_models_become_python_stubs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "secret")
@@ -27,12 +27,12 @@ def test_the_models_of_a_server_become_python(
     assert "talker: AsyncTalkerModel" in text
 
 
-def test_a_server_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["client", "generate", "http://127.0.0.1:9"]) == 1
     assert "are not known: No server answers" in capsys.readouterr().err
 
 
-def test_without_tsx_client_the_package_to_install_is_reported(
+def test_the_error_without_tsx_client_names_the_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tsx_client", None)

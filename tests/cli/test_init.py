@@ -27,22 +27,22 @@ FILES = {
 }
 
 
-def written(directory: Path) -> set[str]:
+def written_files(directory: Path) -> set[str]:
     return {
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
     }
 
 
-def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
-    ended = run("init my-model.v2")
-    assert ended.code == 0, ended.err
-    assert written(tmp_path / "my-model.v2") == FILES
-    assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
+def test_all_files_are_written_and_listed(run: Run, tmp_path: Path) -> None:
+    result = run("init my-model.v2")
+    assert result.code == 0, result.err
+    assert written_files(tmp_path / "my-model.v2") == FILES
+    assert result.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
     for name in ("model.py", "handler.py"):
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
     config = yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())
     assert config["batchSize"] == 16
-    # A lone request would wait out the delay with `batchPolicy: wait`.
+    # With `batchPolicy: wait`, a single request would wait for the whole delay.
     assert "maxBatchDelay" not in config
 
 
@@ -50,11 +50,11 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
     "body",
     [None, b"", "hello", b'{"row"', [], {"rows": 1}, {"row": [1, 2]}, {"row": [1, 2, 3, "4"]}],
 )
-def test_the_handler_refuses_a_body_that_is_no_row(
+def test_the_handler_refuses_an_invalid_body(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: object
 ) -> None:
     assert run("init m").code == 0
-    # A worker resolves the names so; later tests in this process need the real `ts`.
+    # A worker resolves these names in the same way; later tests need the real `ts`.
     for name in ("ts", "ts.torch_handler", "ts.torch_handler.base_handler"):
         monkeypatch.setitem(sys.modules, name, base)
     handler = runpy.run_path(str(tmp_path / "m" / "handler.py"))["MHandler"]()
@@ -66,7 +66,7 @@ def test_the_handler_refuses_a_body_that_is_no_row(
 
 
 @pytest.mark.parametrize("name", ["resnet", "net-0.5.v2", "2d_net", "x.mar"])
-def test_the_commands_of_the_readme_name_the_archive_that_they_write(
+def test_the_commands_in_the_readme_use_the_archive_they_write(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert run("init", name).code == 0
@@ -76,28 +76,28 @@ def test_the_commands_of_the_readme_name_the_archive_that_they_write(
     assert change[0] == "cd"
     monkeypatch.chdir(change[1])
     runpy.run_path("model.py", run_name="__main__")
-    # The last argument is --check.
+    # The last argument is --check, which is left out here.
     packed = run(*archive[1:-1], "--no-import")
     assert packed.code == 0, packed.err
     assert manifest_of(Path(serve[2])).model_name == predict[2] == name
 
 
-def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
+def test_no_file_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
     directory = tmp_path / "here"
     directory.mkdir()
     (directory / "handler.py").write_text("mine")
-    ended = run("init m --output here")
-    assert ended.code == 1
-    assert "here/handler.py would be overwritten" in ended.err
-    assert written(directory) == {"handler.py"}
+    result = run("init m --output here")
+    assert result.code == 1
+    assert "here/handler.py would be overwritten" in result.err
+    assert written_files(directory) == {"handler.py"}
     (directory / "model.py").symlink_to(tmp_path / "elsewhere")
     assert run("init m --output here --force").code == 0
     assert not (tmp_path / "elsewhere").exists()
-    assert written(directory) == FILES
+    assert written_files(directory) == FILES
 
 
 @pytest.mark.parametrize("name", ["../x", "_x", "a b", "é", ""])
-def test_a_name_that_no_archive_could_have_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+def test_an_invalid_archive_name_is_refused(run: Run, tmp_path: Path, name: str) -> None:
     assert run("init", name).code == 2
     assert list(tmp_path.iterdir()) == []
 

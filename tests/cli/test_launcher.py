@@ -1,4 +1,4 @@
-"""`ts.launcher`, as TorchServe's tests and scripts of its users call it."""
+"""`ts.launcher`, as called by TorchServe's tests and its users' scripts."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def complete(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     assert imported(f"{MAIN}main(['--help'])", HEAVY) == "[]"
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_help_of_a_command_imports_no_module_of_its_run() -> None:
+def test_the_help_of_a_command_does_not_import_its_implementation() -> None:
     code = """
 import importlib
 from tsx_cli.main import Commands
@@ -65,7 +65,7 @@ for module, _ in Commands.entries.values():
 
 
 @pytest.mark.usefixtures("processes")
-def test_completion_imports_no_command() -> None:
+def test_completion_does_not_import_commands() -> None:
     variables = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": "tsx ", "COMP_CWORD": "1"}
     commands = ("tsx_cli.serve.command", "tsx_cli.archive.command")
     assert imported(f"{MAIN}main([])", commands, **variables) == "[]"
@@ -83,7 +83,7 @@ def test_completion_imports_no_command() -> None:
         ("models de", {"describe"}),
     ],
 )
-def test_completion_knows_the_words_of_a_command(line: str, arguments: set[str]) -> None:
+def test_completion_lists_the_values_of_an_argument(line: str, arguments: set[str]) -> None:
     completed = complete(line).stdout.split()
     assert arguments < set(completed) if line.endswith("--") else arguments == set(completed)
     assert len(completed) == len(set(completed))
@@ -98,35 +98,35 @@ def test_completion_without_a_server_prints_nothing() -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_completion_script_is_shown() -> None:
-    # The shell around the command decides whose script it is.
+    # The parent shell decides for which shell the script is.
     arguments = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
-    shown = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", arguments], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "_COMPLETE" in shown.stdout
+    assert "_COMPLETE" in result.stdout
 
 
 def test_every_command_has_help(run: Run) -> None:
-    listed = run("--help").out
+    help_text = run("--help").out
     for name in Commands.entries:
-        assert name in listed
-        ended = run(name, "--help")
-        assert ended.code == 0, ended.err
-        assert f"Usage: tsx {name}" in ended.out
-        # A flag takes no value.
-        assert "bool" not in ended.out
+        assert name in help_text
+        result = run(name, "--help")
+        assert result.code == 0, result.err
+        assert f"Usage: tsx {name}" in result.out
+        # A flag has no value, so help shows no type for it.
+        assert "bool" not in result.out
 
 
 def test_version_is_reported(run: Run) -> None:
-    ended = run("--version")
-    assert ended.code == 0
-    assert ended.out in (f"tsx {__version__} (compiled)\n", f"tsx {__version__} (pure Python)\n")
+    result = run("--version")
+    assert result.code == 0
+    assert result.out in (f"tsx {__version__} (compiled)\n", f"tsx {__version__} (pure Python)\n")
 
 
 def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
-    ended = run("serv")
-    assert ended.code == 2
-    assert "Did you mean 'serve'?" in ended.err
+    result = run("serv")
+    assert result.code == 2
+    assert "Did you mean 'serve'?" in result.err
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
 def test_a_command_of_another_group_is_named_with_its_group(
     run: Run, arguments: str, commands: str
 ) -> None:
-    ended = run(arguments)
-    assert ended.code == 2
-    assert f"Did you mean {commands}?" in " ".join(ended.err.replace("│", " ").split())
+    result = run(arguments)
+    assert result.code == 2
+    assert f"Did you mean {commands}?" in " ".join(result.err.replace("│", " ").split())
 
 
-def test_an_unknown_option_is_wrong_usage(run: Run) -> None:
+def test_an_unknown_option_is_a_usage_error(run: Run) -> None:
     assert run("serve --prot 1").code == 2
 
 
@@ -197,19 +197,19 @@ ValueError: why
 """
 
 
-def test_a_workers_traceback_is_reported_by_its_last_place_unless_debugging() -> None:
+def test_only_the_last_place_of_a_workers_traceback_is_shown_by_default() -> None:
     error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
     text = reported(error)[1]
     assert "weights.py, line 3" in text
     assert "handler.py" not in text
     assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
     assert user_code_text("no frame at all") == ""
-    # A line of tsx itself explains nothing.
+    # Frames of tsx itself are left out, since they do not explain the error.
     frame = '  File "/lib/loader.py", line 232, in _initialised\nTypeError: wrong\n'
     assert user_code_text(frame) == ""
 
 
-def test_the_outline_of_a_model_that_does_not_load_is_reported_whole() -> None:
+def test_the_outline_of_a_model_that_fails_to_load_is_complete() -> None:
     error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
     error.outline = "  handler.py:7 in initialize: self.model = load()"
     lines = reported(error.named("m.mar"))[1].splitlines()
@@ -226,14 +226,14 @@ def test_the_outline_of_a_model_that_does_not_load_is_reported_whole() -> None:
         (["--debug", "archive", "--", "--debug"], (True, ["archive", "--", "--debug"])),
     ],
 )
-def test_debug_counts_wherever_it_stands_before_a_double_dash(
+def test_debug_is_recognized_anywhere_before_a_double_dash(
     argv: list[str], expected: tuple[bool, list[str]]
 ) -> None:
     assert hoist_debug(argv) == expected
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_reader_that_ends_early_causes_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     code = f"{MAIN}sys.exit(main(['config', 'show', '--json']))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -253,7 +253,7 @@ def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> No
     assert "--debug" in capsys.readouterr().out
 
 
-def test_characters_that_a_stream_cannot_hold_are_escaped(
+def test_characters_that_a_stream_cannot_encode_are_escaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = io.BytesIO()

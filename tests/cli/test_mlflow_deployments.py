@@ -1,4 +1,4 @@
-"""`mlflow deployments -t tsx://...` with a real MLflow server and a real server of tsx."""
+"""`mlflow deployments -t tsx://...` with a real MLflow server and a real tsx server."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def tracking(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[str]:
-    """Start an MLflow server that has two versions of a model, of which the first is its champion."""
+    """Start an MLflow server with two versions of a model, of which the first is the champion."""
     directory = tmp_path_factory.mktemp("mlflow")
     (port,) = free_ports(1)
     options = f"--backend-store-uri sqlite:///mlflow.db --workers 1 --host 127.0.0.1 --port {port}"
-    # Jobs would be processes that nothing here needs.
+    # Job execution would start processes that these tests do not need.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", *options.split()],
@@ -63,11 +63,11 @@ def tracking(
                 break
         else:
             raise AssertionError(lines)
-        before = mlflow.get_tracking_uri()
+        previous_uri = mlflow.get_tracking_uri()
         mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
         _log_models()
         yield f"http://127.0.0.1:{port}"
-        mlflow.set_tracking_uri(before)
+        mlflow.set_tracking_uri(previous_uri)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -111,7 +111,7 @@ def store(server: Running) -> Path:
 def client(
     server: Running, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TsxDeploymentClient]:
-    """Connect to the server by the settings' addresses, and empty it afterwards."""
+    """Return a client of the server at the settings' addresses, and empty the server afterwards."""
     monkeypatch.setenv("TSX_MODEL_STORE", str(store))
     for role, title in (("INFERENCE", "predictions"), ("MANAGEMENT", "models")):
         monkeypatch.setenv(f"TSX_{role}_ADDRESS", server.address(title))
@@ -125,9 +125,9 @@ def names(resources: list[dict[str, Any]]) -> list[str]:
     return [resource["name"] for resource in resources]
 
 
-def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
+def refused(act: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, str]:
     with pytest.raises(MlflowException) as caught:
-        act(*arguments, **named)
+        act(*arguments, **options)
     return caught.value.error_code, caught.value.message
 
 
@@ -149,7 +149,7 @@ def test_each_command_of_the_documentation_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Run MLflow's commands in this process, since a start of one takes seconds."""
+    """Run MLflow's commands in this process, since starting one takes seconds."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(store)
     (tmp_path / "rows.json").write_text(json.dumps(ROW))
@@ -160,16 +160,20 @@ def test_each_command_of_the_documentation_works(
         result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
         assert result.exit_code == 0, (line, result.output)
         outputs.append(result.output)
-    shown = dict(zip(lines, outputs, strict=True))
+    outputs_by_line = dict(zip(lines, outputs, strict=True))
     assert len(lines) == 10
     assert "pytorch deployment iris is created" in outputs[0]
     assert "predictions" in outputs[1]
     assert "modelVersion: 1" in outputs[2]
     assert "Deployment iris is updated (with flavor unchanged)" in outputs[3]
-    split = next(output for line, output in shown.items() if line.startswith("get-endpoint"))
+    split = next(
+        output for line, output in outputs_by_line.items() if line.startswith("get-endpoint")
+    )
     assert "traffic: {'1': 0.9, '2': 0.1}" in split
-    listed = next(output for line, output in shown.items() if line.startswith("list"))
-    assert "{'name': '1', 'endpoint': 'iris'}, {'name': '2', 'endpoint': 'iris'}" in listed
+    list_output = next(
+        output for line, output in outputs_by_line.items() if line.startswith("list")
+    )
+    assert "{'name': '1', 'endpoint': 'iris'}, {'name': '2', 'endpoint': 'iris'}" in list_output
     assert client.list_deployments() == []
 
 
@@ -224,7 +228,7 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     assert client.list_endpoints() == []
 
 
-def test_a_deployment_that_is_refused_is_reported_with_a_remedy(
+def test_a_refused_deployment_is_reported_with_a_remedy(
     client: TsxDeploymentClient, store: Path, tmp_path: Path
 ) -> None:
     create, update = client.create_deployment, client.update_deployment
@@ -246,17 +250,17 @@ def test_a_deployment_that_is_refused_is_reported_with_a_remedy(
     assert "give --model-uri as well" in refused(update, "iris", flavor="pytorch")[1]
     assert "nothing to update" in refused(update, "iris")[1]
     assert "name it, as in iris/2" in refused(update, "iris", config={"set_default": True})[1]
-    before = set(store.iterdir())
+    files_before = set(store.iterdir())
     code, _ = refused(update, "iris", model, config={"initial_workers": -1})
     assert code == "INVALID_PARAMETER_VALUE"
-    # The archive that is served is still there.
-    assert set(store.iterdir()) == before
+    # The served archive still exists.
+    assert set(store.iterdir()) == files_before
     code, message = refused(client.predict, "iris", [[1, 2]])
     assert (code, "float32 rows of shape [4]" in message) == ("INVALID_PARAMETER_VALUE", True)
     assert refused(client.get_deployment, "roses")[0] == "RESOURCE_DOES_NOT_EXIST"
 
 
-def test_a_model_file_of_torch_is_deployed(client: TsxDeploymentClient, tmp_path: Path) -> None:
+def test_a_torch_model_file_is_deployed(client: TsxDeploymentClient, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), tmp_path / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     client.create_deployment("file", str(tmp_path / "net.pt"), config={"VERSION": "3"})
     assert len(client.predict("file/3", {"instances": ROW})["predictions"][0]) == 2
@@ -265,18 +269,18 @@ def test_a_model_file_of_torch_is_deployed(client: TsxDeploymentClient, tmp_path
 
 def test_an_archive_has_the_version_and_the_run_of_its_model(tracking: str, run: Run) -> None:
     server = f"--tracking-uri {tracking}"
-    ended = run(f"archive models:/iris@champion {server} --json")
-    assert ended.code == 0, ended.err
+    result = run(f"archive models:/iris@champion {server} --json")
+    assert result.code == 0, result.err
     version = MlflowClient(tracking).get_model_version("iris", "1")
-    described = json.loads(run("archive inspect iris.mar --json").out)
-    assert described["version"] == "1"
-    origin = described["manifest"]["mlflow"]
+    inspection = json.loads(run("archive inspect iris.mar --json").out)
+    assert inspection["version"] == "1"
+    origin = inspection["manifest"]["mlflow"]
     assert (origin["version"], origin["run_id"]) == ("1", version.run_id)
     assert origin["tags"] == {"owner": "botany"}
     assert run(f"archive runs:/{version.run_id}/net --version 9 {server}").code == 0
     assert json.loads(run("archive inspect net.mar --json").out)["version"] == "9"
-    ended = run(f"archive models:/iris/17 {server}")
-    assert (ended.code, "(name=iris, version=17) not found" in ended.err) == (1, True)
+    result = run(f"archive models:/iris/17 {server}")
+    assert (result.code, "(name=iris, version=17) not found" in result.err) == (1, True)
 
 
 def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
         "MLFLOW_TRACKING_URI": tracking,
         "TSX_METRICS_ADDRESS": "http://127.0.0.1:0",
     }
-    local = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "mlflow", *arguments.split()],
         cwd=tmp_path,
         env=environment,
@@ -295,15 +299,15 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
         text=True,
         start_new_session=True,
     )
-    assert local.stdout is not None
-    with local.stdout as output:
+    assert process.stdout is not None
+    with process.stdout as output:
         try:
             # The server prints this line last.
             assert any(line.startswith("try: ") for line in output)
         finally:
             # A terminal signals the whole group.
-            os.killpg(local.pid, signal.SIGINT)
-        assert local.wait() == 0, output.read()
+            os.killpg(process.pid, signal.SIGINT)
+        assert process.wait() == 0, output.read()
 
 
 @pytest.mark.parametrize(
@@ -316,7 +320,7 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
         ("tsx:/", None, None),
     ],
 )
-def test_a_target_has_two_addresses(
+def test_a_target_defines_two_addresses(
     target: str, inference: str | None, management: str | None
 ) -> None:
     assert (address(target, "inference"), address(target, "management")) == (inference, management)
@@ -345,7 +349,7 @@ def test_help_names_every_key() -> None:
         assert argument in text
 
 
-def test_a_response_that_cannot_be_read_is_reported(
+def test_an_unreadable_response_is_reported(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", answering(200, b"[[]]"))

@@ -1,4 +1,4 @@
-"""Bodies of Python values and back, and the pieces of streams."""
+"""Conversion of Python values to bodies and back, and of streams to pieces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TENSORS = Signature("json", {"x": ("FP32", [-1, 2]), "n": ("INT64", [-1])})
 TEXT = "text/plain; charset=utf-8"
 
 
-def test_a_value_is_the_body_with_a_type(tmp_path: Path) -> None:
+def test_a_value_becomes_a_body_with_a_content_type(tmp_path: Path) -> None:
     file = tmp_path / "7.png"
     file.write_bytes(b"png")
     for value, body, kind in (
@@ -45,14 +45,14 @@ def test_a_value_is_the_body_with_a_type(tmp_path: Path) -> None:
     assert encode(Signature(), None, {}) == Content()
     for image in (file, file.open("rb"), str(file)):
         assert encode(IMAGE, None, {"image": image}) == Content.of(b"png", "image/png")
-    drawn = encode(IMAGE, Image.new("L", (2, 3)), {})
-    assert drawn.headers["content-type"] == "image/png"
-    assert Image.open(io.BytesIO(drawn.body)).size == (2, 3)
+    image_body = encode(IMAGE, Image.new("L", (2, 3)), {})
+    assert image_body.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(image_body.body)).size == (2, 3)
     for signature, name in (("text", "text"), ("json", "data")):
         assert encode(Signature(signature), None, {name: "hi"}) == Content.of(b"hi", TEXT)
 
 
-def test_values_by_name_are_json_or_a_form() -> None:
+def test_named_values_become_json_or_a_form() -> None:
     chat = encode(Signature("chat"), None, {"inputs": "a", "parameters": {}})
     assert chat.body == b'{"inputs": "a", "parameters": {}}'
     body = encode(Signature(), None, {"a": 1, "b": [2]})
@@ -65,14 +65,14 @@ def test_values_by_name_are_json_or_a_form() -> None:
     }
 
 
-def test_a_name_that_the_model_does_not_take_is_an_error() -> None:
+def test_an_unknown_input_name_is_an_error() -> None:
     with pytest.raises(TypeError, match="takes image, and was given text"):
         encode(IMAGE, None, {"text": "x"})
     with pytest.raises(TypeError, match="not both"):
         encode(IMAGE, b"x", {"image": b"x"})
 
 
-def test_arrays_are_tensors_of_the_type_that_the_model_takes() -> None:
+def test_arrays_become_tensors_of_the_models_type() -> None:
     content = encode(TENSORS, None, {"x": np.array([[1, 2.5]]), "n": [3]})
     length = int(content.headers[JSON_LENGTH_HEADER])
     head = json.loads(content.body[:length])
@@ -89,7 +89,7 @@ def test_arrays_are_tensors_of_the_type_that_the_model_takes() -> None:
         encode(Signature(), np.array([1j]), {})
 
 
-def test_answers_become_values() -> None:
+def test_responses_become_values() -> None:
     def of(body: bytes, kind: str = "") -> Any:
         return decode({"content-type": kind}, body)
 
@@ -117,18 +117,20 @@ def test_answers_become_values() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_server_sent_events_come_out_of_pieces_wherever_they_are_cut(size: int) -> None:
+def test_server_sent_events_are_parsed_from_chunks_of_any_size(size: int) -> None:
     text = ": hi\r\n\r\ndata: é\u2028\r\nevent: x\r\nid: 4\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: late\n\n".encode()
     pieces = Pieces("text/event-stream; charset=utf-8")
     events = [
-        event for at in range(0, len(text), size) for event in pieces.feed(text[at : at + size])
+        event
+        for position in range(0, len(text), size)
+        for event in pieces.feed(text[position : position + size])
     ]
     events += pieces.feed(b"", last=True)
     assert events == [Event("é\u2028", "x", "4"), Event("two\nthree")]
     assert Event('{"a": 1}').json() == {"a": 1}
 
 
-def test_an_event_that_is_an_error_ends_the_stream_with_it() -> None:
+def test_an_error_event_ends_the_stream() -> None:
     pieces = Pieces("text/event-stream").feed(
         b'data: a\n\ndata: {"error": {"message": "the worker died"}}\n\n'
     )
@@ -140,14 +142,14 @@ def test_an_event_that_is_an_error_ends_the_stream_with_it() -> None:
 @pytest.mark.parametrize(
     "data", ['{"error": null, "token": "a"}', '{"error": "", "token": "a"}', '{"error" is no JSON']
 )
-def test_an_event_that_names_no_error_is_a_piece(data: str) -> None:
+def test_an_event_without_an_error_is_a_piece(data: str) -> None:
     assert [*Pieces("text/event-stream").feed(f"data: {data}\n\ndata: b\n\n".encode())] == [
         Event(data),
         Event("b"),
     ]
 
 
-def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
+def test_text_is_not_split_within_a_character() -> None:
     text = Pieces("text/plain")
     euro = "€".encode()
     assert [*text.feed(euro[:1]), *text.feed(euro[1:] + b"a"), *text.feed(b"", last=True)] == ["€a"]
@@ -168,12 +170,12 @@ def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
         *(({JSON_LENGTH_HEADER: str(len(head))}, head + b"\x09\0\0") for head in BROKEN_HEADS),
     ],
 )
-def test_a_broken_answer_is_an_invalid_answer(headers: dict[str, str], body: bytes) -> None:
+def test_a_malformed_response_is_invalid(headers: dict[str, str], body: bytes) -> None:
     with pytest.raises(InvalidAnswer, match="cannot be read"):
         decode(headers, body)
 
 
-def test_an_event_that_is_no_json_is_an_invalid_answer() -> None:
+def test_an_event_that_is_not_json_is_invalid() -> None:
     for text in ("{", "[" * 100_000):
         with pytest.raises(InvalidAnswer):
             Event(text).json()

@@ -100,28 +100,28 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def synchronous(url: str, **options: Any) -> tuple[Call, Call]:
     """Return `predict` and `stream` of a client that is closed after each call."""
 
-    def predict(*values: Any, **named: Any) -> Any:
+    def predict(*values: Any, **inputs: Any) -> Any:
         with Client(url, timeout=60, **options) as client:
-            return client.predict(*values, **named)
+            return client.predict(*values, **inputs)
 
-    def stream(*values: Any, **named: Any) -> Any:
+    def stream(*values: Any, **inputs: Any) -> Any:
         with Client(url, timeout=60, **options) as client:
-            return list(client.stream(*values, **named))
+            return list(client.stream(*values, **inputs))
 
     return predict, stream
 
 
 def asynchronous(url: str, **options: Any) -> tuple[Call, Call]:
-    async def predict(*values: Any, **named: Any) -> Any:
+    async def predict(*values: Any, **inputs: Any) -> Any:
         async with AsyncClient(url, timeout=60, **options) as client:
-            return await client.predict(*values, **named)
+            return await client.predict(*values, **inputs)
 
-    async def stream(*values: Any, **named: Any) -> Any:
+    async def stream(*values: Any, **inputs: Any) -> Any:
         async with AsyncClient(url, timeout=60, **options) as client:
-            return [piece async for piece in client.stream(*values, **named)]
+            return [piece async for piece in client.stream(*values, **inputs)]
 
     def in_a_loop(function: Call) -> Call:
-        return lambda *values, **named: asyncio.run(function(*values, **named))
+        return lambda *values, **inputs: asyncio.run(function(*values, **inputs))
 
     return in_a_loop(predict), in_a_loop(stream)
 
@@ -158,7 +158,7 @@ def test_events_are_parsed(server: ServerUnderTest) -> None:
             next(pieces)
 
 
-def test_models_are_attributes_and_take_the_inputs_of_their_signature(
+def test_models_are_attributes_that_take_their_signatures_inputs(
     server: ServerUnderTest,
 ) -> None:
     with Client(server.url) as client:
@@ -173,16 +173,16 @@ def test_models_are_attributes_and_take_the_inputs_of_their_signature(
             client.models.digits.predict(text="seven")
 
 
-def test_a_client_that_leaves_a_stream_ends_it(server: ServerUnderTest) -> None:
+def test_leaving_a_stream_ends_it_on_the_server(server: ServerUnderTest) -> None:
     with Client(server.url, timeout=60) as client:
         pieces = client.stream("story", "endless")
         assert next(pieces) == b"a"
         pieces.close()  # type: ignore[attr-defined]  # a generator
-        # The model has one worker.
+        # The model has one worker, so the abandoned stream must have ended.
         assert client.predict("story", "tell") == b"ac"
 
 
-def test_deadline_trace_and_own_headers_reach_the_handler(server: ServerUnderTest) -> None:
+def test_deadline_trace_and_custom_headers_reach_the_handler(server: ServerUnderTest) -> None:
     with Client(server.url, timeout=60, trace=True) as client:
 
         def send(**options: Any) -> dict[str, str]:
@@ -201,7 +201,7 @@ def test_deadline_trace_and_own_headers_reach_the_handler(server: ServerUnderTes
 @pytest.mark.parametrize(
     "options", [{"retry": Retry(2, 0.01)}, {"grpc": "127.0.0.1:9", "retry": Retry(1)}]
 )
-def test_an_absent_server_is_an_error_that_names_its_address(options: Any) -> None:
+def test_the_error_of_a_missing_server_names_its_address(options: Any) -> None:
     client = Client("http://127.0.0.1:9", **options)
     with client, pytest.raises(ConnectionFailed, match=r"at http://127\.0\.0\.1:9") as caught:
         client.predict("m", b"x")
@@ -213,7 +213,7 @@ def test_a_url_has_a_scheme() -> None:
         Client("127.0.0.1:9")
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tsx_client.grpc")
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(ImportError, match=r"pip install 'tsx-client\[grpc\]'"):
@@ -227,7 +227,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         ("Socket closed", httpx.ReadError),
     ],
 )
-def test_a_lost_connection_of_grpc_may_have_carried_the_request_unless_it_was_refused(
+def test_a_lost_grpc_connection_is_not_retried_unless_refused(
     details: str, kind: type[Exception]
 ) -> None:
     lost = SimpleNamespace(
@@ -264,7 +264,7 @@ def test_tls_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             client.predict("story", "tell")
 
 
-def test_a_connection_is_used_again(server: ServerUnderTest) -> None:
+def test_connections_are_reused(server: ServerUnderTest) -> None:
     with Client(server.url) as client:
         for _ in range(3):
             client.predict("story", "tell")
@@ -289,7 +289,7 @@ def test_stubs_name_models_and_inputs_for_type_checkers(
         "print(client.models.digits.predict(image='7.png'))\nclient.models.digits.predict(text='seven')\nclient.models.gone\n"
         "async def main() -> None:\n    await AsyncClient().models.numbers.predict(images=[[0.0]], timeout='long')\n"
     )
-    # The types of other packages would take ten seconds to read.
+    # Other packages are not followed, since reading their types takes ten seconds.
     libraries = ",".join(
         f"{name}.*" for name in ("anyio", "httpx", "numpy", "openai", "opentelemetry")
     )
@@ -308,19 +308,19 @@ def test_stubs_name_models_and_inputs_for_type_checkers(
             check=False,
         )
 
-    shown = run("-m", "mypy", "--strict", "stubs.py", "program.py").stdout
-    errors = [line.split(": ", 2) for line in shown.splitlines() if ": error:" in line]
+    mypy_output = run("-m", "mypy", "--strict", "stubs.py", "program.py").stdout
+    errors = [line.split(": ", 2) for line in mypy_output.splitlines() if ": error:" in line]
     assert [
         (line, text.rpartition("[")[2]) for line, _, text in errors if "tsx_client" not in line
     ] == [
         ("program.py:5", "call-arg]"),
         ("program.py:6", "attr-defined]"),
         ("program.py:8", "arg-type]"),
-    ], shown
+    ], mypy_output
     assert run("stubs.py").returncode == 0
 
 
-def test_generate_prints_and_reports_a_server_that_is_not_there(
+def test_generate_prints_stubs_and_reports_a_missing_server(
     server: ServerUnderTest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", server.url]) is None
@@ -328,7 +328,7 @@ def test_generate_prints_and_reports_a_server_that_is_not_there(
     assert "No server answers" in str(main(["generate", "http://127.0.0.1:9"]))
 
 
-def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:
+def test_any_httpx_transport_can_replace_the_network() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(
             200, json={"path": request.url.path, "type": request.headers["content-type"]}
@@ -356,7 +356,7 @@ def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:
         b'{"models": {}, "inputs": null, "parameters": 1}',
     ],
 )
-def test_an_answer_in_another_form_is_an_invalid_answer(body: bytes) -> None:
+def test_a_response_in_another_format_is_invalid(body: bytes) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"content-type": "application/json"}, content=body)
 
@@ -371,7 +371,7 @@ def test_an_answer_in_another_form_is_an_invalid_answer(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["\ud800", "m"])
-def test_stubs_of_broken_metadata_are_an_invalid_answer(name: str) -> None:
+def test_broken_metadata_is_an_invalid_response(name: str) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=json.dumps({"models": [name], "versions": [1]}))
 
@@ -380,7 +380,7 @@ def test_stubs_of_broken_metadata_are_an_invalid_answer(name: str) -> None:
         generate(client)
 
 
-def test_a_status_that_is_no_number_is_an_error_of_the_server() -> None:
+def test_a_non_numeric_status_is_a_server_error() -> None:
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc is not typed
         def service(self, details: Any) -> Any:
             return grpc.unary_stream_rpc_method_handler(self.answer)

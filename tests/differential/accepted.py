@@ -1,4 +1,4 @@
-"""The intended differences, with the names of docs/reference/torchserve.md."""
+"""The accepted differences, named as in docs/reference/torchserve.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tests.differential.cases import Case
 
-# The arguments are a case, the part (see `compare.differences`), both values, and both answers.
+# Its arguments are the case, the part (see `compare.differences`), both values and both responses.
 Covers = Callable[[Case, str, Any, Any, Any], bool]
 
 NEW_FIELDS = {"jobQueueSize", "maxBatchBytes", "maxQueueBytes", "overloadStatus", "workerRestarts"}
@@ -19,31 +19,31 @@ class Difference(NamedTuple):
     covers: Covers
 
 
-def described_more(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
+def has_new_fields(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
     if (
         part != "body"
         or not (isinstance(theirs, list) and isinstance(ours, list))
         or len(theirs) != len(ours)
     ):
         return False
-    return theirs == [without_new(version) for version in ours]
+    return theirs == [without_new_fields(version) for version in ours]
 
 
-def described_all(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
-    """Tell if descriptions differ by new fields and by the handlers' own metadata."""
+def has_handler_metadata(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
+    """Tell whether descriptions differ only by new fields and the handlers' own metadata."""
     if not case.target.endswith("/all?customized=true") or not isinstance(ours, list):
         return False
-    reported = [
+    versions = [
         {key: value for key, value in version.items() if key != "customizedMetadata"}
         for version in ours
     ]
-    return reported != ours and described_more(case, part, theirs, reported, pair)
+    return versions != ours and has_new_fields(case, part, theirs, versions, pair)
 
 
-def without_new(described: Any) -> Any:
-    if not isinstance(described, dict):
-        return described
-    fields = {key: value for key, value in described.items() if key not in NEW_FIELDS}
+def without_new_fields(description: Any) -> Any:
+    if not isinstance(description, dict):
+        return description
+    fields = {key: value for key, value in description.items() if key not in NEW_FIELDS}
     fields["workers"] = [
         {key: value for key, value in worker.items() if key not in NEW_WORKER_FIELDS}
         for worker in fields.get("workers", [])
@@ -51,8 +51,8 @@ def without_new(described: Any) -> Any:
     return fields
 
 
-def says_more(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
-    """Tell if an error begins with the same words, and then gives the reason."""
+def has_longer_message(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
+    """Tell whether our error begins with TorchServe's text and continues with a reason."""
     return (
         part == "body.message"
         and isinstance(theirs, str)
@@ -62,8 +62,8 @@ def says_more(case: Case, part: str, theirs: Any, ours: Any, pair: Any) -> bool:
     )
 
 
-def of_answer(*targets: str, management: bool | None = None) -> Covers:
-    """Accept whatever differs in the answers to these bodies."""
+def any_difference_of(*targets: str, management: bool | None = None) -> Covers:
+    """Accept all differences in responses to these targets."""
     return lambda case, part, theirs, ours, pair: (
         any(
             case.target == target or (target.endswith("*") and case.target.startswith(target[:-1]))
@@ -73,24 +73,24 @@ def of_answer(*targets: str, management: bool | None = None) -> Covers:
     )
 
 
-def of_body(*bodies: bytes) -> Covers:
+def body_is(*bodies: bytes) -> Covers:
     return lambda case, part, theirs, ours, pair: case.body in bodies
 
 
-def typed(case: Case) -> str:
+def content_type_of(case: Case) -> str:
     return next((value for name, value in case.headers if name.lower() == "content-type"), "")
 
 
 ACCEPTED: list[Difference] = [
-    Difference("errors give the reason", says_more),
+    Difference("errors give the reason", has_longer_message),
     Difference(
         "only models with sequences are told about sequences",
-        lambda case, part, theirs, ours, pair: says_more(
+        lambda case, part, theirs, ours, pair: has_longer_message(
             case, part, str(theirs).partition(" If this is a sequence inference")[0], ours, pair
         ),
     ),
-    Difference("descriptions have more fields", described_more),
-    Difference("/all?customized=true includes the descriptions of handlers", described_all),
+    Difference("descriptions have more fields", has_new_fields),
+    Difference("/all?customized=true includes the descriptions of handlers", has_handler_metadata),
     Difference(
         "an unsupported method is answered with 405 and the supported ones in Allow",
         lambda case, part, theirs, ours, pair: (
@@ -125,19 +125,21 @@ ACCEPTED: list[Difference] = [
     Difference(
         "a v2 body without a content type is JSON",
         lambda case, part, theirs, ours, pair: (
-            case.target.startswith("/v2/models/echo") and part == "body.headers" and not typed(case)
+            case.target.startswith("/v2/models/echo")
+            and part == "body.headers"
+            and not content_type_of(case)
         ),
     ),
     Difference(
         "media types are case-insensitive",
         lambda case, part, theirs, ours, pair: (
-            part == "body.inputs" and typed(case) == "APPLICATION/JSON"
+            part == "body.inputs" and content_type_of(case) == "APPLICATION/JSON"
         ),
     ),
     Difference(
         "text is sent in the charset that its content type names",
         lambda case, part, theirs, ours, pair: (
-            part == "body.inputs" and "iso-8859-1" in typed(case)
+            part == "body.inputs" and "iso-8859-1" in content_type_of(case)
         ),
     ),
     Difference(
@@ -146,23 +148,23 @@ ACCEPTED: list[Difference] = [
             part == "header content-type" and (theirs, ours) == (None, "application/json")
         ),
     ),
-    Difference("a handler's Cache-Control is kept", of_body(b"header Cache-Control=max-age=5")),
+    Difference("a handler's Cache-Control is kept", body_is(b"header Cache-Control=max-age=5")),
     Difference(
-        "handlers find headers in any case", of_body(b"named content-type", b"named x-test")
+        "handlers find headers in any case", body_is(b"named content-type", b"named x-test")
     ),
     Difference(
         "limit=0 means the default limit, and the last page has no token",
-        of_answer("/models?limit=*", management=True),
+        any_difference_of("/models?limit=*", management=True),
     ),
     Difference(
         "an invalid url is reported with its kind of error",
-        of_answer("/models?url=", "/models?url=/etc/passwd", management=True),
+        any_difference_of("/models?url=", "/models?url=/etc/passwd", management=True),
     ),
     Difference(
         "a file that is not an archive is described",
-        of_answer("/models?url=junk.mar", management=True),
+        any_difference_of("/models?url=junk.mar", management=True),
     ),
-    Difference("invalid JSON is the client's error", of_body(b"{not json")),
+    Difference("invalid JSON is the client's error", body_is(b"{not json")),
     Difference(
         "a parameter that is not a number is an error, and registers nothing",
         lambda case, part, theirs, ours, pair: "counted" in case.target,

@@ -1,4 +1,4 @@
-"""Both servers, started once, and their answers to each request."""
+"""TorchServe and tsx, started once, and their responses to each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from benchmarks.peers.environments import Missing, default_directory, environment_of
 from tests.differential.cases import STORY, Case, stateless
 from tests.differential.models import write_store
-from tests.differential.pair import Seen, Side, serving
+from tests.differential.pair import ServerResponse, Side, serving
 
 
 class Pair(NamedTuple):
@@ -22,15 +22,15 @@ class Pair(NamedTuple):
 
 
 class Answers(NamedTuple):
-    theirs: Seen
-    ours: Seen
+    theirs: ServerResponse
+    ours: ServerResponse
 
 
 @pytest.fixture(scope="session")
 def torchserve(processes: None) -> Path:
-    """Return the programs of a TorchServe, which may be installed from PyPI first.
+    """Return TorchServe's directory of programs, and install it from PyPI if necessary.
 
-    TSX_PEER_TORCHSERVE names another one.
+    TSX_PEER_TORCHSERVE names another environment.
     """
     if shutil.which("java") is None:
         pytest.skip("the comparison with TorchServe needs Java, which is not here")
@@ -50,22 +50,24 @@ def pair(
     store = directory / "store"
     write_store(store)
     ports = free_ports(10)
-    ours = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
+    our_command = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
     with (
         serving(
             [torchserve / "torchserve"], directory / "theirs", store, ports[:5], str(torchserve)
-        ) as they,
-        serving(ours, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
+        ) as their_side,
+        serving(
+            our_command, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)
+        ) as our_side,
     ):
-        yield Pair(they, we)
+        yield Pair(their_side, our_side)
 
 
 @pytest.fixture(scope="session")
 def answers(pair: Pair) -> dict[Case | int, Answers]:
-    """Return the answers by case, or by the number in the story."""
-    seen: dict[Case | int, Answers] = {
+    """Return the responses by case, or by the number of the step in the story."""
+    responses: dict[Case | int, Answers] = {
         case: Answers(pair.theirs.send(case), pair.ours.send(case)) for case in stateless()
     }
     for number, case in enumerate(STORY):
-        seen[number] = Answers(pair.theirs.send(case), pair.ours.send(case))
-    return seen
+        responses[number] = Answers(pair.theirs.send(case), pair.ours.send(case))
+    return responses

@@ -1,4 +1,4 @@
-"""The archives of both servers; no handler imports torch."""
+"""The archives that both servers load; no handler imports torch."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def handle(data, context):
     return ["never"]
 """
 
-FULL = """
+OUT_OF_MEMORY = """
 class Full:
     def initialize(self, context):
         raise MemoryError("there is no room")
@@ -155,26 +155,26 @@ class Full:
         return ["never"]
 """
 
-# TorchServe's workers import torch to tell if an answer is a tensor. This stub saves the time.
-TORCH = "class Tensor:\n    pass\n"
+# TorchServe's workers import torch only to recognize tensors; this stub is faster to import.
+TORCH_STUB = "class Tensor:\n    pass\n"
 
 MODELS = {
     "echo": (ECHO, "1.0", ""),
     "actor": (ACTOR, "1.0", "minWorkers: 1\nmaxWorkers: 1\nown:\n  key: [1, two]\n"),
     "described": (DESCRIBED, "1.0", ""),
 }
-LATER = {
+UNLOADED_MODELS = {
     "other": (DESCRIBED, "1.0", ""),
     "other-2": (DESCRIBED, "2.0", ""),
     "decided": (DESCRIBED, "1.0", "minWorkers: 1\nmaxWorkers: 2\n"),
-    "full": (FULL, "1.0", "maxRetryTimeoutInSec: 1\n"),
+    "full": (OUT_OF_MEMORY, "1.0", "maxRetryTimeoutInSec: 1\n"),
     "broken": (BROKEN, "1.0", "maxRetryTimeoutInSec: 1\n"),
 }
 
 
 def write_store(store: Path) -> None:
     store.mkdir()
-    for name, (handler, version, config) in {**MODELS, **LATER}.items():
+    for name, (handler, version, config) in {**MODELS, **UNLOADED_MODELS}.items():
         model = {
             "modelName": name.removesuffix("-2"),
             "modelVersion": version,
@@ -189,5 +189,5 @@ def write_store(store: Path) -> None:
         with zipfile.ZipFile(store / f"{name}.mar", "w") as archive:
             for member, text in files.items():
                 archive.writestr(member, text)
-    (store.parent / "torch.py").write_text(TORCH)
+    (store.parent / "torch.py").write_text(TORCH_STUB)
     (store / "junk.mar").write_bytes(b"this is no archive")

@@ -1,4 +1,4 @@
-"""Both servers with one configuration, and one request to each of them."""
+"""TorchServe and tsx with the same configuration, and requests to each of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.differential.cases import Case
 from tests.differential.models import MODELS
 from tests.support import forked
 
-# Java, and workers that import torch, start slowly.
-START = 180.0  # seconds
-ANSWER = 60.0
+# Java and workers that import torch start slowly.
+START_TIMEOUT_S = 180.0
+RESPONSE_TIMEOUT_S = 60.0
 
 PROPERTIES = """
 inference_address=http://127.0.0.1:{0}
@@ -38,8 +38,8 @@ load_models={models}
 """
 
 
-class Seen(NamedTuple):
-    """An answer, with header names in lower case."""
+class ServerResponse(NamedTuple):
+    """A response with header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -54,14 +54,16 @@ class Side(NamedTuple):
     grpc: int
     logs: Path
 
-    def send(self, case: Case) -> Seen:
+    def send(self, case: Case) -> ServerResponse:
         connection = http.client.HTTPConnection(
-            "127.0.0.1", self.management if case.management else self.inference, timeout=ANSWER
+            "127.0.0.1",
+            self.management if case.management else self.inference,
+            timeout=RESPONSE_TIMEOUT_S,
         )
         with contextlib.closing(connection):
             connection.request(case.method, case.target, case.body, dict(case.headers))
             answer = connection.getresponse()
-            return Seen(
+            return ServerResponse(
                 answer.status,
                 {name.lower(): value for name, value in answer.getheaders()},
                 answer.read(),
@@ -72,7 +74,7 @@ class Side(NamedTuple):
 def serving(
     command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str
 ) -> Iterator[Side]:
-    """Start a server by this `torchserve` command; `path` comes first on its PATH."""
+    """Start a server with this `torchserve` command, whose PATH begins with `path`."""
     directory.mkdir()
     properties = directory / "config.properties"
     properties.write_text(
@@ -88,10 +90,10 @@ def serving(
         "TEMP": str(directory),
         "LOG_LOCATION": str(directory),
     }
-    # The server ends before compiled code would pay.
+    # The server ends before Java's compiler would save time.
     environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if command[0] != sys.executable:
-        # `models.TORCH` explains the stub.
+        # `models.TORCH_STUB` explains the stub.
         environment["PYTHONPATH"] = str(store.parent)
     elif "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
@@ -127,19 +129,19 @@ def wait_for(
     body: bytes | None = b"text",
     token: Callable[[], str] = lambda: "",
 ) -> None:
-    deadline = time.monotonic() + START
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             request = urllib.request.Request(
                 url, body, {"Content-Type": "text/plain", "Authorization": f"Bearer {token()}"}
             )
-            urllib.request.urlopen(request, timeout=ANSWER).close()
+            urllib.request.urlopen(request, timeout=RESPONSE_TIMEOUT_S).close()
             return
-        except (OSError, ValueError) as error:  # A token's file may be half written.
+        except (OSError, ValueError) as error:  # The token file may be incomplete.
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(
                     f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}"
                 ) from error
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # Neither server reports that its workers are ready.
+                # Polling is needed, since neither server reports that its workers are ready.
                 server.wait(0.3)

@@ -1,4 +1,4 @@
-"""Several hundred requests to TorchServe 0.12 and tsx, whose differences have names."""
+"""Several hundred requests to TorchServe 0.12 and tsx; every difference has a documented name."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.differential.compare import differences
 
 
 @pytest.mark.parametrize("case", dict.fromkeys(stateless()), ids=str)
-def test_a_request_is_answered_alike(answers, case: Case) -> None:
+def test_a_request_gets_equal_responses(answers, case: Case) -> None:
     check(case, answers[case])
 
 
 @pytest.mark.parametrize(
     "number", range(len(STORY)), ids=lambda number: f"{number} {STORY[number]}"
 )
-def test_a_step_of_the_story_is_answered_alike(answers, number: int) -> None:
+def test_a_step_of_the_story_gets_equal_responses(answers, number: int) -> None:
     check(STORY[number], answers[number])
 
 
-def test_each_accepted_difference_is_still_there(answers) -> None:
+def test_every_accepted_difference_still_exists(answers) -> None:
     unused = {difference.name for difference in ACCEPTED}
     for key, pair in answers.items():
         case = STORY[key] if isinstance(key, int) else key
@@ -42,8 +42,8 @@ def check(case: Case, pair) -> None:
         for part, (theirs, ours) in differences(*pair).items()
         if not any(difference.covers(case, part, theirs, ours, pair) for difference in ACCEPTED)
     }
-    reported = " and ".join(
-        f"{who} {seen.status} {seen.body[:300]!r}"
-        for who, seen in zip(("TorchServe", "tsx"), pair, strict=True)
+    responses = " and ".join(
+        f"{server_name} {response.status} {response.body[:300]!r}"
+        for server_name, response in zip(("TorchServe", "tsx"), pair, strict=True)
     )
-    assert not unexpected, f"{case}: {reported}"
+    assert not unexpected, f"{case}: {responses}"

@@ -1,4 +1,4 @@
-"""`tsx bench` measures a real TorchServe, with the options of both."""
+"""`tsx bench` measures a real TorchServe with the same options as tsx."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _enter_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(side: Side, name: str, *options: str, port: int | None = None) -> Results:
-    at = f"http://127.0.0.1:{port or side.inference}"
+    url = f"http://127.0.0.1:{port or side.inference}"
     assert (
         main(
             [
-                *shlex.split(f"bench --against {at} --model echo --input input.txt"),
+                *shlex.split(f"bench --against {url} --model echo --input input.txt"),
                 *options,
                 *SHORT,
                 name,
@@ -75,7 +75,7 @@ def test_both_servers_are_measured_by_one_command_and_compared(
     ],
     ids=["an open loop", "SageMaker's address", "gRPC"],
 )
-def test_torchserve_takes_the_other_options(pair: Pair, options: tuple[str, ...]) -> None:
+def test_torchserve_supports_the_other_options(pair: Pair, options: tuple[str, ...]) -> None:
     point = (
         measured(
             pair.theirs, "out.json", *options, port=pair.theirs.grpc if "grpc" in options else None

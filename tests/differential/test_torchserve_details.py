@@ -1,4 +1,4 @@
-"""Details of TorchServe and tsx: tokens, tracebacks, compilation, batches, directories."""
+"""Details of TorchServe and tsx: tokens, tracebacks, compilation, batching and directories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 import pytest
 
-from tests.differential.pair import ANSWER, wait_for
+from tests.differential.pair import RESPONSE_TIMEOUT_S, wait_for
 from tests.support import forked
 
 PROPERTIES = """
@@ -33,9 +33,13 @@ default_workers_per_model=1
 enable_model_api=true
 disable_system_metrics=true
 """
-COUNT = "def handle(data, context):\n    return [str(len(data))] * len(data) if data else None\n"
-FAILS = "def call5():\n    assert False\n\n\ndef handle(data, context):\n    return call5()\n"
-COMPILED = """
+BATCH_SIZE_HANDLER = (
+    "def handle(data, context):\n    return [str(len(data))] * len(data) if data else None\n"
+)
+FAILING_HANDLER = (
+    "def call5():\n    assert False\n\n\ndef handle(data, context):\n    return call5()\n"
+)
+COMPILED_HANDLER = """
 import torch
 from ts.torch_handler.base_handler import BaseHandler
 
@@ -50,9 +54,9 @@ class Compiled(BaseHandler):
     def handle(self, data, context):
         return ["compiled"] * len(data)
 """
-MODEL = "import torch\n\n\nclass Linear(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
+MODEL_CODE = "import torch\n\n\nclass Linear(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 Until: TypeAlias = Callable[[Callable[[], object]], None]
-OURS = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
+TSX_COMMAND = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
 
 
 class Server(NamedTuple):
@@ -76,7 +80,7 @@ class Server(NamedTuple):
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[port]}{target}", body, headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=ANSWER) as answer:
+        with urllib.request.urlopen(request, timeout=RESPONSE_TIMEOUT_S) as answer:
             return bytes(answer.read())
 
     def model_log(self) -> str:
@@ -98,9 +102,9 @@ def archive(path: Path, handler: str, config: str, **files: str) -> None:
     members["MAR-INF/MANIFEST.json"] = json.dumps(
         {"runtime": "python", "model": model, "archiverVersion": "0.12.0"}
     )
-    with zipfile.ZipFile(path, "w") as packed:
+    with zipfile.ZipFile(path, "w") as archive_file:
         for member, text in members.items():
-            packed.writestr(member, text)
+            archive_file.writestr(member, text)
 
 
 @contextlib.contextmanager
@@ -159,10 +163,10 @@ def servers(
     directory = tmp_path_factory.mktemp("details")
     store = directory / "store"
     store.mkdir()
-    archive(store / "count.mar", COUNT, "")
-    archive(store / "waits.mar", COUNT, "batchPolicy: wait\n")
-    archive(store / "fails.mar", FAILS, "")
-    archive(store / "compiled.mar", COMPILED, "pt2: inductor\n", **{"model.py": MODEL})
+    archive(store / "count.mar", BATCH_SIZE_HANDLER, "")
+    archive(store / "waits.mar", BATCH_SIZE_HANDLER, "batchPolicy: wait\n")
+    archive(store / "fails.mar", FAILING_HANDLER, "")
+    archive(store / "compiled.mar", COMPILED_HANDLER, "pt2: inductor\n", **{"model.py": MODEL_CODE})
     ports = free_ports(10)
     with (
         running(
@@ -173,7 +177,7 @@ def servers(
             str(torchserve),
         ) as theirs,
         running(
-            OURS, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)
+            TSX_COMMAND, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)
         ) as ours,
     ):
         yield [theirs, ours]
@@ -183,71 +187,72 @@ def register(server: Server, model: str, more: str = "") -> None:
     server.ask(1, f"/models?url={model}.mar&initial_workers=1&synchronous=true{more}", "management")
 
 
-def test_a_new_key_leaves_the_time_at_which_the_other_ends(servers: list[Server]) -> None:
+def test_a_new_key_does_not_change_the_other_keys_expiry(servers: list[Server]) -> None:
     for server in servers:
-        before = server.keys()
+        keys_before = server.keys()
         server.ask(1, "/token?type=inference", "API", "GET", None)
-        assert server.keys()["management"] == before["management"]
-        assert server.keys()["inference"] != before["inference"]
+        assert server.keys()["management"] == keys_before["management"]
+        assert server.keys()["inference"] != keys_before["inference"]
 
 
 @pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelInfer"])
-def test_a_call_without_a_name_is_refused_in_the_same_words(
+def test_a_call_without_a_name_is_refused_with_equal_texts(
     servers: list[Server], method: str
 ) -> None:
     refusals = []
     for server in servers:
         with grpc.insecure_channel(f"127.0.0.1:{server.ports[3]}") as channel:
-            ask = channel.unary_unary(
+            call = channel.unary_unary(
                 f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}"
             )
             with pytest.raises(grpc.RpcError) as refused:
-                ask(
+                call(
                     b"",
                     metadata=[("authorization", f"Bearer {server.keys()['inference']['key']}")],
-                    timeout=ANSWER,
+                    timeout=RESPONSE_TIMEOUT_S,
                 )
             refusals.append((refused.value.code(), refused.value.details().splitlines()[0]))
-    (their_code, their_words), (our_code, our_words) = refusals
-    assert their_words == our_words
-    # The difference is documented, since a retry cannot help.
+    (their_code, their_text), (our_code, our_text) = refusals
+    assert their_text == our_text
+    # The codes differ on purpose, since retrying an invalid call cannot help.
     assert (their_code, our_code) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(
+def test_a_missing_temporary_directory_ends_the_start_equally(
     servers: list[Server], tmp_path: Path
 ) -> None:
-    ends = []
+    outcomes = []
     for server in servers:
         environment = {**server.environment, "TEMP": str(tmp_path / "nowhere")}
         commands = [["--start", "--model-store", str(tmp_path)], ["--stop"], ["--version"]]
-        done = [
+        results = [
             forked.run(
                 [*server.command, *command],
                 cwd=tmp_path,
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=ANSWER,
+                timeout=RESPONSE_TIMEOUT_S,
             )
             for command in commands
         ]
-        ends.append(
-            [(process.returncode, process.stdout.partition(" (tsx")[0].strip()) for process in done]
+        outcomes.append(
+            [
+                (process.returncode, process.stdout.partition(" (tsx")[0].strip())
+                for process in results
+            ]
         )
-    assert ends[0] == ends[1]
+    assert outcomes[0] == outcomes[1]
 
 
-def test_a_failure_to_load_leaves_a_traceback_in_the_same_form(
-    servers: list[Server], until: Until
-) -> None:
+def test_a_loading_failure_has_an_equal_traceback(servers: list[Server], until: Until) -> None:
     traces = []
     for server in servers:
         with contextlib.suppress(OSError):
             register(server, "fails")
-        last = re.compile(r"AssertionError *$", re.MULTILINE)
+        last_line = re.compile(r"AssertionError *$", re.MULTILINE)
         until(
-            lambda log=server.model_log, last=last: last.search(
+            lambda log=server.model_log, last_line=last_line: last_line.search(
                 log().partition("Traceback (most")[2]
             )
         )  # type: ignore[misc]
@@ -268,7 +273,7 @@ def test_a_failure_to_load_leaves_a_traceback_in_the_same_form(
     assert '  File "handler.py", line 2, in call5' in traces[1]
 
 
-def test_a_compiled_model_is_logged_alike(servers: list[Server], until: Until) -> None:
+def test_a_compiled_model_is_logged_equally(servers: list[Server], until: Until) -> None:
     for server in servers:
         register(server, "compiled")
         until(lambda log=server.model_log: "Compiled model with backend inductor" in log())  # type: ignore[misc]
@@ -277,15 +282,15 @@ def test_a_compiled_model_is_logged_alike(servers: list[Server], until: Until) -
 @pytest.mark.parametrize(
     ("model", "sizes"), [("count", [["2", "2"], ["1", "1"]]), ("waits", [["2", "2"], ["2", "2"]])]
 )
-def test_only_torchserve_holds_a_batch_unless_the_model_asks_for_it(
+def test_only_torchserve_waits_for_a_batch_by_default(
     servers: list[Server], model: str, sizes: Any
 ) -> None:
     answers = []
     for server in servers:
         register(server, model, "&batch_size=4&max_batch_delay=3000")
         with ThreadPoolExecutor(2) as pool:
-            both = [
+            futures = [
                 pool.submit(server.ask, 0, f"/predictions/{model}", "inference") for _ in range(2)
             ]
-            answers.append([future.result().decode() for future in both])
+            answers.append([future.result().decode() for future in futures])
     assert answers == sizes

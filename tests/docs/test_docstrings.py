@@ -1,4 +1,4 @@
-"""The docstrings that users read: their examples run, and the files that they name exist."""
+"""Docstrings that users read: their examples run, and the files that they mention exist."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODE = ("archiver", "runtime", "cli", "packages", "benchmarks", "scripts", "temp
 FILE = re.compile(r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh))\b")
 SUFFIX = re.compile(r"\.(?:py|md|sh)\b")
 COMMENT = re.compile(r"(?:^ *|  )# (.*)", re.MULTILINE)
-# Files of users, of examples and of other projects.
+# Files of users, examples and other projects, which need not exist.
 OTHER_FILES = {
     "code/inference.py",
     "coverage.py",
@@ -82,7 +82,7 @@ def test_examples_of_public_docstrings_run(
     assert not runner.failures, "".join(report)
 
 
-def test_files_that_docstrings_and_comments_name_exist() -> None:
+def test_files_mentioned_in_docstrings_and_comments_exist() -> None:
     sources = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
     file_names = {path.name for path in sources} | {
         page.name for page in ROOT.rglob("docs/**/*.md")
@@ -99,7 +99,7 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
     assert not missing
 
 
-def test_python_files_that_the_documentation_names_exist() -> None:
+def test_python_files_mentioned_in_the_documentation_exist() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.rglob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
     folders = (*CODE, "examples")
     file_names = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}

@@ -1,9 +1,9 @@
-"""The marked blocks of the documentation run in their order, with the real commands.
+"""The marked blocks of the documentation run in order, with the real commands.
 
-A fence is marked behind its language: `python write NAME` is written to a file, `python run` is
-executed, and each line of `console run` that begins with `$ ` is a command. The lines below it are
-its output, in which `...` stands for anything. `tsx serve` stays up until the page ends or serves
-something else. The ports 8080 to 8082, 7070 and 7071 of a page become free ports.
+A fence is marked after its language: the text of `python write NAME` is written to a file,
+`python run` is executed, and each line of `console run` that begins with `$ ` is a command. The
+lines below it are its output, in which `...` stands for any text. `tsx serve` runs until the page
+ends or starts another server. The ports 8080 to 8082, 7070 and 7071 of a page become free ports.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PAGES = sorted(
     ]
 )
 PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
-# The tests fork these programs.
+# Programs that are forked instead of started by a shell.
 PROGRAMS = {"python": sys.executable, "tsx": "tsx"}
 GRPC_PORTS = {"INFERENCE": 7070, "MANAGEMENT": 7071}
 
 
 class Block(NamedTuple):
     language: str
-    # The text is run if there is no file.
+    # the file to which the text is written; None if the text is run
     file: str | None
     text: str
 
@@ -59,7 +59,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def command_words(command: str) -> list[str]:
-    """Split a command for a program of Python, or give it to a shell."""
+    """Return the arguments of a command; other than Python programs, it runs in a shell."""
     name, unquoted = command.partition(" ")[0], re.sub(r"'[^']*'", "", command)
     if name in PROGRAMS and not set("|&;<>()$`*?#~\n") & set(unquoted):
         return [PROGRAMS[name], *shlex.split(command)[1:]]
@@ -109,12 +109,12 @@ class Reader:
             assert self.server.stop() == 0, self.server.log
 
     def _with_addresses(self, text: str) -> str:
-        for written, address in self.addresses.items():
-            text = text.replace(written, address)
+        for port_text, address in self.addresses.items():
+            text = text.replace(port_text, address)
         return text
 
     def _run(self, command: list[str], expected: str) -> None:
-        done = forked.run(
+        result = forked.run(
             command,
             cwd=self.directory,
             env=self.environment,
@@ -123,10 +123,10 @@ class Reader:
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
+        assert result.returncode == 0, f"{command[-1]}\n{result.stdout}"
         pattern = re.escape(expected.strip()).replace(r"\.\.\.", ".*")
-        assert re.fullmatch(pattern, done.stdout.strip(), re.DOTALL), (
-            f"{command[-1]}\nprinted\n{done.stdout}\nand the page says\n{expected}"
+        assert re.fullmatch(pattern, result.stdout.strip(), re.DOTALL), (
+            f"{command[-1]}\nprinted\n{result.stdout}\nand the page says\n{expected}"
         )
 
 
@@ -142,7 +142,7 @@ def reader(
         f"TSX_GRPC_{role}_PORT": str(port)
         for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)
     }
-    # The package looks installed.
+    # The client package can be imported as if it were installed.
     client = {"PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")}
     return Reader(
         tmp_path, user_environment | ports | client | {"TSX_ENABLE_GRPC": "true"}, start_server
@@ -152,8 +152,8 @@ def reader(
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
-    # The README runs with its readers' settings.
+def test_the_commands_of_a_page_print_the_documented_output(page: Path, reader: Reader) -> None:
+    # The README runs with the default settings, like its readers' servers.
     if page.name == "README.md":
         reader.environment["TSX_WORKER_PRELOAD"] = "true"
     for block in blocks(page):
@@ -162,7 +162,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+def test_links_within_the_repository_are_valid(page: Path) -> None:
     targets = [
         target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target
     ]

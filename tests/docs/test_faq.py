@@ -1,4 +1,4 @@
-"""The page of questions: its twelve answers, its nginx configuration, and its JavaScript."""
+"""The FAQ page: its twelve answers, its nginx configuration, and its JavaScript."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def block(language: str) -> str:
     return match[1]
 
 
-def test_each_question_has_one_answer_with_code_and_the_page_that_has_the_rest() -> None:
+def test_each_question_has_an_answer_with_code_and_a_link() -> None:
     titles = list(answers())
     assert [[question in title for question in QUESTIONS].index(True) for title in titles] == list(
         range(16)
@@ -70,7 +70,7 @@ def test_each_question_has_one_answer_with_code_and_the_page_that_has_the_rest()
 
 
 @pytest.mark.slow
-def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
+def test_the_web_page_works_behind_nginx_with_a_prefix_and_a_host_name(
     processes: None, tmp_path: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")

@@ -1,4 +1,4 @@
-"""Links between the Markdown files of the repository, also those that are not part of the site."""
+"""Links between the Markdown files of the repository, including those outside the site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-def test_every_link_of_a_markdown_file_leads_to_a_file_and_a_heading() -> None:
+def test_every_link_of_a_markdown_file_has_an_existing_target() -> None:
     folders = ("benchmarks", "changes", "docs", "examples", "infra", "packages")
     pages = [
         *ROOT.glob("*.md"),
@@ -32,7 +32,7 @@ def test_every_link_of_a_markdown_file_leads_to_a_file_and_a_heading() -> None:
     assert len(pages) > 70
     dead = []
     for page in pages:
-        # Files in `changes` become a part of CHANGELOG.md.
+        # Links in `changes` are relative to the root, since these files become part of CHANGELOG.md.
         for target, anchor in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
             folder = ROOT if page.parent.name == "changes" else page.parent
             file = (folder / target).resolve() if target else page

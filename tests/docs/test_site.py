@@ -1,4 +1,4 @@
-"""The documentation as a site (mkdocs.yml): no warnings, and no broken links."""
+"""The documentation site (mkdocs.yml) builds without warnings and broken links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.browser import installed_browser
 from tests.ui.conftest import ARGUMENTS
 
 ROOT = Path(__file__).parents[2]
-# Each search has its first result.
+# The expected first result of each search.
 GUIDES = {
     "authentication": "/start/faq/",
     "API key": "/start/faq/",
@@ -88,25 +88,27 @@ def leads_somewhere(url: str, page: Path, site: Path, pages: dict[Path, Html]) -
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("documentation").resolve() / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return site
 
 
 @pytest.mark.usefixtures("processes")
-def test_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
+def test_the_site_builds_strictly_and_its_links_are_valid(site: Path) -> None:
     pages = {path: Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
-    followed = [
+    checked_links = [
         (path, url)
         for path, page in pages.items()
         for url in {*page.links, *page.loads}
         if is_internal(url)
     ]
-    assert len(followed) > 1000
+    assert len(checked_links) > 1000
     assert [
-        (str(path), url) for path, url in followed if not leads_somewhere(url, path, site, pages)
+        (str(path), url)
+        for path, url in checked_links
+        if not leads_somewhere(url, path, site, pages)
     ] == []
     assert "url=../guides/archive/" in (site / "archive" / "index.html").read_text(), (
         "addresses of before docs/ had folders"

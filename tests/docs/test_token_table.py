@@ -1,4 +1,4 @@
-"""The table of tokens in docs/guides/security.md, compared with a server that has tokens."""
+"""The token table in docs/guides/security.md, compared with a server that requires tokens."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ TOKENS = {
     "management_token": "of management",
     "api_token": "of tokens",
 }
-REFUSED = FAILED, FAILED_TO_RENEW
-# The gRPC client reports this if the server's error comes while it still sends.
-CLIENTS_OWN = "Internal error from Core"
+REFUSAL_TEXTS = FAILED, FAILED_TO_RENEW
+# The gRPC client reports this text if the server's error arrives while it is still sending.
+CLIENT_ERROR = "Internal error from Core"
 ADDRESSES = {
     f"{role}_{'port' if role in GRPC_ROLES else 'address'}": role for role in (*ROLES, *GRPC_ROLES)
 }
-# The keys are addresses and routes.
-Opens = dict[tuple[str, str], str]
+# The required token by address and route.
+TokensByRoute = dict[tuple[str, str], str]
 
 
-def in_table() -> Iterator[tuple[str, str, str]]:
-    """Yield each token, address and pattern."""
+def table_entries() -> Iterator[tuple[str, str, str]]:
+    """Yield the token, the address and the pattern of each entry."""
     text = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(
         encoding="utf-8"
     )
@@ -81,10 +81,10 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def routes_of(router: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each method and path, also of routers that are included."""
+    """Yield the method and path of each route, including those of nested routers."""
     for route in router.routes:
-        if (included := getattr(route, "original_router", None)) is not None:
-            yield from routes_of(included, prefix + route.include_context.prefix)
+        if (nested_router := getattr(route, "original_router", None)) is not None:
+            yield from routes_of(nested_router, prefix + route.include_context.prefix)
         else:
             yield from (
                 (method, prefix + route.path)
@@ -92,63 +92,67 @@ def routes_of(router: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             )
 
 
-async def opened_by_http(settings: Settings) -> Opens:
+async def http_tokens(settings: Settings) -> TokensByRoute:
     registry = Registry(settings)
     jobs = make_jobs(registry, settings)
-    opens: Opens = {}
-    # A token from a setting does not expire, and then there is no GET /token.
+    tokens_by_route: TokensByRoute = {}
+    # GET /token exists only for generated tokens, since tokens from settings do not expire.
     for generated in (False, True):
         keys = build_keys(settings)
         if generated:
-            changed = settings.model_copy(
+            generating_settings = settings.model_copy(
                 update={
                     "inference_token": None,
                     "generate_tokens": True,
                     "api_token": TOKENS["api_token"],
                 }
             )
-            keys = build_keys(changed)
+            keys = build_keys(generating_settings)
         for role, app in zip(
             ROLES, build_apps(registry, settings, keys=keys, jobs=jobs), strict=True
         ):
-            described = {
+            documented_routes = {
                 (method, path) for path, methods in app.paths.items() for method in methods
             }
-            described |= {("POST", f"{PREDICT_PREFIX}{{model}}")} if role == "management" else set()
+            documented_routes |= (
+                {("POST", f"{PREDICT_PREFIX}{{model}}")} if role == "management" else set()
+            )
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://192.0.2.1"
             ) as client:
-                for method, path in sorted({*described, *routes_of(app)}):
-                    wanted = (method, path) == ("GET", "/token") if generated else path != "/token"
-                    if method in ("HEAD", "OPTIONS") or not wanted:
+                for method, path in sorted({*documented_routes, *routes_of(app)}):
+                    is_selected = (
+                        (method, path) == ("GET", "/token") if generated else path != "/token"
+                    )
+                    if method in ("HEAD", "OPTIONS") or not is_selected:
                         continue
-                    token = await opening(
+                    token = await required_http_token(
                         client,
                         method,
                         re.sub(r"\{[^}]*\}", "x", path) + "?type=inference" * generated,
                     )
-                    assert opens.setdefault((role, path), token) == token, (
+                    assert tokens_by_route.setdefault((role, path), token) == token, (
                         f"{method} {path} is opened otherwise than its other methods"
                     )
     await registry.close()
-    return opens
+    return tokens_by_route
 
 
-async def opening(client: httpx.AsyncClient, method: str, path: str) -> str:
+async def required_http_token(client: httpx.AsyncClient, method: str, path: str) -> str:
     for name, token in TOKENS.items():
         answer = await client.request(
             method, path, headers={"authorization": f"Bearer {token}"} if token else {}
         )
         if answer.status_code not in (400, 401, 403) or not any(
-            text in answer.text for text in REFUSED
+            text in answer.text for text in REFUSAL_TEXTS
         ):
             return name
     raise AssertionError(f"no token opens {method} {path}")
 
 
-async def opened_by_grpc(settings: Settings) -> Opens:
+async def grpc_tokens(settings: Settings) -> TokensByRoute:
     registry = Registry(settings)
-    opens: Opens = {}
+    tokens_by_route: TokensByRoute = {}
     for role in GRPC_ROLES:
         server = GrpcServer(
             registry, settings, build_keys(settings), [role], "127.0.0.1:0", None, ResponseCounts()
@@ -161,31 +165,36 @@ async def opened_by_grpc(settings: Settings) -> Opens:
                         name: await answer_of(channel, f"/{service}/{method.name}", token)
                         for name, token in TOKENS.items()
                     }
-                    opened = next(name for name, text in texts.items() if FAILED not in text)
-                    # Two packages have the Open Inference Protocol.
-                    short = f"{service.rpartition('.')[2]}/{method.name}"
-                    assert opens.setdefault((role, short), opened) == opened
+                    required_token = next(
+                        name for name, text in texts.items() if FAILED not in text
+                    )
+                    # The package is left out, since two packages contain the Open Inference Protocol.
+                    short_name = f"{service.rpartition('.')[2]}/{method.name}"
+                    assert (
+                        tokens_by_route.setdefault((role, short_name), required_token)
+                        == required_token
+                    )
         await server.stop(0)
     await registry.close()
-    return opens
+    return tokens_by_route
 
 
 async def services(channel: grpc.aio.Channel, token: str) -> list[str]:
-    ask = channel.stream_stream(
+    call_reflection = channel.stream_stream(
         f"/{SERVICE_NAME}/ServerReflectionInfo",
         request_serializer=ServerReflectionRequest.SerializeToString,
         response_deserializer=ServerReflectionResponse.FromString,
     )
     request = iter([ServerReflectionRequest(list_services="")])
-    async for answer in ask(request, metadata=(("authorization", f"Bearer {token}"),)):
+    async for answer in call_reflection(request, metadata=(("authorization", f"Bearer {token}"),)):
         return [service.name for service in answer.list_services_response.service]
     raise AssertionError("reflection lists nothing")
 
 
 async def answer_of(channel: grpc.aio.Channel, path: str, token: str) -> str:
-    """Return the text of an error, or an empty text."""
+    """Return the text of an error, or an empty text if there is none."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    text = CLIENTS_OWN
+    text = CLIENT_ERROR
     for _ in range(20):
         call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60)
         try:
@@ -195,7 +204,7 @@ async def answer_of(channel: grpc.aio.Channel, path: str, token: str) -> str:
             text = str(error.details())
         finally:
             call.cancel()
-        if text != CLIENTS_OWN:
+        if text != CLIENT_ERROR:
             break
     return text
 
@@ -205,13 +214,13 @@ def _upper(parameter: re.Match[str]) -> str:
 
 
 def test_the_table_of_tokens_agrees_with_the_routes_and_methods(settings: Settings) -> None:
-    opens = asyncio.run(opened_by_http(settings)) | asyncio.run(opened_by_grpc(settings))
-    named = {
+    tokens_by_route = asyncio.run(http_tokens(settings)) | asyncio.run(grpc_tokens(settings))
+    required_tokens = {
         (address, re.sub(r"\{(\w+)[^}]*\}", _upper, route)): token
-        for (address, route), token in opens.items()
+        for (address, route), token in tokens_by_route.items()
     }
-    patterns = list(in_table())
-    for (address, route), token in named.items():
+    patterns = list(table_entries())
+    for (address, route), token in required_tokens.items():
         matching = [row for row in patterns if row[1] == address and matches(row[2], route)]
         best = max(matching, key=lambda row: len(row[2]), default=("nothing", address, route))
         assert best[0] == token, (
@@ -220,6 +229,8 @@ def test_the_table_of_tokens_agrees_with_the_routes_and_methods(settings: Settin
     unused = [
         row
         for row in patterns
-        if not any(row[1] == address and matches(row[2], route) for address, route in named)
+        if not any(
+            row[1] == address and matches(row[2], route) for address, route in required_tokens
+        )
     ]
     assert not unused, "docs/guides/security.md names what no server has"

@@ -1,4 +1,4 @@
-"""The example detector finds symbols in new drawings, in each form and precision."""
+"""The detector example finds symbols in new drawings, in each form and precision."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Things = list[dict[str, Any]]
 
 @contextmanager
 def as_scripts_import() -> Iterator[None]:
-    """Let the example's scripts import each other, and forget their bare names afterwards."""
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    """Let the example's scripts import each other, and remove their short names afterwards."""
+    other_modules = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     sys.path.insert(0, str(DETECTOR))
     try:
         yield
@@ -46,7 +46,7 @@ def as_scripts_import() -> Iterator[None]:
         sys.path.remove(str(DETECTOR))
         for name in MODULES:
             sys.modules.pop(name, None)
-        sys.modules.update(before)
+        sys.modules.update(other_modules)
 
 
 @pytest.fixture(scope="module")
@@ -66,29 +66,31 @@ def exported(
 
 
 @pytest.fixture(scope="module")
-def truth(example: dict[str, ModuleType]) -> list[Things]:
-    """Return the symbols of each sample, with boxes as fractions of its sides."""
-    drawn = example["drawings"]
-    first = drawn.HELD_OUT_SEED + METRICS["held_out"]
+def true_symbols(example: dict[str, ModuleType]) -> list[Things]:
+    """Return the symbols of each sample, with boxes as fractions of the image's sides."""
+    drawings = example["drawings"]
+    first = drawings.HELD_OUT_SEED + METRICS["held_out"]
     return [
         [
-            {drawn.NAMES[symbol.label]: [side / SIZE for side in symbol.box]}
-            for symbol in drawn.draw(first + number).symbols
+            {drawings.NAMES[symbol.label]: [side / SIZE for side in symbol.box]}
+            for symbol in drawings.draw(first + number).symbols
         ]
         for number in range(len(SAMPLES))
     ]
 
 
 def overlap(first: list[float], second: list[float]) -> float:
-    across, down = (
+    width, height = (
         min(first[side + 2], second[side + 2]) - max(first[side], second[side]) for side in (0, 1)
     )
-    common = max(across, 0) * max(down, 0)
-    return common / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - common)
+    intersection = max(width, 0) * max(height, 0)
+    return intersection / (
+        sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - intersection
+    )
 
 
 def count_found(detections: Things, symbols: Things) -> int:
-    """Count the symbols that are detected by name and with half of the area in common."""
+    """Count the symbols detected with the right name and at least half of the area in common."""
     return sum(
         any(overlap(box, detection[name]) >= 0.5 for detection in detections if name in detection)
         for symbol in symbols
@@ -103,43 +105,45 @@ def boxes_of(outputs: dict[str, torch.Tensor]) -> Things:
     ]
 
 
-def test_the_weights_are_as_good_as_their_metrics(example: dict[str, ModuleType]) -> None:
+def test_the_weights_reach_their_recorded_metrics(example: dict[str, ModuleType]) -> None:
     measured = example["train"].measure(example["export"].trained(), count=12)
     assert METRICS["recall"] >= 0.95
     assert METRICS["precision"] >= 0.95
-    # The test draws 12 pictures instead of 200.
+    # The tolerance is large, since the test draws 12 images instead of 200.
     assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.06)
     assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.06)
 
 
-def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them() -> None:
+def test_weights_are_small_and_contain_no_paths() -> None:
     content = (DETECTOR / "detector.pth").read_bytes()
     assert len(content) == METRICS["bytes"] < 1_000_000
     assert str(DETECTOR).encode() not in content
 
 
-def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
+def test_drawings_are_reproducible_and_their_symbols_do_not_overlap(
     example: dict[str, ModuleType],
 ) -> None:
     draw = example["drawings"].draw
     for seed in range(5):
         drawing = draw(seed)
-        again = draw(seed)
-        assert again.symbols == drawing.symbols
-        assert again.image.tobytes() == drawing.image.tobytes()
+        second_drawing = draw(seed)
+        assert second_drawing.symbols == drawing.symbols
+        assert second_drawing.image.tobytes() == drawing.image.tobytes()
         boxes = [symbol.box for symbol in drawing.symbols]
         assert len(boxes) >= 3
         assert all(0 <= side <= SIZE for box in boxes for side in box)
         assert all(
-            overlap(first, second) == 0 for at, first in enumerate(boxes) for second in boxes[:at]
+            overlap(first, second) == 0
+            for position, first in enumerate(boxes)
+            for second in boxes[:position]
         )
 
 
-def test_an_exported_program_answers_as_the_weights_for_one_drawing_and_for_many(
+def test_an_exported_program_equals_the_weights_at_any_batch_size(
     example: dict[str, ModuleType], exported: dict[torch.dtype, Path]
 ) -> None:
-    drawn = example["drawings"]
-    drawings = [drawn.draw(drawn.HELD_OUT_SEED + number) for number in range(3)]
+    drawings_module = example["drawings"]
+    drawings = [drawings_module.draw(drawings_module.HELD_OUT_SEED + number) for number in range(3)]
     images = torch.stack([example["train"].as_input(drawing) for drawing in drawings])
     model, decode = example["export"].trained(), example["decoding"].decode
     programs = {dtype: torch.export.load(path).module() for dtype, path in exported.items()}
@@ -157,7 +161,7 @@ def test_an_exported_program_answers_as_the_weights_for_one_drawing_and_for_many
                 )
 
 
-def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(
+def test_two_peaks_of_one_symbol_give_one_box(
     example: dict[str, ModuleType],
 ) -> None:
     decode = example["decoding"].decode
@@ -183,8 +187,8 @@ async def detect(archive: Path, cache: Path) -> list[Things]:
 
 
 @pytest.mark.parametrize("form", ["detector.pth", "detector.pth in bf16", "detector-bf16.pt2"])
-def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
-    form: str, exported: dict[torch.dtype, Path], truth: list[Things], tmp_path: Path
+def test_each_form_is_served_and_detects_the_samples_symbols(
+    form: str, exported: dict[torch.dtype, Path], true_symbols: list[Things], tmp_path: Path
 ) -> None:
     eager = form.startswith("detector.pth")
     config = tmp_path / "model-config.yaml"
@@ -201,8 +205,8 @@ def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
         config_file=config,
     )
     answers = asyncio.run(detect(write_archive(spec, tmp_path), tmp_path / "cache"))
-    symbols = sum(map(len, truth))
-    assert sum(map(count_found, answers, truth)) >= 0.95 * symbols
+    symbols = sum(map(len, true_symbols))
+    assert sum(map(count_found, answers, true_symbols)) >= 0.95 * symbols
     assert sum(map(len, answers)) <= 1.05 * symbols
     for detections in answers:
         names = [next(iter(detection)) for detection in detections]
@@ -210,7 +214,7 @@ def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
         assert all(detection["score"] >= 0.5 for detection in detections)
 
 
-def test_samples_are_whole_drawings_of_little_size() -> None:
+def test_samples_are_complete_drawings_in_small_files() -> None:
     assert len(SAMPLES) == 8
     for sample in SAMPLES:
         assert sample.stat().st_size < 10_000

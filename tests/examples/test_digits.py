@@ -1,4 +1,4 @@
-"""The committed digits model, in each of its forms, is as good as its metrics.json says."""
+"""The committed digits model reaches the accuracy of metrics.json in each of its forms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METRICS = json.loads((DIGITS / "metrics.json").read_text(encoding="utf-8"))
 
 
 def load(name: str) -> ModuleType:
-    """Load a module of the example without a common name in `sys.modules`."""
+    """Load a module of the example without adding its name to `sys.modules`."""
     spec = importlib.util.spec_from_file_location(f"examples_digits_{name}", DIGITS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -72,12 +72,12 @@ def test_each_variant_reaches_the_stored_accuracy(
     accuracy = float((guesses == labels).mean())
     assert len(labels) == METRICS["held_out"]
     assert accuracy >= 0.98
-    # One picture may differ if sums are added in another order.
+    # One image may differ, since sums can be computed in another order.
     assert accuracy == pytest.approx(METRICS["accuracy"], abs=1.5 / len(labels))
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_each_variant_takes_one_image_and_many_alike(
+def test_each_variant_gives_equal_results_for_one_image_and_many(
     file: str, held_out: tuple[torch.Tensor, np.ndarray]
 ) -> None:
     images = held_out[0][:17]
@@ -88,7 +88,7 @@ def test_each_variant_takes_one_image_and_many_alike(
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them(file: str) -> None:
+def test_weights_are_small_and_contain_no_paths(file: str) -> None:
     content = (DIGITS / file).read_bytes()
     assert len(content) == METRICS["bytes"][file]
     assert len(content) < 300_000
@@ -96,7 +96,7 @@ def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them(fil
     assert str(DIGITS).encode() not in content
 
 
-def test_sample_images_are_held_out_pictures_of_their_digit(
+def test_sample_images_are_held_out_images_of_their_digit(
     held_out: tuple[torch.Tensor, np.ndarray],
 ) -> None:
     images, labels = held_out
@@ -107,14 +107,14 @@ def test_sample_images_are_held_out_pictures_of_their_digit(
         assert labels[equal].tolist() == [digit]
 
 
-def test_names_of_the_classes_are_in_the_order_of_the_digits() -> None:
+def test_class_names_are_in_the_order_of_the_digits() -> None:
     names = json.loads((DIGITS / "index_to_name.json").read_text(encoding="utf-8"))
     assert list(names) == [str(digit) for digit in range(10)]
     assert [names["0"], names["7"], names["9"]] == ["zero", "seven", "nine"]
 
 
 async def served_guesses(archive: Path, pictures: list[bytes], cache: Path) -> list[str]:
-    """Return one worker's likeliest name of each picture."""
+    """Return one worker's most likely class for each image."""
     settings = Settings(cache_dir=cache, job_queue_size=len(pictures))
     async with open_model(archive, settings) as version:
         meta = request_meta("test", b"", [(b"Content-Type", b"image/png")])
@@ -126,9 +126,7 @@ async def served_guesses(archive: Path, pictures: list[bytes], cache: Path) -> l
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_each_variant_reaches_the_stored_accuracy_when_it_is_served(
-    file: str, tmp_path: Path
-) -> None:
+def test_each_served_variant_reaches_the_stored_accuracy(file: str, tmp_path: Path) -> None:
     split = load("data").load_split()
     pictures = []
     for pixels in split.test_pixels:

@@ -1,4 +1,4 @@
-"""The example plugins, installed as a user's package and loaded by a real server."""
+"""The example plugins, installed like a user's package and loaded by a real server."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def token(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str
     monkeypatch.syspath_prepend(str(site))
 
     def make(name: str = "ann", seconds: int = 600) -> dict[str, str]:
-        # The package is on the path in tests only.
+        # The import is here, since only the fixture puts the package on the path.
         from tsx_example_plugins.authentication import sign
 
         return {"x-user-token": sign(name, int(time.time()) + seconds, SECRET)}
@@ -116,7 +116,7 @@ def token(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str
     return make
 
 
-def test_the_endpoint_answers_behind_the_listeners_guard(
+def test_the_plugins_endpoint_requires_the_listeners_token(
     server: Running, token: Callable[..., dict[str, str]]
 ) -> None:
     address = f"{server.address('predictions')}/execution-parameters"
@@ -141,32 +141,32 @@ def test_a_client_needs_a_valid_token(
 ) -> None:
     prediction = f"{server.address('predictions')}/predictions/counting"
     models = f"{server.address('models')}/models"
-    # One connection shows that no head is remembered.
+    # One connection is used to show that no request head is cached.
     with httpx.Client(timeout=60) as client:
-        good = token()
-        forged = {"x-user-token": good["x-user-token"].replace("ann", "admin")}
+        valid_headers = token()
+        forged_headers = {"x-user-token": valid_headers["x-user-token"].replace("ann", "admin")}
         for headers, status in (
-            (good, 200),
+            (valid_headers, 200),
             ({}, 401),
-            (forged, 401),
+            (forged_headers, 401),
             (token(seconds=-1), 401),
-            (good, 200),
+            (valid_headers, 200),
         ):
             assert client.post(prediction, headers=headers).status_code == status
-        # Tokens end with a whole second, so at least one second is left.
-        soon = token(seconds=2)
-        assert client.post(prediction, headers=soon).status_code == 200
-        while int(soon["x-user-token"].split(".")[1]) >= time.time():
+        # Tokens expire at whole seconds, so this one is valid for at least one second.
+        expiring_headers = token(seconds=2)
+        assert client.post(prediction, headers=expiring_headers).status_code == 200
+        while int(expiring_headers["x-user-token"].split(".")[1]) >= time.time():
             time.sleep(0.05)
-        refused = client.post(prediction, headers=soon)
+        refused = client.post(prediction, headers=expiring_headers)
         assert (refused.status_code, "is over" in refused.json()["message"]) == (401, True)
-        refused = client.get(models, headers=good)
+        refused = client.get(models, headers=valid_headers)
         assert (refused.status_code, "ann may ask" in refused.json()["message"]) == (403, True)
         assert client.get(models, headers=token("admin")).status_code == 200
         assert client.get(f"{server.address('predictions')}/ping").status_code == 200
 
 
-def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
+def test_grpc_uses_the_same_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
     grpc = pytest.importorskip("grpc")
     with grpc.insecure_channel(server.address("gRPC predictions")) as channel:
         predict = channel.unary_unary(
@@ -180,8 +180,10 @@ def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[st
         assert predict(request, metadata=[*token().items()], timeout=60) == b"\x0a\x011"
 
 
-def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[str, str]]) -> None:
-    """A lone request waits for a fifth of maxBatchDelay (0.6 s); two are half of a batch."""
+def test_half_a_batch_is_sent_at_once(
+    server: Running, token: Callable[..., dict[str, str]]
+) -> None:
+    """A single request waits for a fifth of maxBatchDelay (0.6 s); two are half of a batch."""
     prediction = f"{server.address('predictions')}/predictions/counting"
     with httpx.Client(timeout=60) as client, ThreadPoolExecutor(2) as pool:
         assert {
@@ -192,11 +194,11 @@ def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[st
 
 def test_the_sink_sends_the_metrics(server: Running, statsd: socket.socket) -> None:
     while not statsd.recv(4096).startswith(b"tsx.tsx_workers."):
-        # The socket's timeout ends the loop over other samples.
+        # The socket's timeout ends the loop if no other samples arrive.
         pass
 
 
-def test_a_model_comes_from_the_share(
+def test_a_model_is_loaded_from_the_plugins_source(
     server: Running, token: Callable[..., dict[str, str]]
 ) -> None:
     models, admin = f"{server.address('models')}/models", token("admin")
@@ -219,7 +221,7 @@ def test_a_model_comes_from_the_share(
         )
 
 
-def test_a_shadow_is_compared_by_the_plugin(
+def test_a_shadows_responses_are_compared_by_the_plugin(
     server: Running, token: Callable[..., dict[str, str]]
 ) -> None:
     from tsx_example_plugins.comparisons import nearly_the_same_text
@@ -234,13 +236,13 @@ def test_a_shadow_is_compared_by_the_plugin(
     assert judged("a b c") == "only 46% of the words agree"
     models, admin = f"{server.address('models')}/models/counting", token("admin")
     compare = {"kind": "plugin", "name": "nearly-the-same-text"}
-    begun = httpx.put(
+    response = httpx.put(
         f"{models}/shadow?force=true",
         json={"to": "2.0", "share": 1, "compare": compare},
         headers=admin,
         timeout=60,
     )
-    assert (begun.status_code, begun.json()["why"]) == (200, "Version 2.0 is not registered.")
+    assert (response.status_code, response.json()["why"]) == (200, "Version 2.0 is not registered.")
     assert (
         httpx.patch(
             f"{models}/traffic", json={"shadow": None}, headers=admin, timeout=60
@@ -249,9 +251,9 @@ def test_a_shadow_is_compared_by_the_plugin(
     )
 
 
-def test_a_plugin_that_is_not_there_is_reported_at_the_start(
+def test_a_missing_plugin_is_reported_at_the_start(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    ended: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
-    assert ended.returncode != 0
-    assert "did you mean 'statsd'?" in ended.stderr
+    result: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
+    assert result.returncode != 0
+    assert "did you mean 'statsd'?" in result.stderr

@@ -1,1 +1,1 @@
-"""Fuzzing of the code that reads bytes of strangers (`scripts/fuzz-wire`)."""
+"""Fuzzing of the code that parses untrusted bytes (`scripts/fuzz-wire`)."""

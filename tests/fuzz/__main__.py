@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes by Atheris; with files, it replays them.
+"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes with Atheris; with files, it replays them.
 
-A finding is an input that raises, that takes more than 50 ms of processor time without
-instrumentation, or that makes the process grow. The exit code is then 1, and the input lies in the
-directory that the output names.
+A finding is an input that raises an exception, takes more than 50 ms of processor time without
+instrumentation, or makes the process grow. The exit code is then 1, and the output names the
+directory with the input.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from pathlib import Path
 
 import psutil
 
-# The targets are imported once they can be instrumented.
+# The targets are imported later, so that they can be instrumented.
 NAMES = ("archive", "form", "frame", "lanes", "traffic")
-STALL = 0.05  # seconds of processor time
-# Approximate factor of the instrumentation.
-INSTRUMENTED = 10
-GROWTH = 100 << 20  # bytes, after the first tenth of the time
+MAX_CPU_SECONDS = 0.05  # seconds of processor time
+# the approximate slowdown by the instrumentation
+INSTRUMENTATION_FACTOR = 10
+MAX_GROWTH_BYTES = 100 << 20  # bytes, after the first tenth of the time
 CORPORA = Path(__file__).parent / "corpora"
 
 
 def replay(target: Callable[[bytes], None], files: list[Path]) -> int:
     for file in files:
         data = file.read_bytes()
-        took = min(_timed(target, data) for _ in range(3))
-        if took > STALL:
-            print(f"{file}: {took * 1000:.0f} ms for {len(data)} bytes")
+        cpu_seconds = min(_timed(target, data) for _ in range(3))
+        if cpu_seconds > MAX_CPU_SECONDS:
+            print(f"{file}: {cpu_seconds * 1000:.0f} ms for {len(data)} bytes")
             return 1
     return 0
 
 
 def _timed(target: Callable[[bytes], None], data: bytes) -> float:
-    before = time.thread_time()
+    start = time.thread_time()
     target(data)
-    return time.thread_time() - before
+    return time.thread_time() - start
 
 
 def fuzz(name: str, seconds: float, directory: Path) -> None:
     """Fuzz until libFuzzer ends the process."""
-    # Replays do without Atheris.
+    # The import is here, since replays do not need Atheris.
     import atheris
 
     with atheris.instrument_imports(include=["tsx_runtime", "tsx_archiver"]):
         from tests.fuzz import targets
     target = targets.TARGETS[name]()
-    began, memory, process = time.monotonic(), [0], psutil.Process()
+    start, memory, process = time.monotonic(), [0], psutil.Process()
 
-    def once(data: bytes) -> None:
-        if _timed(target, data) > STALL * INSTRUMENTED:
+    def run_input(data: bytes) -> None:
+        if _timed(target, data) > MAX_CPU_SECONDS * INSTRUMENTATION_FACTOR:
             raise RuntimeError(f"a stall: {len(data)} bytes")
-        if not memory[0] and time.monotonic() - began > seconds / 10:
+        if not memory[0] and time.monotonic() - start > seconds / 10:
             memory[0] = process.memory_info().rss
-        elif memory[0] and process.memory_info().rss > memory[0] + GROWTH:
-            raise RuntimeError(f"it has grown by {GROWTH >> 20} MB")
+        elif memory[0] and process.memory_info().rss > memory[0] + MAX_GROWTH_BYTES:
+            raise RuntimeError(f"it has grown by {MAX_GROWTH_BYTES >> 20} MB")
 
     corpus = directory / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def fuzz(name: str, seconds: float, directory: Path) -> None:
         f"-artifact_prefix={directory}/",
         "-verbosity=0",
     ]
-    atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPORA / name)], once)
+    atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPORA / name)], run_input)
     atheris.Fuzz()
 
 
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--minutes", type=float, default=10)
-    # libFuzzer ends this process.
+    # The option is for a subprocess, since libFuzzer ends its process.
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -105,11 +105,11 @@ def main() -> int:
         if subprocess.run(command, check=False).returncode == 0:
             break
         inputs = sorted(path for path in findings.iterdir() if path.is_file())
-        again = [sys.executable, "-m", "tests.fuzz", options.target, *map(str, inputs)]
-        if not inputs or subprocess.run(again, check=False).returncode != 0:
+        replay_command = [sys.executable, "-m", "tests.fuzz", options.target, *map(str, inputs)]
+        if not inputs or subprocess.run(replay_command, check=False).returncode != 0:
             print(f"{options.target}: a finding, in {findings}")
             return 1
-        # The instrumentation or the machine may have been slow.
+        # The inputs are replayed, since the instrumentation or the machine may have been slow.
         for path in inputs:
             path.unlink()
     print(f"{options.target}: nothing found in {options.minutes:g} minutes")

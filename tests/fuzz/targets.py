@@ -1,4 +1,4 @@
-"""The targets of the fuzzer: each takes bytes, and raises unless they are taken or refused."""
+"""The targets of the fuzzer: each accepts or refuses bytes, and raises an exception on a fault."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 
 ECHO = "def handle(data, context):\n    return data and [bytes(row.get('body') or row.get('data') or b'') for row in data]\n"
-# Turns of the event loop for one input.
+# iterations of the event loop for one input
 TURNS = 400
-IDLE = 12  # turns without an answer after which none is on its way
-# Most bytes written for each received byte.
-MOST_WRITTEN = 64
-LARGEST_ANSWER = 1 << 20
+MAX_IDLE_TURNS = 12  # iterations without a response after which none is expected
+# the maximum of bytes written for each received byte
+MAX_WRITTEN_PER_BYTE = 64
+MAX_RESPONSE_BYTES = 1 << 20
 
 Target = Callable[[bytes], None]
 
@@ -44,12 +44,13 @@ def frame(data: bytes) -> None:
     with contextlib.suppress(wire.FrameError):
         header = wire.decode_header(data)
         message = wire.decode(header, data[wire.HEADER.size :])
-        again = b"".join(
+        encoded = b"".join(
             bytes(part)
             for part in wire.encode(message.kind, message.batch, message.items, message.extra)
         )
         assert (
-            wire.decode(wire.decode_header(again), again[wire.HEADER.size :]).items == message.items
+            wire.decode(wire.decode_header(encoded), encoded[wire.HEADER.size :]).items
+            == message.items
         )
         for _, meta, _ in message.items:
             with contextlib.suppress(wire.FrameError):
@@ -58,7 +59,7 @@ def frame(data: bytes) -> None:
 
 
 def form(data: bytes) -> None:
-    """Look for the field `model_name` in a form, whose first byte chooses its type."""
+    """Search a form for the field `model_name`; the first byte chooses the form's type."""
     kinds = (
         b"application/x-www-form-urlencoded",
         b"multipart/form-data; boundary=b",
@@ -72,34 +73,34 @@ def form(data: bytes) -> None:
 
 
 def traffic(data: bytes) -> None:
-    """Parse a document of traffic shares."""
+    """Parse a document of traffic settings."""
     # Both errors become status 400.
     with contextlib.suppress(ValueError, RecursionError):
         parse_traffic(json.loads(data))
 
 
 class Archives:
-    """A file that claims to be an archive: it is inspected and opened, with small limits."""
+    """A file that claims to be an archive, which is inspected and opened with small limits."""
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
         self._limits = Limits(members=100, total=1 << 20)
 
     def __call__(self, data: bytes) -> None:
-        file = self._place / "fuzzed.mar"
+        file = self._directory / "fuzzed.mar"
         file.write_bytes(data)
         with contextlib.suppress(ArchiveError):
             inspect_archive(file)
         with contextlib.suppress(ArchiveError):
-            open_archive(file, cache=self._place / "cache", limits=self._limits).close()
-        strays = [
-            path for path in self._place.iterdir() if path.name not in ("fuzzed.mar", "cache")
+            open_archive(file, cache=self._directory / "cache", limits=self._limits).close()
+        outside_files = [
+            path for path in self._directory.iterdir() if path.name not in ("fuzzed.mar", "cache")
         ]
-        assert not strays, f"written outside of the cache: {strays}"
+        assert not outside_files, f"written outside of the cache: {outside_files}"
 
 
 class Transport(asyncio.Transport):
-    """A transport that counts what is written."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 8080)})
@@ -135,7 +136,7 @@ class Transport(asyncio.Transport):
 
 
 class Lanes:
-    """The bytes of a client on one connection: the fast lane, and uvicorn with FastAPI behind it.
+    """The bytes of a client on one connection of the fast lane, with uvicorn and FastAPI behind it.
 
     A byte of 0xff ends a read.
     """
@@ -143,14 +144,14 @@ class Lanes:
     def __init__(self) -> None:
         directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
         make_model(directory / "echo.mar", ECHO, name="echo")
-        usual = {
+        base_settings = {
             "model_store": directory,
             "cache_dir": directory / "cache",
             "state_dir": directory / "state",
             "max_request_size": 20_000,
         }
-        # Only the server's own failures are then 500.
-        settings = Settings.model_validate(usual | {"handler_error_status": 503})
+        # With this setting, only the server's own failures have status 500.
+        settings = Settings.model_validate(base_settings | {"handler_error_status": 503})
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note)
@@ -172,7 +173,7 @@ class Lanes:
         answer = self._loop.run_until_complete(self._talk(data))
         raised, self._raised = self._raised, []
         assert not raised, raised
-        assert len(answer) <= LARGEST_ANSWER + MOST_WRITTEN * len(data), (
+        assert len(answer) <= MAX_RESPONSE_BYTES + MAX_WRITTEN_PER_BYTE * len(data), (
             f"{len(answer)} bytes written for {len(data)}"
         )
         for line in io.BytesIO(answer):
@@ -184,15 +185,15 @@ class Lanes:
         protocol = FastLane(self._config, self._state, {})
         protocol.connection_made(transport)
         pieces = [piece for piece in data.split(b"\xff") if piece]
-        idle = seen = 0
+        idle = write_count = 0
         for _ in range(TURNS):
             if pieces and transport.reading and not transport.closing:
                 protocol.data_received(pieces.pop(0))
                 idle = 0
-            await asyncio.sleep(0 if idle < IDLE // 2 else 0.0002)
-            idle = 0 if len(transport.written) != seen else idle + 1
-            seen = len(transport.written)
-            if idle >= IDLE and (transport.closing or not pieces):
+            await asyncio.sleep(0 if idle < MAX_IDLE_TURNS // 2 else 0.0002)
+            idle = 0 if len(transport.written) != write_count else idle + 1
+            write_count = len(transport.written)
+            if idle >= MAX_IDLE_TURNS and (transport.closing or not pieces):
                 break
         protocol.on_tick()
         protocol.connection_lost(None)

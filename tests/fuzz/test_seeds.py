@@ -1,4 +1,4 @@
-"""Each seed of the fuzzer is taken or refused in words, former findings included."""
+"""Each seed of the fuzzer, including former findings, is accepted or refused cleanly."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ print("done")
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["archive", "form", "frame", "lanes", "traffic"])
-def test_seeds_do_no_harm(name: str) -> None:
+def test_seeds_cause_no_findings(name: str) -> None:
     seeds = sorted((CORPORA / name).iterdir())
     assert seeds
     command = [sys.executable, "-c", REPLAY, name, *map(str, seeds)]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=CORPORA.parents[2], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout == "done\n", done.stderr
+    assert result.stdout == "done\n", result.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.containers import BASE, PACKAGES, can_build, run, settings_of_containers
 
-DRIVERS = ("overlay", "vfs")  # the second copies every layer, and works everywhere
+DRIVERS = ("overlay", "vfs")  # vfs copies every layer, but works everywhere
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def program() -> str:
 
 @pytest.fixture(scope="session")
 def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterator[Path]:
-    """Configure buildah and podman so that builds need no cgroup permissions."""
+    """Configure buildah and podman for builds without cgroup permissions."""
     directory = tmp_path_factory.mktemp("containers")
     (directory / "home/.config/containers").mkdir(parents=True)
     (directory / "try").mkdir()
@@ -57,7 +57,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def base(containers: Path, program: str) -> str:
-    """Build a Debian image with Python; this takes a minute."""
+    """Build a Debian image with Python, which takes a minute."""
     context = containers / "base"
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", context / "root")
     (context / "Dockerfile").write_text("FROM scratch\nADD root /\n")

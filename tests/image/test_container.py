@@ -1,4 +1,4 @@
-"""Real containers by podman: deployed by tsx, by `podman kube play` and by podman-compose.
+"""Real containers with podman, deployed by tsx, `podman kube play` and podman-compose.
 
 `pytest -m image` runs it.
 """
@@ -56,7 +56,7 @@ pytestmark = [
 
 
 class Deployment:
-    """`tsx deploy` with the arguments of all calls."""
+    """`tsx deploy` with the arguments that all calls share."""
 
     def __init__(self, directory: Path, base: str, ports: list[int]) -> None:
         self.directory, self.ports = directory, ports
@@ -138,11 +138,11 @@ def predict(port: int, seconds: float, token: str = "") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def wait_until(is_so: Callable[[], bool], message: str) -> None:
+def wait_until(condition: Callable[[], bool], message: str) -> None:
     deadline = time.monotonic() + DEADLINE * 2
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, message
-        time.sleep(0.2)  # containers announce nothing
+        time.sleep(0.2)  # polling is needed, since containers announce nothing
 
 
 def answers(url: str) -> bool:
@@ -169,28 +169,28 @@ def test_a_deployed_container_answers_within_its_limits(deployment: Deployment) 
     assert deployment.apply("1.0").count("create") == 0
 
 
-def test_a_failing_version_makes_way_and_a_working_one_can_be_rolled_back(
+def test_a_failing_version_is_replaced_and_a_working_one_rolled_back(
     deployment: Deployment,
 ) -> None:
-    first = deployment.status()["container"]
+    first_container = deployment.status()["container"]
     output = deployment.apply("2.0", code=1)
     print(output)
     assert "RuntimeError: no weights" in output
     assert "ended with 0" not in output
-    assert f"{first}, which ran before, was started again" in output
+    assert f"{first_container}, which ran before, was started again" in output
     wait_until(
         lambda: deployment.status()["status"] == "healthy",
         "the previous version is not healthy again",
     )
     assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (
-        first,
+        first_container,
         (200, "1.0"),
     )
     deployment.apply("3.0")
     assert predict(deployment.ports[0], 0) == (200, "3.0")
     deployment.verb("rollback", "--yes")
     assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (
-        first,
+        first_container,
         (200, "1.0"),
     )
 
@@ -217,7 +217,7 @@ def test_sigterm_loses_no_accepted_request(deployment: Deployment) -> None:
     assert predict(port, 0) == (200, "1.0")
 
 
-def test_a_server_that_hangs_is_unhealthy_and_started_again(deployment: Deployment) -> None:
+def test_a_hanging_server_is_unhealthy_and_restarted(deployment: Deployment) -> None:
     deployment.inside(
         "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 19)"
     )
@@ -229,7 +229,7 @@ def test_a_server_that_hangs_is_unhealthy_and_started_again(deployment: Deployme
     )
 
 
-def test_an_engine_that_cannot_start_a_container_is_named_as_the_cause(
+def test_a_failing_engine_is_reported_as_the_cause(
     deployment: Deployment, containers: Path, tmp_path: Path
 ) -> None:
     settings, environment = (containers / "containers.conf").read_text(), deployment.environment
@@ -248,7 +248,7 @@ def test_an_engine_that_cannot_start_a_container_is_named_as_the_cause(
 
 @pytest.fixture
 def image(deployment: Deployment) -> Iterator[str]:
-    """Yield the image of the deployment, and stop its container, which has the ports."""
+    """Yield the image of the deployment, and stop its container, which uses the ports."""
     status = deployment.status()
     run("podman", "stop", status["container"])
     yield str(status["image"])
@@ -277,12 +277,15 @@ def test_kube_play_runs_the_emitted_deployment(
     )
     manifest = yaml.safe_load((emitted / "deployment.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    for port, outside in zip(container["ports"], deployment.ports, strict=True):
-        port |= {"hostPort": outside, "hostIP": "127.0.0.1"}  # podman has no Service
+    for port, host_port in zip(container["ports"], deployment.ports, strict=True):
+        port |= {
+            "hostPort": host_port,
+            "hostIP": "127.0.0.1",
+        }  # needed, since podman has no Service
     tokens = {"inference": "a" * 32, "management": "b" * 32}
     encoded = {name: base64.b64encode(token.encode()).decode() for name, token in tokens.items()}
     documents = [manifest]
-    # Older ones play no Secret.
+    # Older versions of podman do not support Secrets.
     if podman_version() < (4, 4):
         (tmp_path / "secret.json").write_text(json.dumps(encoded))
         run("podman", "secret", "create", "sleeper-tokens", tmp_path / "secret.json")
@@ -306,7 +309,7 @@ def test_kube_play_runs_the_emitted_deployment(
         wait_until(lambda: is_healthy(pod), "the liveness probe fails")
         assert predict(port, 0)[0] == 400  # TorchServe's status for a request without a token
         assert predict(port, 0, tokens["inference"]) == (200, "1.0")
-        seen = run(
+        output = run(
             "podman",
             "exec",
             pod,
@@ -314,11 +317,11 @@ def test_kube_play_runs_the_emitted_deployment(
             "-c",
             f"import os; print(os.environ['TSX_CPUS']); {SIZES}",
         ).split("\n")
-        assert (seen[0], json.loads(seen[1])[1]) == ("1", 2 << 30)
+        assert (output[0], json.loads(output[1])[1]) == ("1", 2 << 30)
         write = WRITE.replace("open('/dev/shm/a', 'w'); ", "")  # podman 4.3 ignores fsGroup
         assert run("podman", "exec", pod, "python", "-c", write).split() == ["False", "10001"]
-        shown = run("podman", "exec", pod, "python", "-c", CAPABILITIES)
-        assert re.findall(r"\w+$", shown, re.MULTILINE) == ["0" * 16, "1"]
+        capabilities = run("podman", "exec", pod, "python", "-c", CAPABILITIES)
+        assert re.findall(r"\w+$", capabilities, re.MULTILINE) == ["0" * 16, "1"]
     finally:
         run("podman", "kube", "down", file)
         subprocess.run(
@@ -334,9 +337,9 @@ def test_compose_builds_and_runs_the_emitted_file(
     deployment(
         "1.0.mar", "--name", "sleeper", "--emit", "compose", str(emitted), *deployment.settings
     )
-    # The build of the deployment is used again.
-    up = ("--podman-build-args=--format docker", "up", "--build", "--detach")
-    print(run(COMPOSE, *up, cwd=emitted))
+    # The image of the deployment is reused.
+    up_arguments = ("--podman-build-args=--format docker", "up", "--build", "--detach")
+    print(run(COMPOSE, *up_arguments, cwd=emitted))
     port, metrics = deployment.ports
     try:
         service = run(
@@ -349,8 +352,8 @@ def test_compose_builds_and_runs_the_emitted_file(
         assert predict(port, 0) == (200, "1.0")
         assert json.loads(run("podman", "exec", service, "python", "-c", SIZES)) == [1, 2 << 30]
         assert run("podman", "exec", service, "python", "-c", WRITE).split() == ["False", "10001"]
-        shown = run("podman", "exec", service, "python", "-c", CAPABILITIES)
-        assert re.findall(r"\w+$", shown, re.MULTILINE) == ["0" * 16, "1"]
+        capabilities = run("podman", "exec", service, "python", "-c", CAPABILITIES)
+        assert re.findall(r"\w+$", capabilities, re.MULTILINE) == ["0" * 16, "1"]
     finally:
         run(COMPOSE, "down", cwd=emitted)
 

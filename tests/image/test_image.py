@@ -1,6 +1,6 @@
-"""A real image without a daemon and a public registry. `pytest -m image` runs it.
+"""A real image, built without a daemon or a public registry. `pytest -m image` runs it.
 
-debootstrap makes its base, buildah builds it as in `tsx deploy`, and pip has this machine's settings.
+debootstrap makes the base, buildah builds like `tsx deploy`, and pip has this machine's settings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def registry(
         "storage": {"filesystem": {"rootdirectory": str(directory / "data")}},
         "http": {"addr": f"127.0.0.1:{port}"},
     }
-    (directory / "config.json").write_text(json.dumps(config))  # YAML holds JSON
+    (directory / "config.json").write_text(json.dumps(config))  # JSON is valid YAML
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             ["docker-registry", "serve", directory / "config.json"], stdout=log, stderr=log
@@ -105,21 +105,21 @@ def test_the_image_is_built_pushed_pulled_and_answers(
         assert kind.observe(None, image) is None
         kind.create(None, Resource("Image", "Tsx::Registry::Image", image, {}))
     assert PushedImage(Builder("buildah"), built).observe(None, image) is not None
-    reported = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
-    assert reported["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
+    scores = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
+    assert scores["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
     layers = json.loads(
         run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}")
     )["layers"]
     sizes = ", ".join(f"{layer['size'] / 1e6:.1f}" for layer in layers)
-    print(f"\n{image}: {reported['Digest']}; layers of {sizes} MB, packed")
-    # The model comes last, so that only its layer changes with it.
+    print(f"\n{image}: {scores['Digest']}; layers of {sizes} MB, packed")
+    # The model is the last layer, so a new model changes only that one.
     assert layers[-1]["size"] < 1e6
     run("buildah", "rmi", "--force", image)
     serve(image, tmp_path, free_ports(3))
 
 
 def serve(image: str, directory: Path, ports: list[int]) -> None:
-    """Pull and run an image as a runtime does, ask for its health, and end it."""
+    """Pull and run an image as a container runtime does, check its health, and stop it."""
     container = run("buildah", "from", "--pull-always", f"docker://{image}").strip()
     config = json.loads(run("buildah", "inspect", "--type", "image", image))["Docker"]["config"]
     assert config["User"] == str(UID)
@@ -140,12 +140,12 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
         picture = (DIGITS / "images" / "7.png").read_bytes()
         url, kind = f"http://127.0.0.1:{ports[0]}/predictions/digits", {"Content-Type": "image/png"}
         with urlopen(Request(url, data=picture, headers=kind)) as answer:
-            reported = json.loads(answer.read())
-        print(f"7.png: {reported}")
-        assert max(reported, key=reported.__getitem__) == "seven"
+            scores = json.loads(answer.read())
+        print(f"7.png: {scores}")
+        assert max(scores, key=scores.__getitem__) == "seven"
         assert run(*inside, "id", "-u").strip() == str(UID)
     finally:
-        # Unlike a runtime, buildah passes no signal on.
+        # The signal is sent directly, since buildah does not forward signals.
         for server in psutil.Process(process.pid).children(recursive=True):
             if server.cmdline()[1:] == [*config["Entrypoint"][1:], *config["Cmd"]]:
                 server.terminate()

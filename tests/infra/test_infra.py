@@ -1,4 +1,4 @@
-"""The files of infra: rules and panels of existing metrics, the compose file, KServe's runtime."""
+"""Files in infra: rules and panels for existing metrics, the compose file, and KServe's runtime."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GENERATION = dict.fromkeys(
 )
 GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
 GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
-OF_PROMETHEUS = {"instance", "job"}  # labels that Prometheus adds
+PROMETHEUS_LABELS = {"instance", "job"}  # labels that Prometheus itself adds
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
@@ -56,22 +56,22 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         ["promtool", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.usefixtures("processes")
 @needs_promtool
-def test_the_rules_alert_only_when_they_should() -> None:
+def test_the_alert_rules_pass_their_tests() -> None:
     assert "SUCCESS" in promtool("test", "rules", RULES_TESTS.name, cwd=RULES.parent)
 
 
 @pytest.mark.usefixtures("processes")
 @needs_promtool
-def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     text = (INFRA / "prometheus" / "prometheus.yml").read_text()
     (tmp_path / "token").write_text("secret")
     text = text.replace("/etc/prometheus/tsx.rules.yml", str(RULES)).replace(
@@ -120,7 +120,7 @@ def expressions() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, set[str]]:
-    """Return the labels of each sample of a server by its name."""
+    """Return the labels of each sample of a server by name."""
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(arrived=1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
@@ -205,23 +205,23 @@ def test_rules_and_panels_use_existing_metrics(rendered: dict[str, set[str]]) ->
 def test_rules_and_panels_select_by_existing_labels(rendered: dict[str, set[str]]) -> None:
     for expression in expressions():
         for name, selector in re.findall(r"([A-Za-z_:]\w*)\{([^}]*)\}", expression):
-            wanted = set(re.findall(r"(\w+)\s*[=!]~?", selector))
+            used_labels = set(re.findall(r"(\w+)\s*[=!]~?", selector))
             if name in rendered:
-                assert wanted <= rendered[name] | OF_PROMETHEUS, expression
+                assert used_labels <= rendered[name] | PROMETHEUS_LABELS, expression
 
 
-def test_bounds_in_expressions_are_bounds_of_the_histogram() -> None:
-    named = {
+def test_bucket_limits_in_expressions_exist_in_the_histogram() -> None:
+    used_limits = {
         float(bound)
         for expression in expressions()
         for bound in re.findall(r'le="([^"]+)"', expression)
     }
-    assert named
-    assert named <= set(SHOWN_BOUNDS)
+    assert used_limits
+    assert used_limits <= set(SHOWN_BOUNDS)
 
 
 def names(expression: str) -> set[str]:
-    """Return the metrics of a PromQL expression."""
+    """Return the metrics in a PromQL expression."""
     text = re.sub(r'"[^"]*"', "", expression)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*(\([^)]*\))?", " ", text)
@@ -229,7 +229,7 @@ def names(expression: str) -> set[str]:
     return {name for name in tokens if name not in ("and", "or", "unless", "bool", "le")}
 
 
-def test_names_are_read_out_of_an_expression() -> None:
+def test_metric_names_are_parsed_from_expressions() -> None:
     expression = 'sum by (a, b) (rate(x_total{le="y"}[5m])) / on (a) group_left w:r5m{c=~"$d"} > 14.4 * 0.001 and max(z) == 0'
     assert names(expression) == {"x_total", "w:r5m", "z"}
 
@@ -250,7 +250,7 @@ def test_the_dashboard_is_complete() -> None:
     )
 
 
-def test_the_compose_file_publishes_to_this_machine_alone() -> None:
+def test_the_compose_file_publishes_only_to_this_machine() -> None:
     ports = [port for service in SERVICES.values() for port in service["ports"]]
     assert {port.split(":")[1] for port in ports} == {"8080", "8081", "8082", "9090", "3000"}
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -295,7 +295,7 @@ def test_the_compose_file_uses_existing_settings() -> None:
     )
     config = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
-    assert job["job_name"] == "tsx"  # alerts and panels name it
+    assert job["job_name"] == "tsx"  # alerts and panels use this name
     assert job["static_configs"][0]["targets"] == [
         f"tsx:{settings.metrics_address.rpartition(':')[2]}"
     ]
@@ -304,7 +304,7 @@ def test_the_compose_file_uses_existing_settings() -> None:
     assert {"TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN"} <= set(environment)
 
 
-def test_the_runtime_for_kserve_is_the_one_that_tsx_deploy_makes() -> None:
+def test_the_kserve_runtime_equals_that_of_tsx_deploy() -> None:
     text = (INFRA / "kserve" / "serving-runtime.yaml").read_text()
     (runtime,) = yaml.safe_load_all(text)
     kserve = {"kserve": True, "storage": "s3://models/digits"}

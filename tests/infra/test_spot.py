@@ -1,4 +1,4 @@
-"""The watcher of a spot instance, which stops tsx's containers at the notice."""
+"""The watcher of a spot instance, which stops tsx's containers at the interruption notice."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = [
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """A double of EC2's metadata, with a notice from the third look on; it requires a token."""
+    """A double of EC2's metadata, with a notice from the third poll on; it requires a token."""
 
-    looks = 0
+    polls = 0
 
     def do_PUT(self) -> None:
         assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "60"
@@ -31,10 +31,11 @@ class Metadata(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/latest/meta-data/spot/instance-action"
-        type(self).looks += 1
-        known = self.headers["X-aws-ec2-metadata-token"] == "a-token"
+        type(self).polls += 1
+        is_authorized = self.headers["X-aws-ec2-metadata-token"] == "a-token"
         self.answer(
-            401 if not known else 200 if type(self).looks >= 3 else 404, b'{"action": "terminate"}'
+            401 if not is_authorized else 200 if type(self).polls >= 3 else 404,
+            b'{"action": "terminate"}',
         )
 
     def answer(self, status: int, body: bytes) -> None:
@@ -49,7 +50,7 @@ class Metadata(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    Metadata.looks = 0
+    Metadata.polls = 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -57,16 +58,16 @@ def metadata() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_containers_are_stopped_once_the_notice_is_there(metadata: str, tmp_path: Path) -> None:
+def test_the_containers_are_stopped_after_the_notice(metadata: str, tmp_path: Path) -> None:
     docker = f'echo "$@" >> {tmp_path}/calls; [ "$1" != ps ] || printf "one\\ntwo\\n"'
     for name, text in {"docker": docker, "sleep": f"echo $1 >> {tmp_path}/naps"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"METADATA": metadata, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
+    result = subprocess.run(
         [SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "naps").read_text().split() == ["5", "5"]
     assert (tmp_path / "calls").read_text().splitlines() == [
         "ps --quiet --filter label=tsx.target=container",

@@ -1,1 +1,1 @@
-"""Builders that tests of several rooms share."""
+"""Builders that tests of several folders share."""

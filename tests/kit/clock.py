@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """A source of seconds that pass where the test adds them to `now`."""
+    """A clock whose time `now`, in seconds, only the test changes."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Jobs without a lane."""
+"""Jobs that do not belong to a connection."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Body, Buffer, request_meta
 
 NOW = 100.0
-TIMEOUT = 90.0  # seconds, of a machine that is busy with other tests
+TIMEOUT = 90.0  # seconds, enough for a machine that is busy with other tests
 Error = TypeVar("Error", bound=TsxError)
 
 
 class FakeJob(Job):
-    """A job that keeps its answers, pieces and refusals."""
+    """A job that records its responses, pieces and errors."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ def a_waiting_job(
     priority: int = 0,
     meta: bytes = request_meta("id", b"", []),
 ) -> WaitingJob:
-    """Make a job that has just arrived, whose error may stay without a reader."""
+    """Make a job that has just arrived; its error need not be read by anyone."""
     job = WaitingJob(meta, body, time.monotonic(), deadline, priority)
     job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
     return job
 
 
 async def answer_of(job: WaitingJob) -> Answer:
-    """Wait for the answer to a job, or raise the error that it was refused with."""
+    """Wait for the response to a job, or raise the error with which it was refused."""
     return await asyncio.wait_for(job.done, TIMEOUT)
 
 

@@ -28,18 +28,18 @@ def load(
     clients: int,
     least: int,
 ) -> Iterator[list[Answer]]:
-    """Send requests by both lanes until the block ends, at least so many from each client.
+    """Send requests by both lanes until the block ends, at least `least` from each client.
 
     `request` returns the path, body and headers of the request with a number.
     """
-    numbers, enough = itertools.count(), threading.Event()
+    numbers, stop = itertools.count(), threading.Event()
     answers: list[Answer] = []
 
     def run() -> None:
         url = server.inference.base_url
         connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
         for turn in itertools.count():
-            if turn >= least and enough.is_set():
+            if turn >= least and stop.is_set():
                 break
             path, body, headers = request(next(numbers))
             chunked = turn % 3 == 0
@@ -54,6 +54,6 @@ def load(
         try:
             yield answers
         finally:
-            enough.set()
+            stop.set()
         for client in running:
             client.result()

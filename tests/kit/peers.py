@@ -1,4 +1,4 @@
-"""The worker's end of a dispatcher's channel, and what tests do with a dispatcher and such ends."""
+"""The worker's end of a dispatcher's channel, and helpers for tests of dispatchers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AnyDispatcher = TypeVar("AnyDispatcher", bound=Dispatcher)
 
 
 class Peer:
-    """The worker's end of a channel, moved by the test."""
+    """The worker's end of a channel, controlled by the test."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -65,7 +65,7 @@ class Peer:
 
 
 async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
-    """Open a channel that the dispatcher does not know yet."""
+    """Open a channel that does not belong to the dispatcher yet."""
     front, back = socket.socketpair()
     front.setblocking(False)
     back.setblocking(False)
@@ -87,14 +87,14 @@ async def serve(dispatcher: AnyDispatcher) -> tuple[AnyDispatcher, Channel, Peer
 
 
 async def kill(channel: Channel, peer: Peer) -> SentBatch:
-    """End a worker, and return the oldest batch that it had not answered."""
+    """End a worker, and return its oldest unanswered batch."""
     peer.close()
     await asyncio.wait_for(channel.closed, TIMEOUT)
     return channel.sent.popleft()
 
 
 def submit(dispatcher: Dispatcher, *requests: bytes | WaitingJob) -> list[WaitingJob]:
-    """Submit jobs, or jobs with these bodies, and return them."""
+    """Submit jobs, which may be given as bodies, and return them."""
     jobs = [
         request if isinstance(request, WaitingJob) else a_waiting_job(request)
         for request in requests
@@ -133,7 +133,7 @@ def bodies(frame: wire.Frame) -> list[bytes]:
 
 
 def counts(dispatcher: Dispatcher) -> tuple[int, dict[int, int], dict[str, int]]:
-    """Count the requests, the answers by status, and the refusals by type."""
+    """Return the number of requests, the responses by status, and the refusals by type."""
     stats = dispatcher.stats
     return stats.requests, dict(stats.answers), dict(stats.refusals)
 

@@ -1,4 +1,4 @@
-"""Jobs for stores of jobs, and what they are answered with."""
+"""Jobs for job stores, and their responses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tsx_runtime.jobs.store import NewJob, StoredAnswer, StoredRequest
 
 REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
 ANSWER = StoredAnswer(200, b"content-type: text/plain\r\n", b"an answer")
-# A bound of the queue that no test reaches.
-MOST = 1000
+# A limit of the queue that no test reaches.
+QUEUE_LIMIT = 1000
 
 
 def a_new_job(id: str, model: str = "m", **fields: Any) -> NewJob:

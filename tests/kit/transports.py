@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-READ_BYTES = 256 << 10  # the most that the event loop reads at once
+READ_BYTES = 256 << 10  # the largest read of the event loop
 
 
 class FakeTransport(asyncio.Transport):
-    """A transport that keeps what is written and delivers `data` when the test asks for it."""
+    """A transport that records written data and delivers `data` on request."""
 
     def __init__(self, data: bytes = b"") -> None:
         super().__init__()
         self.data = data
         self.sent = 0
         self.written = bytearray()
-        self.unread = 0  # bytes that the client has yet to take
+        self.unread = 0  # bytes that the client has not read yet
         self.pauses: list[bool] = []  # True for each pause, False for each resumption
         self.closed = asyncio.Event()
         self.aborted = False
-        self.protocol: Any = None  # the one that took over
+        self.protocol: Any = None  # the protocol that has taken over
 
     @property
     def paused(self) -> bool:

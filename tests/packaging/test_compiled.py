@@ -1,4 +1,4 @@
-"""The hot path compiled by mypyc, in wheels that are built with TSX_COMPILE=1."""
+"""The hot path compiled with mypyc, in wheels that are built with TSX_COMPILE=1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tsx_runtime.version import __version__
 
 ROOT = Path(__file__).parents[2]
-SAYS = """
+PRINT_VERSION = """
 from tsx_cli.main import main
 from tsx_runtime import wire
 print(wire.__file__, wire.encode(wire.Kind.PING, 7))
@@ -71,7 +71,7 @@ def test_a_compiled_wheel_holds_the_extensions_for_this_python(
     )
 
 
-def test_the_wheel_is_pure_and_the_build_warns_where_there_is_no_compiler(
+def test_the_wheel_is_pure_with_a_warning_if_there_is_no_compiler(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compile_into(target: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_wheel_is_pure_and_the_build_warns_where_there_is_no_compiler(
     )
 
 
-def test_all_modules_that_are_to_be_compiled_exist(hatch_build: ModuleType) -> None:
+def test_all_modules_to_be_compiled_exist(hatch_build: ModuleType) -> None:
     assert [
         name
         for name in hatch_build.MODULES
@@ -99,7 +99,7 @@ def test_all_modules_that_are_to_be_compiled_exist(hatch_build: ModuleType) -> N
 
 
 @pytest.mark.slow
-def test_a_compiled_module_works_like_the_pure_one_and_has_another_version_text(
+def test_a_compiled_module_equals_the_pure_one_except_for_its_version_text(
     processes: None, tmp_path: Path
 ) -> None:
     pytest.importorskip("mypyc", reason="mypy is not installed")
@@ -123,9 +123,9 @@ def test_a_compiled_module_works_like_the_pure_one_and_has_another_version_text(
         )
 
     def run(code: str, **variables: str) -> list[str]:
-        done = start(code, **variables)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        process = start(code, **variables)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.splitlines()
 
     environment = {"PATH": sysconfig.get_path("scripts") + ":/usr/bin:/bin"}
     shutil.copytree(
@@ -133,13 +133,13 @@ def test_a_compiled_module_works_like_the_pure_one_and_has_another_version_text(
         tmp_path / "tsx_runtime",
         ignore=shutil.ignore_patterns("*.so", "*.pyd"),
     )
-    where, pure = run(SAYS, PYTHONPATH=str(tmp_path))
-    assert where.split(" ", 1)[0].endswith("wire.py")
+    pure_file, pure = run(PRINT_VERSION, PYTHONPATH=str(tmp_path))
+    assert pure_file.split(" ", 1)[0].endswith("wire.py")
     assert pure == f"tsx {__version__} (pure Python)"
     build = f"import pathlib, hatch_build; hatch_build.compile_into(pathlib.Path({str(tmp_path)!r}), ['wire'])"
     assert "It needs a C compiler" in start(build, CC="no-such-compiler").stderr
     run(build)
-    compiled_file, compiled = run(SAYS, PYTHONPATH=str(tmp_path))
+    compiled_file, compiled = run(PRINT_VERSION, PYTHONPATH=str(tmp_path))
     assert not compiled_file.split(" ", 1)[0].endswith(".py")
-    assert compiled_file.split(" ", 1)[1] == where.split(" ", 1)[1]
+    assert compiled_file.split(" ", 1)[1] == pure_file.split(" ", 1)[1]
     assert compiled == f"tsx {__version__} (compiled)"

@@ -1,4 +1,4 @@
-"""The files of the wheel and the sdist, the installed wheel, and pinned dependencies."""
+"""The files in the wheel and the sdist, the installed wheel, and the pinned dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
 CLIENT = ROOT / "packages" / "tsx-client"
-OF_EXTRAS = [
+EXTRA_MODULES = [
     "captum",
     "cryptography",
     "google",
@@ -44,11 +44,11 @@ PACKAGES = {
 def run(
     *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def pip_install(*arguments: str | Path) -> None:
@@ -57,7 +57,7 @@ def pip_install(*arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def dist(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the sdist, and the wheel from it."""
+    """Build the sdist, and the wheel from the sdist."""
     directory = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, ROOT)
     return directory
@@ -76,17 +76,17 @@ def wheel_names(wheel: Path) -> set[str]:
 
 def shipped_files() -> Iterator[str]:
     """Yield every file of every package by its name in a wheel."""
-    for package, room in PACKAGES.items():
-        for file in (ROOT / room / package).rglob("*"):
+    for package, folder in PACKAGES.items():
+        for file in (ROOT / folder / package).rglob("*"):
             if (
                 file.is_file()
                 and "__pycache__" not in file.parts
                 and file.suffix not in (".so", ".pyd")
-            ):  # scripts/compile makes these
-                yield file.relative_to(ROOT / room).as_posix()
+            ):  # files that scripts/compile makes
+                yield file.relative_to(ROOT / folder).as_posix()
 
 
-def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_packages(wheel_names: set[str]) -> None:
     packed = {name for name in wheel_names if ".dist-info/" not in name}
     assert packed == set(shipped_files())
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
@@ -96,7 +96,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: s
     ), "no templates"
 
 
-def test_the_wheel_has_its_licence(wheel: Path, wheel_names: set[str]) -> None:
+def test_the_wheel_contains_its_licence(wheel: Path, wheel_names: set[str]) -> None:
     licence = next(name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE"))
     metadata = next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
@@ -104,10 +104,10 @@ def test_the_wheel_has_its_licence(wheel: Path, wheel_names: set[str]) -> None:
         assert "License-Expression: Apache-2.0" in archive.read(metadata).decode().splitlines()
 
 
-def test_the_sdist_holds_the_files_of_a_checkout(dist: Path) -> None:
+def test_the_sdist_contains_the_files_of_a_checkout(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {
+    required_files = {
         "LICENSE",
         "README.md",
         "CHANGELOG.md",
@@ -117,18 +117,20 @@ def test_the_sdist_holds_the_files_of_a_checkout(dist: Path) -> None:
         "scripts/demo",
         "examples/digits/digits.pt2",
     }
-    assert needed <= names
+    assert required_files <= names
     assert {
-        f"{room}/{name}" for name in shipped_files() for room in [PACKAGES[name.partition("/")[0]]]
+        f"{folder}/{name}"
+        for name in shipped_files()
+        for folder in [PACKAGES[name.partition("/")[0]]]
     } <= names
     assert not [name for name in names if name.startswith((".venv", ".demo", ".ci"))]
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a fresh environment and return its directory of scripts.
+    """Install the wheel into a new environment, and return its scripts directory.
 
-    It borrows the dependencies from the environment of the tests.
+    Its dependencies come from the environment of the tests.
     """
     directory = tmp_path_factory.mktemp("fresh") / "env"
     subprocess.run(
@@ -138,37 +140,37 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip_install("--python", python, "install", wheel)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(run(python, "-c", code).strip())
-    borrowed = {
+    dependency_paths = {
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
-    }  # a path line reads no .pth there, so no tsx of a checkout comes along
-    (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
-    # None stands for a missing module.
-    hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
-    (site / "without_extras.pth").write_text(hide, encoding="utf-8")
+    }  # .pth files in these paths are not read, so tsx is not imported from a checkout
+    (site / "borrowed.pth").write_text("\n".join(dependency_paths) + "\n", encoding="utf-8")
+    # None makes the import of a module fail.
+    hiding_code = f"import sys; sys.modules.update(dict.fromkeys({EXTRA_MODULES}))\n"
+    (site / "without_extras.pth").write_text(hiding_code, encoding="utf-8")
     return directory / "bin"
 
 
 @pytest.mark.parametrize(
     "name", ["tsx", "torchserve", "torch-model-archiver", "torch-workflow-archiver"]
 )
-def test_installed_command_answers_help(
+def test_installed_commands_print_their_help(
     name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
     text = run(installed / name, "--help", cwd=tmp_path, environment=user_environment)
     assert "usage" in text.lower()
 
 
-def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
+def test_the_installed_wheel_packs_serves_and_predicts(
     installed: Path,
     tmp_path: Path,
     user_environment: dict[str, str],
     start_server: Callable[..., Any],
 ) -> None:
     user_environment["PATH"] = f"{installed}{os.pathsep}{os.environ['PATH']}"
-    where = "import tsx_archiver, tsx_cli, tsx_runtime; print(tsx_archiver.__file__, tsx_cli.__file__, tsx_runtime.__file__)"
+    print_paths = "import tsx_archiver, tsx_cli, tsx_runtime; print(tsx_archiver.__file__, tsx_cli.__file__, tsx_runtime.__file__)"
     files = run(
-        installed / "python", "-c", where, cwd=tmp_path, environment=user_environment
+        installed / "python", "-c", print_paths, cwd=tmp_path, environment=user_environment
     ).split()
     assert all(file.startswith(str(installed.parent)) for file in files)
 
@@ -184,8 +186,8 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
         cwd=tmp_path,
         environment=user_environment,
     )
-    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # the product's default
-    server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, usual)
+    default_environment = user_environment | {"TSX_ENABLE_GRPC": "true"}  # the product's default
+    server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, default_environment)
     assert "gRPC is not served: grpc is not installed" in server.log
     answer = run(
         installed / "tsx",
@@ -218,12 +220,12 @@ print(ts.__version__, launcher.__file__, model_archiver.__file__, BaseHandler.__
 """
 
 
-def test_torchserves_import_names_come_only_with_the_extra(
+def test_torchserves_modules_are_installed_only_with_the_extra(
     installed: Path, shims: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
     for name in ("ts", "model_archiver"):
         command = [installed / "python", "-c", f"import {name}"]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=tmp_path,
             env=user_environment,
@@ -232,7 +234,7 @@ def test_torchserves_import_names_come_only_with_the_extra(
             timeout=60,
             check=False,
         )
-        assert f"No module named '{name}'" in done.stderr
+        assert f"No module named '{name}'" in result.stderr
     environment = {**user_environment, "PYTHONPATH": str(shims)}
     version, launcher, archiver, handler = run(
         installed / "python", "-c", NAMES_OF_TORCHSERVE, cwd=tmp_path, environment=environment
@@ -260,32 +262,32 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def needed(*requirements: str, skip: re.Pattern[str]) -> set[str]:
+def required_distributions(*requirements: str, skip: re.Pattern[str]) -> set[str]:
     """Return the installed distributions that these requirements need here."""
-    todo = [Requirement(text) for text in requirements]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while todo:
-        requirement = todo.pop()
+    pending = [Requirement(text) for text in requirements]
+    visited: set[tuple[str, frozenset[str]]] = set()
+    while pending:
+        requirement = pending.pop()
         key = (normal(requirement.name), frozenset(requirement.extras))
-        if key in seen or skip.match(key[0]):
+        if key in visited or skip.match(key[0]):
             continue
         try:
             requires = distribution(requirement.name).requires or []
         except PackageNotFoundError:
-            continue  # other extras and other systems need it
-        seen.add(key)
+            continue  # needed only by other extras or systems
+        visited.add(key)
         extras = {"", *requirement.extras}
-        todo += [
+        pending += [
             inner
             for inner in map(Requirement, requires)
             if inner.marker is None
             or any(inner.marker.evaluate({"extra": name}) for name in extras)
         ]
-    return {name for name, _ in seen} - {"tsx-serve"}
+    return {name for name, _ in visited} - {"tsx-serve"}
 
 
 def pinned(lines: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the pins that apply here."""
+    """Return the pinned versions that apply here."""
     pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     return {
         normal(pin.name): str(pin.specifier)[2:]
@@ -296,10 +298,10 @@ def pinned(lines: Iterable[str]) -> dict[str, str]:
 
 def test_constraints_pin_every_tested_package() -> None:
     pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
-    cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
+    cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins these packages itself
     versions = {
         name: distribution(name).version.partition("+")[0]
-        for name in needed("tsx-serve[dev,onnx]", "hatchling", skip=cuda)
+        for name in required_distributions("tsx-serve[dev,onnx]", "hatchling", skip=cuda)
     }
     assert {name: pins.get(name) for name in versions} == versions
 
@@ -310,30 +312,34 @@ LOCKED = (
 
 
 @pytest.mark.parametrize("extra", LOCKED.split())
-def test_locks_hold_the_packages_of_an_image_at_the_tested_versions(extra: str) -> None:
-    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # packages of torch's own index
+def test_lock_files_contain_an_images_packages_at_tested_versions(extra: str) -> None:
+    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # packages from torch's own index
     locks = ROOT / "templates" / "tsx_templates" / "locks"
     texts = [(locks / f"{name}.txt").read_text(encoding="utf-8") for name in ("base", extra)]
     pins = pinned("".join(texts).splitlines())
     versions = {
         name: distribution(name).version
-        for name in needed("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]", skip=cuda)
+        for name in required_distributions(
+            "tsx-serve" if extra == "base" else f"tsx-serve[{extra}]", skip=cuda
+        )
     }
     assert {name: pins.get(name) for name in versions} == versions
 
 
-def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:
+def test_extras_mentioned_in_messages_and_pages_exist(wheel: Path, wheel_names: set[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(
             next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
         ).decode()
     extras = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE))
-    files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
+    files = [*(ROOT / folder / package for package, folder in PACKAGES.items()), ROOT / "docs"]
     texts = [
         file.read_text(encoding="utf-8")
         for directory in files
         for pattern in ("*.py", "*.md")
         for file in directory.rglob(pattern)
     ]
-    named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
-    assert {"onnx", "explain"} <= named <= extras
+    mentioned_extras = {
+        extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)
+    }
+    assert {"onnx", "explain"} <= mentioned_extras <= extras

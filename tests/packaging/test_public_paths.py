@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The used names of each module, and the page that names it.
+# The names that users import from each module, and the page that documents them.
 PUBLIC = {
-    # The entry point and the health check of built images.
+    # Built images use the entry point and the health check.
     "tsx_runtime.targets.entry": (["main"], "docs/guides/deploy/lambda.md"),
     "tsx_runtime.targets.health": (["main"], "docs/guides/deploy/container.md"),
-    # Errors and functions of handlers.
+    # Handlers use these errors and functions.
     "tsx_runtime.worker.exceptions": (
         ["BadRows", "ClientsGone", "InvalidInput", "PredictionException"],
         "docs/guides/handlers.md",
     ),
     "tsx_runtime.worker.handlers.staging": (["to_device"], "docs/guides/handlers.md"),
-    # A reader of recorded requests for users' scripts.
+    # Users' scripts read recorded requests with it.
     "tsx_runtime.recordings": (["read"], "docs/guides/recording.md"),
-    # The folder of the .proto files of clients.
+    # Clients copy the .proto files of this folder.
     "tsx_runtime.grpc.protos": ([], "docs/guides/grpc.md"),
-    # The interface of plugins.
+    # Plugins implement this interface.
     "tsx_runtime.plugins": (
         ["Endpoint", "Refused", "Sample", "Waiting"],
         "docs/guides/plugins.md",

@@ -1,4 +1,4 @@
-"""Files of GitHub and pre-commit: their schemas, their paths, and pyproject.toml's versions."""
+"""Files of GitHub and pre-commit: their schemas, paths and the versions in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def tool(name: str) -> str | None:
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def name_of(file: Path) -> str:
@@ -90,8 +90,8 @@ def test_files_match_their_schema(schema: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
-def test_fields_of_a_form_have_ids_and_labels_of_their_own(form: Path) -> None:
-    """GitHub refuses a form with two fields of one id or label, which no schema can express."""
+def test_fields_of_a_form_have_unique_ids_and_labels(form: Path) -> None:
+    """GitHub refuses a form with duplicate ids or labels, which schemas cannot express."""
     fields = [field for field in loaded(form)["body"] if field["type"] != "markdown"]
     for names in (
         [field["id"] for field in fields],
@@ -101,12 +101,12 @@ def test_fields_of_a_form_have_ids_and_labels_of_their_own(form: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_paths_that_a_file_names_exist(file: Path) -> None:
-    named = set(PATH.findall(file.read_text(encoding="utf-8")))
-    assert {path for path in named if not (ROOT / path).exists()} == set()
+def test_paths_mentioned_in_a_file_exist(file: Path) -> None:
+    mentioned_paths = set(PATH.findall(file.read_text(encoding="utf-8")))
+    assert {path for path in mentioned_paths if not (ROOT / path).exists()} == set()
 
 
-def test_workflows_call_the_scripts_that_people_call() -> None:
+def test_workflows_call_the_same_scripts_as_developers() -> None:
     called = {
         path
         for file in WORKFLOWS
@@ -120,9 +120,9 @@ def test_tests_run_on_each_supported_python(project: dict[str, Any], pythons: li
     matrix = loaded(GITHUB / "workflows" / "tests.yml")["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == pythons
     assert project["requires-python"] == f">={pythons[0]}"
-    named = {step["with"]["python-version"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", [])
+    tested_versions = {step["with"]["python-version"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", [])
              if step.get("uses", "").startswith("actions/setup-python@")}  # fmt: skip
-    assert {*named, *(entry["python"] for entry in matrix["include"])} <= {
+    assert {*tested_versions, *(entry["python"] for entry in matrix["include"])} <= {
         *pythons,
         "${{ matrix.python }}",
     }
@@ -137,13 +137,13 @@ def test_the_table_of_supported_systems_matches_pyproject(
     assert f"| PyTorch | {torch.removeprefix('torch>=')} or later |" in text
 
 
-def test_workflows_may_only_read() -> None:
+def test_workflows_have_only_read_permissions() -> None:
     assert {file.name: loaded(file)["permissions"] for file in WORKFLOWS} == {
         file.name: {"contents": "read"} for file in WORKFLOWS
     }
 
 
-def test_an_action_has_the_same_version_everywhere() -> None:
+def test_each_action_has_the_same_version_everywhere() -> None:
     names = [action.partition("@")[0] for action in set(actions())]
     assert len(set(names)) == len(names)
 

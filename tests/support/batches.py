@@ -1,4 +1,4 @@
-"""Batches as a dispatcher hands them to `Stats`."""
+"""Batches in the form that a dispatcher passes to `Stats`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tsx_runtime.core.telemetry.version_stats import Stats
 def batch_of(
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NO_TIMES,
+    worker_times: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> Batch:
     """Make a batch with its times (free, sent, answered); without `statuses`, all are 200."""
-    return *points, len(jobs), reported, pack_arrivals(jobs), statuses
+    return *points, len(jobs), worker_times, pack_arrivals(jobs), statuses
 
 
-# The batch of an answer whose times do not matter.
+# A batch for tests in which its times do not matter.
 BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(arrived=0.0)])
 
 
@@ -29,8 +29,8 @@ def count(
     stats: Stats,
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NO_TIMES,
+    worker_times: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> None:
-    """Count a batch as its reply does."""
-    stats.add_batch(batch_of(points, jobs, reported, statuses), jobs)
+    """Count a batch as when its reply arrives."""
+    stats.add_batch(batch_of(points, jobs, worker_times, statuses), jobs)

@@ -1,4 +1,4 @@
-"""Results of benchmarks made by hand, for the tests of reports."""
+"""Handmade results of benchmarks for the tests of reports."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def one_round(
     limited: str | None = None,
 ) -> Round:
     """Make a round of ten seconds with latencies around `middle_ms` and a tail."""
-    chance = random.Random(seed)
-    rate *= 1 + chance.gauss(0, 0.01)
+    random_source = random.Random(seed)
+    rate *= 1 + random_source.gauss(0, 0.01)
     times = Histogram()
-    times.add([middle_ms / 1000 * math.exp(chance.gauss(0, 0.35)) for _ in range(1000)])
-    reported = times.latency()
+    times.add([middle_ms / 1000 * math.exp(random_source.gauss(0, 0.35)) for _ in range(1000)])
+    latency_figures = times.latency()
     answered = int(10 * rate)
     return Round(
         seconds=10,
@@ -53,10 +53,15 @@ def one_round(
         ok=answered,
         errors={"500": errors} if errors else {},
         throughput=rate,
-        latency=reported,
+        latency=latency_figures,
         histogram=times.coarse(),
         over_time=[
-            (0.5 * step, int(rate / 2), middle_ms, reported.p99_ms * chance.uniform(0.7, 1.1))
+            (
+                0.5 * step,
+                int(rate / 2),
+                middle_ms,
+                latency_figures.p99_ms * random_source.uniform(0.7, 1.1),
+            )
             for step in range(-3, 21)
         ],
         by_size=[
@@ -65,11 +70,11 @@ def one_round(
                 largest=high,
                 ok=answered // 2,
                 p50_ms=slow * middle_ms,
-                p99_ms=slow * reported.p99_ms,
+                p99_ms=slow * latency_figures.p99_ms,
             )
             for low, high, slow in (
-                (8122, 9003, chance.uniform(0.8, 0.9)),
-                (9150, 12044, chance.uniform(1.1, 1.2)),
+                (8122, 9003, random_source.uniform(0.8, 0.9)),
+                (9150, 12044, random_source.uniform(1.1, 1.2)),
             )
         ],
         generator=GeneratorSide(cpu=0.2, limited=limited),
@@ -79,19 +84,19 @@ def one_round(
 def point(
     connections: int, rounds: Sequence[Round], *, bound: float = math.inf, rate: float | None = None
 ) -> Point:
-    reported = percentile_figure(rounds)
+    p99_figure = percentile_figure(rounds)
     offered = (
         OfferedLoad(connections=connections)
         if rate is None
         else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
     )
     failed = sum(sum(run.errors.values()) for run in rounds) / sum(run.sent for run in rounds)
-    holds = reported.value <= bound and not failed
+    holds = p99_figure.value <= bound and not failed
     return Point(
         offered=offered,
         throughput=throughput(rounds),
         latency=latency(rounds),
-        p99_ms=reported,
+        p99_ms=p99_figure,
         error_rate=failed,
         holds=holds,
         rounds=list(rounds),

@@ -1,7 +1,8 @@
-"""The processes of pytest-xdist, forked from one that has collected the tests.
+"""The processes of pytest-xdist, forked from a process that has collected the tests.
 
-The tests' modules are imported and their assertions rewritten once. A forked process then collects
-them again in a quarter of the time. The programs of tests are forked from the same process.
+That process has imported the test modules and rewritten their assertions once. A forked process
+then collects the tests again in a quarter of the time. The programs of tests are forked from the
+same process.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from tests.support import forked, line_coverage
 
 
 class Collected:
-    """The process that has collected the tests, with a forker of runners and one of programs."""
+    """The process that has collected the tests, with forkers for test runners and for programs."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Start the process, which collects the tests of these paths."""
-        (programs, their_programs), (runners, their_runners) = (
+        """Start the process, which collects the tests at these paths."""
+        (programs, child_programs), (runners, child_runners) = (
             socket.socketpair(),
             socket.socketpair(),
         )
-        with their_programs, their_runners:
-            numbers = [their_programs.fileno(), their_runners.fileno()]
+        with child_programs, child_runners:
+            numbers = [child_programs.fileno(), child_runners.fileno()]
             command = [sys.executable, "-m", __name__, *map(str, numbers), *paths]
             self._process = subprocess.Popen(
                 command,
@@ -43,18 +44,18 @@ class Collected:
 
     def start(self, command: Sequence[str], **options: Any) -> Runner:
         """Start a process that runs tests, with the arguments of `subprocess.Popen`."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            fork = [sys.executable, "-m", forked.__name__, str(theirs.fileno())]
+        own_socket, child_socket = socket.socketpair()
+        with own_socket, child_socket:
+            fork = [sys.executable, "-m", forked.__name__, str(child_socket.fileno())]
             Runner(
-                self.programs, {}, fork, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                self.programs, {}, fork, pass_fds=[child_socket.fileno()], stdin=subprocess.DEVNULL
             )._ended = None
             arguments = [argument for argument in command if argument not in ("-u", "-B")]
             return Runner(
                 self.runners,
-                {"forker": ours.fileno()},
+                {"forker": own_socket.fileno()},
                 arguments,
-                pass_fds=[ours.fileno()],
+                pass_fds=[own_socket.fileno()],
                 **options,
             )
 
@@ -71,19 +72,19 @@ class Runner(forked.Popen):
 
 
 def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str]) -> None:
-    # A fork takes as long as its parent is large, so the parent of programs collects no tests.
+    # Forking a large process is slow, so programs are forked before the tests are collected.
     forked.get_ready()
     if not os.fork():
         runners.close()
         forked.serve(programs)
         os._exit(0)
     programs.close()
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    with open(os.devnull, "w") as null_file, contextlib.redirect_stdout(null_file):
         options = ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
-        ended = pytest.main([*options, *paths])
-    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        # A module that could not be imported is in sys.modules nevertheless, without tests. The
-        # processes that run tests import it anew, and report why it fails.
+        exit_code = pytest.main([*options, *paths])
+    if exit_code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        # A module that fails to import remains in sys.modules without tests. It is removed, so that
+        # the test runners import it again and report the error.
         for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]:
             del sys.modules[name]
     gc.freeze()

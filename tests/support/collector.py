@@ -1,4 +1,4 @@
-"""A collector of OTLP over HTTP, which decodes and keeps the spans that exporters send."""
+"""A collector of OTLP over HTTP, which decodes and stores the spans that exporters send."""
 
 from __future__ import annotations
 

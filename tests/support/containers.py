@@ -1,4 +1,4 @@
-"""Programs for real containers, with storage and settings of their own."""
+"""Programs for real containers, with separate storage and settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 BASE = "localhost/tsx-base:1"
-# podman performs the probes of a pod with curl
+# podman uses curl for the probes of a pod
 PACKAGES = "python3-minimal,python3-venv,python3-pip,ca-certificates,curl"
 LONG_S = 1800.0
-PROCESSES = 32_768  # podman lowers its own limit, so a container cannot have the machine's
+PROCESSES = 32_768  # below the machine's limit, since podman lowers its own
 
 
 def run(
@@ -23,8 +23,8 @@ def run(
     code: int = 0,
     cwd: Path | None = None,
 ) -> str:
-    """Run a program that must end with `code`; return its output, after a failure with stderr."""
-    done = subprocess.run(
+    """Run a program that must exit with `code`, and return its output."""
+    result = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -33,35 +33,37 @@ def run(
         cwd=cwd,
         check=False,
     )
-    shown = f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    assert done.returncode == code, f"{done.returncode}: {shown}"
-    return done.stdout if code == 0 else done.stdout + done.stderr
+    report = f"{' '.join(map(str, command))}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+    assert result.returncode == code, f"{result.returncode}: {report}"
+    return result.stdout if code == 0 else result.stdout + result.stderr
 
 
 def pip_settings() -> tuple[str, list[Path]]:
-    """Return pip's settings on this machine as one file, and the directories that they name."""
-    listed = run(sys.executable, "-m", "pip", "config", "list")
-    settings = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", listed, re.MULTILINE)
+    """Return pip's settings on this machine as one file, and the directories that they use."""
+    settings_text = run(sys.executable, "-m", "pip", "config", "list")
+    settings = re.findall(
+        r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", settings_text, re.MULTILINE
+    )
     text = "[global]\n" + "".join(
         f"{key} = {value}\n" for key, value in dict(settings).items() if key != "config-file"
     )
-    # An index has its files beside it.
-    named = {
+    # The files of an index are in the same directory.
+    paths = {
         Path(path).parent for _, value in settings for path in re.findall(r"file://(/\S+)", value)
     }
-    named |= {Path(path) for _, value in settings for path in re.findall(r"(?<!\S)/\S+", value)}
+    paths |= {Path(path) for _, value in settings for path in re.findall(r"(?<!\S)/\S+", value)}
     certificates = Path("/etc/ssl/certs")
     return text, [
         certificates,
-        *sorted(path for path in named if path.exists() and not path.is_relative_to(certificates)),
+        *sorted(path for path in paths if path.exists() and not path.is_relative_to(certificates)),
     ]
 
 
 def settings_of_containers(directory: Path) -> str:
-    """Return a containers.conf with pip's settings for builds and the limits of this machine."""
-    text, named = pip_settings()
+    """Return a containers.conf with pip's settings for builds and this machine's limits."""
+    text, paths = pip_settings()
     (directory / "pip.conf").write_text(text)
-    mounts = [f"{path}:{path}:ro" for path in named] + [
+    mounts = [f"{path}:{path}:ro" for path in paths] + [
         f"{directory / 'pip.conf'}:/etc/pip.conf:ro"
     ]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -72,7 +74,7 @@ def settings_of_containers(directory: Path) -> str:
 
 
 def can_build(program: str, directory: Path) -> bool:
-    """Tell whether the program can build an image with the storage that it is set up with."""
+    """Tell whether the program can build an image with its storage."""
     (directory / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
     return (
         subprocess.run([program, "build", directory], capture_output=True, check=False).returncode

@@ -1,4 +1,4 @@
-"""`tsx deploy` as tests call it."""
+"""`tsx deploy` as called by tests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def a_spec(target: str, **more: Any) -> DeploySpec:
 
 
 class Deploy:
-    """The command, with the options that all calls have; `err` is the last one's standard error.
+    """The command with the options that all calls share; `err` is the stderr of the last call.
 
-    Words that contain spaces are several arguments.
+    A string with spaces counts as several arguments.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Deploy:
         self.archive, self.target, self.capsys = archive, target, capsys
         self.always, self.name, self.err = always, name, ""
         self.is_aws = target in ("sagemaker", "lambda")
-        # The image of calls that name none.
+        # The image of calls without an image option.
         self.image: Sequence[str] = ("--image", IMAGE) if self.is_aws else ()
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
@@ -73,7 +73,7 @@ class Deploy:
         ]
 
     def apply(self, *arguments: str, code: int = 0) -> str:
-        """Deploy without loading the archive, which the tests of preflight do."""
+        """Deploy without loading the archive, which is tested with the preflight checks."""
         return self(*self.wish(*arguments), "--yes", "--no-check", code=code)
 
     def plan(self, *arguments: str, code: int) -> Any:
@@ -82,16 +82,16 @@ class Deploy:
     def verb(self, verb: str, *arguments: str, code: int = 0) -> str:
         return self(verb, "--name", self.name, "--target", self.target, *arguments, code=code)
 
-    def reported(self, verb: str) -> Any:
+    def read_json(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))
 
     @property
     def versions(self) -> list[tuple[int, bool]]:
-        """Return the number of each version, and whether it is the current one."""
-        history = self.reported("history")
+        """Return the number of each version and whether it is current."""
+        history = self.read_json("history")
         return [(version["number"], version["is_current"]) for version in history]
 
 
-def actions(reported: Any) -> dict[str, str]:
+def actions(plan: Any) -> dict[str, str]:
     """Return the action of each resource in a plan."""
-    return {change["id"]: change["action"] for change in reported["changes"]}
+    return {change["id"]: change["action"] for change in plan["changes"]}

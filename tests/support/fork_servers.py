@@ -14,7 +14,7 @@ from tests.support import forked, line_coverage
 
 
 def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
-    """Start `python OPTIONS -c CODE`; fork it where it is a fork server."""
+    """Start `python OPTIONS -c CODE`, and fork it if it is a fork server."""
     arguments = [os.fsdecode(argument) for argument in args]
     code = arguments[arguments.index("-c") + 1]
     if line_coverage.FORK_SERVER not in code or not forked.FORKS:
@@ -30,14 +30,14 @@ def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess
 
 
 def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
-    """Wait like `os.waitpid` for a fork server that is no child of this process."""
+    """Wait like `os.waitpid`, also for a fork server that is not a child of this process."""
     server = _fork_servers.get(pid)
     if server is None or server._ended is None:
         return os.waitpid(pid, options)
-    ended = server._try_wait(options)
-    if not ended[0] and _is_gone(pid):
-        ended = server._try_wait(0)  # its status is about to come
-    return ended
+    exit_status = server._try_wait(options)
+    if not exit_status[0] and _is_gone(pid):
+        exit_status = server._try_wait(0)  # the status arrives soon after the process has ended
+    return exit_status
 
 
 def _is_gone(pid: int) -> bool:

@@ -1,10 +1,10 @@
 """`Popen` and `run` for Python programs, forked from a process that has imported tsx and torch.
 
-A start takes 30 ms of the processor instead of two seconds. A server's fork server and its workers
-are forked in the same way. Tests of the start itself (its imports, `sys.path`, an installed
-command) use `subprocess`.
+Starting a program then takes 30 ms of processor time instead of two seconds. A server's fork
+server and its workers are forked in the same way. Tests of the start itself (its imports,
+`sys.path`, an installed command) use `subprocess`.
 
-Speed is the only reason: with TSX_REAL_PROCESSES=1 every program is started as a user starts it.
+Speed is the only reason: with TSX_REAL_PROCESSES=1 every program starts as a user starts it.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ IMPORTED = (
     "uvicorn.lifespan.off",
     "uvloop",
 )
-STARTERS = {"bench", "check", "optimize"}  # commands that start programs of Python themselves
+STARTERS = {"bench", "check", "optimize"}  # commands that start Python programs themselves
 # The module in which torchrun starts its programs.
-RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+TORCHRUN_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 # Workers of a real server have this variable, which torch reads at its import.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 # Variables that huggingface_hub reads at its import.
-HUB = {name: value for name, value in os.environ.items() if name.startswith("HF_")}
+HUB_VARIABLES = {name: value for name, value in os.environ.items() if name.startswith("HF_")}
 NUMBER = struct.Struct("!I")
-MOST_FILES = 16  # descriptors that a program may inherit
+MAX_FILES = 16  # descriptors that a program may inherit
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process of this Python or of a command of the product, or a usual one of other commands."""
+    """A process that is forked if it runs Python or a tsx command, or else started."""
 
-    _ended: socket.socket | None = None  # the socket of a forked program's exit status
+    _ended: socket.socket | None = None  # the socket that receives a forked program's exit status
 
     def _execute_child(  # type: ignore[override]  # private, and of other arguments in each version
         self,
@@ -86,8 +86,8 @@ class Popen(subprocess.Popen[Any]):
         *remaining: Any,
     ) -> None:
         in_shell, in_session = remaining[2], any(remaining[14:15])
-        cannot = not FORKS or preexec_fn or in_shell or _begins_otherwise(env)
-        program = None if cannot else _program(args)
+        must_start = not FORKS or preexec_fn or in_shell or _changes_imports(env)
+        program = None if must_start else _program(args)
         if program is None:
             super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *remaining
@@ -102,9 +102,9 @@ class Popen(subprocess.Popen[Any]):
             os.fsdecode(name): os.fsdecode(value)
             for name, value in (os.environ if env is None else env).items()
         }
-        self._ended, theirs = socket.socketpair()
+        self._ended, child_socket = socket.socketpair()
         sys.audit("subprocess.Popen", executable, args, cwd, env)
-        with theirs:
+        with child_socket:
             order = {
                 "program": program,
                 "cwd": os.fspath(cwd or Path.cwd()),
@@ -114,7 +114,7 @@ class Popen(subprocess.Popen[Any]):
             order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
             blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
             order |= {"blocked": blocked, "cores": list(os.sched_getaffinity(0))}
-            self.pid = self._fork(order, [*streams, *pass_fds, theirs.fileno()])
+            self.pid = self._fork(order, [*streams, *pass_fds, child_socket.fileno()])
         self._child_created = True
         self._close_pipe_fds(*remaining[3:9])  # type: ignore[attr-defined]  # private
 
@@ -170,14 +170,14 @@ def run(
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})
 
 
-def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
-    """Tell whether an environment changes what is imported already.
+def _changes_imports(environment: Mapping[str, str] | None) -> bool:
+    """Tell whether an environment would change modules that are already imported.
 
-    It has other variables of huggingface_hub, or a PYTHONPATH with a sitecustomize or with modules
-    of the same names.
+    That is the case for other variables of huggingface_hub, and for a PYTHONPATH with a
+    sitecustomize or with modules of the same names.
     """
     if any(
-        name.startswith("HF_") and value != HUB.get(name)
+        name.startswith("HF_") and value != HUB_VARIABLES.get(name)
         for name, value in (environment or os.environ).items()
     ):
         return True
@@ -199,9 +199,9 @@ def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
 
 
 def _program(command: Any) -> list[str] | None:
-    """Return the kind, the name and the arguments of a program of this Python.
+    """Return the kind, the name and the arguments of a program for this Python.
 
-    None stands for other programs, and for those with options of the interpreter.
+    Return None for other programs and for interpreter options.
     """
     if isinstance(command, (str, bytes)):
         return None
@@ -217,12 +217,12 @@ def _program(command: Any) -> list[str] | None:
 
 
 class Forker:
-    """The process that programs are forked from."""
+    """A connection to the process from which programs are forked."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()
-        atexit.register(self._socket.close)  # the process ends with its socket
+        atexit.register(self._socket.close)  # the process ends when this socket closes
 
     def fork(self, order: dict[str, Any], files: list[int]) -> int:
         message = json.dumps(order).encode()
@@ -246,16 +246,16 @@ _forkers: list[Forker] = []
 
 
 def _forker() -> Forker:
-    """Return the forker of this process, and start one where it has none."""
+    """Return this process's forker, which is started at the first call."""
     if not _forkers:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        own_socket, child_socket = socket.socketpair()
+        with child_socket:
+            command = [sys.executable, "-m", __name__, str(child_socket.fileno())]
             directory, variables = Path(__file__).parents[2], os.environ | PASSIVE
             subprocess.Popen(
-                command, cwd=directory, env=variables, pass_fds=[theirs.fileno()]
-            ).returncode = 0  # nobody waits for its end
-        _forkers.append(Forker(ours))
+                command, cwd=directory, env=variables, pass_fds=[child_socket.fileno()]
+            ).returncode = 0  # avoids a warning, since nobody waits for its end
+        _forkers.append(Forker(own_socket))
     return _forkers[0]
 
 
@@ -267,7 +267,7 @@ def get_ready() -> None:
 
 
 def serve(orders: socket.socket) -> None:
-    """Fork a program for each order, and report the exit status of each."""
+    """Fork a program for each received request, and report each program's exit status."""
     waiting: dict[int, int] = {}
 
     def report(*_: object) -> None:
@@ -275,15 +275,15 @@ def serve(orders: socket.socket) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            reported = waiting.pop(pid)
+            status_file = waiting.pop(pid)
             with contextlib.suppress(OSError):
-                os.write(reported, NUMBER.pack(status))
-            os.close(reported)
+                os.write(status_file, NUMBER.pack(status))
+            os.close(status_file)
 
     signal.signal(signal.SIGCHLD, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        head, files, _, _ = socket.recv_fds(orders, NUMBER.size, MOST_FILES)
+        head, files, _, _ = socket.recv_fds(orders, NUMBER.size, MAX_FILES)
         if not head:
             return
         order = json.loads(_receive(orders, NUMBER.unpack(head)[0]))
@@ -299,13 +299,13 @@ def serve(orders: socket.socket) -> None:
 
 
 def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
-    """Run the program of an order in a process that has just been forked."""
+    """Run the requested program in a newly forked process."""
     numbers = [0, 1, 2, *order["passed"]]
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
     for number, file in zip(numbers, moved, strict=False):
         os.dup2(file, number)
-    for number, following in itertools.pairwise([*sorted(numbers), max(1024, *moved) + 1]):
-        os.closerange(number + 1, following)
+    for number, next_number in itertools.pairwise([*sorted(numbers), max(1024, *moved) + 1]):
+        os.closerange(number + 1, next_number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
@@ -330,7 +330,7 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     if order["program"][0] == "-c":
         sys.path.insert(0, "")
     _open_streams()
-    # A server starts its fork server and its resource tracker so.
+    # A server starts its fork server and its resource tracker with this function.
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]
     _end(lambda: _run(*order["program"]))
 
@@ -343,24 +343,28 @@ def _starts_programs(kind: str, program: str, *arguments: str) -> bool:
 
 
 def _have_forker() -> None:
-    """Fork a forker for this program's own programs; it ends with this process.
+    """Fork a forker for this program's own programs, which ends with this process.
 
     It is a copy of this process before the program begins.
     """
-    ours, theirs = socket.socketpair()
+    own_socket, child_socket = socket.socketpair()
     if not os.fork():
-        descriptor = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
-        os.closerange(4, max(1024, ours.fileno(), theirs.fileno()) + 1)
-        with open(os.devnull, "r+b") as nothing:
+        descriptor = (
+            os.dup2(child_socket.fileno(), 3, inheritable=False)
+            if child_socket.fileno() != 3
+            else 3
+        )
+        os.closerange(4, max(1024, own_socket.fileno(), child_socket.fileno()) + 1)
+        with open(os.devnull, "r+b") as null_file:
             for number in range(3):
-                os.dup2(nothing.fileno(), number)
+                os.dup2(null_file.fileno(), number)
         serve(socket.socket(fileno=descriptor))
         os._exit(0)
-    theirs.close()
-    _forkers[:] = [Forker(ours)]
+    child_socket.close()
+    _forkers[:] = [Forker(own_socket)]
     subprocess.Popen = Popen  # type: ignore[misc]
-    if RANKS in sys.modules:
-        sys.modules[RANKS].Popen = Popen  # type: ignore[attr-defined]
+    if TORCHRUN_MODULE in sys.modules:
+        sys.modules[TORCHRUN_MODULE].Popen = Popen  # type: ignore[attr-defined]
 
 
 def _fork_program(
@@ -371,31 +375,34 @@ def _fork_program(
     env: Mapping[str, str],
     restore_signals: bool,
 ) -> types.SimpleNamespace:
-    """Fork `python OPTIONS -c CODE`, as multiprocessing starts it."""
+    """Fork `python OPTIONS -c CODE` in the way that multiprocessing starts it."""
     pid = os.fork()
     if pid:
         return types.SimpleNamespace(pid=pid, returncode=None)
     os.environ.clear()
     os.environ.update(env)
     gc.freeze()  # the server's objects are never collected here
-    # A free descriptor would be taken by others, and closed by libuv at the next fork.
-    with open(os.devnull) as nothing:
+    # Closed descriptors would be reused, and libuv would close them at the next fork. Therefore they
+    # are redirected to a null file.
+    with open(os.devnull) as null_file:
         for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {
             0,
             1,
             2,
             *pass_fds,
-            nothing.fileno(),
+            null_file.fileno(),
         }:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is closed
+            with contextlib.suppress(
+                OSError
+            ):  # the descriptor of the directory listing is already closed
                 os.fstat(number)
-                os.dup2(nothing.fileno(), number, inheritable=False)
-    # The server has set up its loggers.
+                os.dup2(null_file.fileno(), number, inheritable=False)
+    # The server's logging configuration is removed.
     for logger in (logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)):
         logger.handlers.clear()
         logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
         logger.propagate, logger.disabled = True, False
-    # Another thread of the server may have begun imports.
+    # Another thread of the server may have been in the middle of an import.
     importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # private
     for name in [
         name
@@ -404,7 +411,7 @@ def _fork_program(
     ]:
         del sys.modules[name]
     atexit._clear()
-    # The thread that forked is now the main one.
+    # The thread that forked is now the main thread, so other threads must not be joined.
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # private
     util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
@@ -427,7 +434,7 @@ def _run(kind: str, program: str, *arguments: str) -> object:
         exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))
     elif kind == "-m":
         with warnings.catch_warnings():
-            # The module is imported already.
+            # runpy warns, since the module is already imported.
             warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
@@ -437,7 +444,7 @@ def _run(kind: str, program: str, *arguments: str) -> object:
 
 
 def _end(program: Callable[[], object]) -> NoReturn:
-    """Run a program and end this process as the interpreter does."""
+    """Run a program, and end this process as the interpreter would."""
     code: object = 1
     try:
         code = program()
@@ -463,10 +470,10 @@ def _end(program: Callable[[], object]) -> NoReturn:
 
 
 def _open_streams() -> None:
-    now = bool(os.environ.get("PYTHONUNBUFFERED"))
+    write_through = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=now)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=write_through)
     sys.stderr = open(  # noqa: SIM115
         2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
     )

@@ -1,4 +1,4 @@
-"""A small model with two forms: one that fits no machine, and one that fits every CPU."""
+"""A small model with two forms: one that no machine supports, and one for every CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REASON = "int8-static: it was built for a CPU with avx1024, which this one lacks
 
 
 def doubling(directory: Path, forms: str = "[int8-static, channels-last]") -> Path:
-    """Write a model that answers twice the number of a request, and its form."""
+    """Write a model that doubles the number in a request, and its form."""
     make_model(directory, HANDLER, config=f"forms: {forms}\n")
     (directory / FORMS_FILE).write_bytes(FORMS.content())
     return directory

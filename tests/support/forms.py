@@ -1,4 +1,4 @@
-"""Forms of a model, built and loaded in this process, and compared with the model."""
+"""Forms of a model, built and loaded in this process and compared with the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Inputs = Callable[[int], tuple[tuple[Any, ...], Mapping[str, Any]]]  # rows -> (
 
 class Comparison(NamedTuple):
     loaded: LoadedForm
-    # The largest absolute difference, as a share of the model's largest absolute result.
+    # The largest absolute difference, as a fraction of the model's largest absolute result.
     worst: float
 
 
@@ -51,7 +51,7 @@ def subject_of(
 def built(
     form: Form, model: Any, inputs: Inputs, model_directory: Path, device: torch.device = CPU
 ) -> FormRecord:
-    """Build a form in the directory of a model; it must apply."""
+    """Build a form, which must be applicable, in the directory of a model."""
     subject = subject_of(model, inputs, device=device)
     assert form.applies(subject) is None, form.applies(subject)
     directory = model_directory / FORMS_DIRECTORY / form.name
@@ -68,9 +68,9 @@ def built(
 def _quick_compiles() -> Iterator[None]:
     """Skip torch's trial of vector instructions and its precompiled headers.
 
-    Neither pays for few models.
+    They save no time for a few models.
     """
-    # The import takes seconds, and other forms do without it.
+    # Inductor is patched only if it is imported, since the import takes seconds.
     if "torch._inductor" not in sys.modules:
         yield
         return
@@ -82,7 +82,7 @@ def _quick_compiles() -> Iterator[None]:
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }
     with torch._inductor.config.patch(quick), pytest.MonkeyPatch.context() as patch:
-        # The newest instructions would take six compilations.
+        # Detecting the newest instructions would take six compilations.
         patch.setattr(VecISA, "check_build", lambda self, code: False)
         yield
 
@@ -101,7 +101,7 @@ def compared(
     sizes: Sequence[int] = SIZES,
     device: torch.device = CPU,
 ) -> Comparison:
-    """Build and load a form and compare its results with the model's; the form must load.
+    """Build and load a form, and compare its results with the model's; the form must load.
 
     `make` makes the same model each time, on the device.
     """

@@ -1,4 +1,4 @@
-"""A double of the Hugging Face Hub: the documented HTTP API that downloads of a model use."""
+"""A double of the Hugging Face Hub: the documented HTTP API for downloading models."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 
 @dataclass
 class HubRepo:
-    """A model: its commits, its branches and tags, and the token that may read it."""
+    """A model repository: its commits, branches and tags, and the token that may read it."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)  # the files of each commit
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None
-    # Values that replace the true ones in answers, by header or by key in JSON.
+    # Wrong values in responses, by header or by JSON key.
     lies: dict[str, Any] = field(default_factory=dict)
 
     def commit(self, files: Path | dict[str, bytes], ref: str = "main") -> str:
@@ -45,9 +45,9 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, HubRepo] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers
-        # The size of each file after which its next download breaks off.
+        # The number of bytes after which the next download of each file breaks off.
         self.break_off: dict[str, int] = {}
-        self.go_on = threading.Event()  # downloads of files wait for it
+        self.go_on = threading.Event()  # downloads of files wait for this event
         self.go_on.set()
         self.asked = threading.Event()  # a download has begun
         self.url = ""
@@ -68,7 +68,7 @@ class Hub:
         }
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-        """Use the double in this process, where huggingface_hub may be imported already."""
+        """Use the double in this process, where huggingface_hub may already be imported."""
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "ENDPOINT", self.url)

@@ -1,4 +1,4 @@
-"""Directories of `save_pretrained`: tiny seeded models and tokenizers of the standard library."""
+"""Tiny seeded models and tokenizers in directories written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ def _bert(head: str, **options: Any) -> Callable[[Path], None]:
 def _sentences(directory: Path) -> None:
     _bert("BertModel")(directory)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    listed = [
+    vocabulary_lines = [
         {"name": kind, "path": path, "type": f"sentence_transformers.models.{kind}"}
         for kind, path in modules
     ]
-    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "modules.json").write_text(json.dumps(vocabulary_lines))
     (directory / "1_Pooling").mkdir(exist_ok=True)
     (directory / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
@@ -443,7 +443,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def adapter(base: Path, name: str, seed: int) -> None:
-    """Make a LoRA adapter of a classifier, below `adapters/NAME` of the model's directory."""
+    """Make a LoRA adapter of a classifier in `adapters/NAME` of the model's directory."""
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers import AutoModelForSequenceClassification

@@ -1,4 +1,4 @@
-"""Tiny language models of `save_pretrained`: a seeded one, and one that knows a text."""
+"""Tiny language models written by `save_pretrained`: a seeded one, and one that knows a text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|t
 
 
 def zen() -> str:
-    """Return the text of Python's `this` without its import, which prints it."""
+    """Return the text of Python's module `this`, whose import would print it."""
     source = Path(codecs.__file__).with_name("this.py").read_text()
     return codecs.decode(source.split('"""')[1], "rot13")
 
@@ -146,7 +146,7 @@ def character_model(directory: Path, text: str) -> Path:
     )
     model.train()
     threads = torch.get_num_threads()
-    # The matrices are small: on a busy machine a second thread only waits.
+    # A second thread would only wait, since the matrices are small.
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)

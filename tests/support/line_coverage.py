@@ -1,11 +1,11 @@
-"""The lines that ran in this process and its forks, where LINE_COVERAGE names a data file.
+"""The lines that ran in this process and its forks, if LINE_COVERAGE names a data file.
 
-It is imported before the product, whose modules it changes as they are imported. Each process
-writes a file of its own, since thousands of SQLite files take a minute of the processor.
+It must be imported before the product, whose modules it changes as they are imported. Each process
+writes its own file, since thousands of SQLite files take a minute of processor time.
 `python -m tests.support.line_coverage` combines them into a data file of coverage.py.
 
-Before Python 3.12 coverage.py has to trace every line of every library, which doubles the time of
-the tests. SlipCover adds a call to each line of the product alone, which reports it once.
+Before Python 3.12, coverage.py must trace every line of every library, which doubles the time of
+the tests. SlipCover instruments only the product's lines, each of which reports itself once.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 MEASURED = ("archiver", "cli", "packages", "runtime", "templates")
 FORK_SERVER = "from multiprocessing.forkserver import main;"
-# SlipCover replaces the functions of a running program after so many calls, to win a few percent.
-NEVER = 2**31 - 1
+# SlipCover would replace instrumented functions after this number of calls to save a few percent.
+MAX_CALLS = 2**31 - 1
 
 
 class Popen(subprocess.Popen[bytes]):
-    """A fork server of multiprocessing (`python OPTIONS -c CODE`) whose workers count too."""
+    """A multiprocessing fork server (`python OPTIONS -c CODE`) with measured workers."""
 
     def __init__(self, args: Sequence[str | bytes], **options: Any) -> None:
         *flags, code = map(os.fsdecode, args)
         if "LINE_COVERAGE" in os.environ:
-            begin = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {__name__}; del sys.path[0]; {FORK_SERVER}"
-            code = code.replace(FORK_SERVER, begin)
+            import_code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {__name__}; del sys.path[0]; {FORK_SERVER}"
+            code = code.replace(FORK_SERVER, import_code)
         super().__init__([*flags, code], **options)
 
 
 def _start(files: str) -> Callable[[], None]:
     from slipcover import FileMatcher, ImportManager, Slipcover
 
-    # coverage.py finds the lines; here that would take longer than the probes.
+    # SlipCover need not list all lines, since coverage.py does it later and it takes long.
     Slipcover.lines_from_code = Slipcover.branches_from_code = lambda code: ()
-    lines: Any = Slipcover(d_miss_threshold=NEVER)
+    lines: Any = Slipcover(d_miss_threshold=MAX_CALLS)
     end = os._exit
 
     def save() -> None:
-        ran = lines.newly_seen
+        executed_lines = lines.newly_seen
         forget()
-        # A sandbox may forbid the file.
+        # A sandbox may forbid writing the file.
         with suppress(OSError), open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file:
-            marshal.dump({name: list(numbers) for name, numbers in ran.items()}, file)
+            marshal.dump({name: list(numbers) for name, numbers in executed_lines.items()}, file)
 
     def forget() -> None:
         lines.newly_seen = defaultdict(set)
 
     def start_again() -> None:
         forget()
-        # Another thread of the parent may have held the lock, for an import.
+        # Another thread of the parent may have held the old lock during an import.
         lines.lock = threading.RLock()
 
     def save_and_end(status: int) -> NoReturn:
@@ -77,21 +77,23 @@ def _start(files: str) -> Callable[[], None]:
 def combine(files: str) -> None:
     from coverage import CoverageData
 
-    # Files that nothing imports count too.
-    ran = {str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")}
+    # Files that are never imported also count.
+    executed_lines = {
+        str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")
+    }
     for part in Path(files).parent.glob(f"{Path(files).name}.*"):
-        # A process may have been killed while it wrote.
+        # A file may be incomplete if its process was killed.
         with suppress(EOFError, ValueError):
             for name, numbers in marshal.loads(part.read_bytes()).items():
-                ran.setdefault(name, set()).update(numbers)
+                executed_lines.setdefault(name, set()).update(numbers)
         part.unlink()
     data = CoverageData(files)
-    data.add_lines(ran)
+    data.add_lines(executed_lines)
     data.write()
 
 
 measured = "LINE_COVERAGE" in os.environ and __name__ != "__main__"
-# A process that does not come to its end calls `save`.
+# Processes that do not end normally call `save` themselves.
 save = _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None
 
 if __name__ == "__main__":

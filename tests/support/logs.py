@@ -1,4 +1,4 @@
-"""The lines of loggers."""
+"""Recorded lines of loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives and directories of models that are a handler and nothing else."""
+"""Archives and directories of models that consist only of a handler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_model(
     config: str = "",
     **more: str,
 ) -> Path:
-    """Write a model: an archive where `path` ends in .mar, or a directory.
+    """Write a model: an archive if `path` ends in .mar, otherwise a directory.
 
     Its name is that of the path unless `name` is given; `more` are fields of its manifest.
     """
@@ -82,7 +82,7 @@ def make_model(
 
 
 def make_war(path: Path, spec: str, handler: str | None, *, name: str = "", **members: str) -> Path:
-    """Write the archive of a workflow, whose name is that of the file unless `name` is given.
+    """Write the archive of a workflow, whose name is the file's unless `name` is given.
 
     Empty members are left out.
     """

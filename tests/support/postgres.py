@@ -1,4 +1,4 @@
-"""A real PostgreSQL server with a cluster of its own and a unix socket."""
+"""A real PostgreSQL server with its own data directory and a unix socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 def programs() -> Path | None:
-    """Return the directory of initdb and pg_ctl: Debian's newest, or that on the PATH."""
+    """Return the directory of initdb and pg_ctl: Debian's newest version, or that on the PATH."""
     paths = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])
     )
@@ -25,14 +25,16 @@ def programs() -> Path | None:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Start a server and yield its URL without a database.
+    """Start a server, and yield its URL without a database.
 
-    It waits for the disk only where POSTGRES_FSYNC is set.
+    It writes to disk synchronously only if POSTGRES_FSYNC is set.
     """
     bin_directory = programs()
     if bin_directory is None:
         pytest.skip("there is no PostgreSQL server; scripts/install-postgres installs one")
-    directory = Path(tempfile.mkdtemp(prefix="pg-"))  # short, since it is the path of a socket
+    directory = Path(
+        tempfile.mkdtemp(prefix="pg-")
+    )  # short, since it contains the path of a socket
     owner = _owner()
     if owner is not None:
         os.chown(directory, owner, owner)
@@ -62,7 +64,7 @@ def postgres_server() -> Iterator[str]:
 
 
 def _owner() -> int | None:
-    """Return the user of a server that root starts, since PostgreSQL refuses to run as root."""
+    """Return the user that runs the server if this user is root, which PostgreSQL refuses."""
     if os.geteuid():
         return None
     try:

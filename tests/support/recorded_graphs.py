@@ -1,6 +1,6 @@
 """A double of CUDA's streams and graphs on the CPU.
 
-A capture records the operations; a replay runs them again into the same tensors.
+A capture records operations, and a replay repeats them on the same tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class RecordedGraph:
 
     def replay(self) -> None:
         for operation, args, kwargs, result in self.steps:
-            if (again := operation(*args, **kwargs)) is not result:
-                result.copy_(again)
+            if (new_result := operation(*args, **kwargs)) is not result:
+                result.copy_(new_result)
 
 
 class _Recording(TorchDispatchMode):

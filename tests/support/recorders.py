@@ -1,4 +1,4 @@
-"""Doubles of packages for hardware that this machine lacks, with the documented signatures."""
+"""Test doubles of packages for missing hardware, with their documented signatures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-PLACE = Path(__file__).parent / "documented"
+DOUBLES_DIRECTORY = Path(__file__).parent / "documented"
 
 
 def documented(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield the module of this name, importable until the test ends."""
+    """Yield the double of this package, which can be imported until the test ends."""
 
     def forget() -> None:
         for module in [key for key in sys.modules if key.partition(".")[0] == name]:
             del sys.modules[module]
 
     forget()
-    monkeypatch.syspath_prepend(str(PLACE))
+    monkeypatch.syspath_prepend(str(DOUBLES_DIRECTORY))
     yield importlib.import_module(name)
     forget()

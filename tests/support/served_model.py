@@ -1,4 +1,4 @@
-"""A loaded model for tests of a worker's code, without a process."""
+"""A loaded model for tests of worker code, without a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_context(**changes: Any) -> Context:
 
 
 def a_served_model(handle: Any, instance: Any = None, **changes: Any) -> ServedModel:
-    """Make a model whose handler is `handle(data, context)`; `changes` are fields of it."""
+    """Make a model whose handler is `handle(data, context)`; `changes` are its fields."""
     fields: dict[str, Any] = {
         "context": a_context(metrics=Metrics("m")),
         "decode": True,
@@ -38,7 +38,7 @@ def a_served_model(handle: Any, instance: Any = None, **changes: Any) -> ServedM
 def answers_of(
     model: ServedModel, *bodies: Any, headers: Sequence[tuple[bytes, bytes]] = (), send: Any = None
 ) -> list[tuple[int, bytes, bytes]]:
-    """Return the answers (status, headers, body) to one batch of requests."""
+    """Return the responses (status, headers, body) to one batch of requests."""
     items = [
         (0, request_meta(f"id-{number}", b"", headers), body) for number, body in enumerate(bodies)
     ]

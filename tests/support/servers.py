@@ -1,4 +1,4 @@
-"""Real servers, started as a person starts them and stopped as the system stops them."""
+"""Real servers, started by commands and stopped by signals."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support import forked
 
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
 FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and cursor movements
 FreePorts = Callable[[int], list[int]]  # the fixture `free_ports`
 DEADLINE = 90.0  # seconds, on a busy machine
 
 
 @dataclass
 class Running:
-    """A server that answers: `lines` are its output until then, `log` is its stderr so far."""
+    """A running server: `lines` are its output until it was ready, `log` is its stderr so far."""
 
     process: subprocess.Popen[str]
     log_file: Path
@@ -51,7 +51,7 @@ class Running:
 def serving(
     arguments: Sequence[object], cwd: Path, environment: Mapping[str, str]
 ) -> AbstractContextManager[Running]:
-    """Start `tsx` with these arguments, in this Python."""
+    """Run `tsx` with these arguments in this Python."""
     return started([sys.executable, "-m", "tsx_cli", *map(str, arguments)], cwd, environment)
 
 
@@ -63,17 +63,17 @@ def started(
     *,
     last_line: str = "try: curl",
 ) -> Iterator[Running]:
-    """Start a server and wait until it has printed the line that begins with `last_line`.
+    """Start a server, and wait until it has printed the line that begins with `last_line`.
 
-    A server that ends before is an error, with its output.
+    If the server ends before, an error with its output is raised.
     """
     log_file = cwd / "server.log"
     with log_file.open("w") as log:
         process = forked.Popen(
             command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True
         )
-    late = threading.Timer(DEADLINE, process.kill)
-    late.start()
+    killer = threading.Timer(DEADLINE, process.kill)
+    killer.start()
     running = Running(process, log_file)
     try:
         assert process.stdout is not None
@@ -85,10 +85,10 @@ def started(
             raise AssertionError(
                 f"the server ended with {process.wait()}: {running.lines} {running.log}"
             )
-        late.cancel()
+        killer.cancel()
         yield running
     finally:
-        late.cancel()
+        killer.cancel()
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -99,7 +99,7 @@ def started(
 def tsx(
     arguments: Sequence[object], cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself, in a process of its own."""
+    """Run a command to its end in a separate process."""
     command = [sys.executable, "-m", "tsx_cli", *map(str, arguments)]
     return forked.run(
         command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE
@@ -111,47 +111,47 @@ def screen(
 ) -> tuple[str, int]:
     """Return the output of a command on a terminal, and its exit code.
 
-    Once the text `until` is there, the command gets Ctrl-C.
+    Once the text `until` appears, the command gets Ctrl-C.
     """
-    ours, theirs = pty.openpty()
+    own_end, child_end = pty.openpty()
     process = forked.Popen(
         [sys.executable, "-m", "tsx_cli", *map(str, arguments)],
         cwd=cwd,
         env={**clean(environment), "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
     )
-    os.close(theirs)
-    late = threading.Timer(DEADLINE, process.kill)
-    late.start()
-    seen = b""
+    os.close(child_end)
+    killer = threading.Timer(DEADLINE, process.kill)
+    killer.start()
+    output = b""
     try:
-        while part := _read(ours):
-            seen += part
-            if until is not None and until.encode() in seen:
+        while part := _read(own_end):
+            output += part
+            if until is not None and until.encode() in output:
                 process.send_signal(signal.SIGINT)
                 until = None
-        return CONTROL.sub("", seen.decode()), process.wait()
+        return CONTROL.sub("", output.decode()), process.wait()
     finally:
-        late.cancel()
+        killer.cancel()
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(own_end)
 
 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux's answer once the other end is closed
+    except OSError:  # Linux raises it once the other end is closed
         return b""
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment without the tester's settings, without gRPC and preloaded torch.
+    """Return this environment without the tester's settings, gRPC and preloaded torch.
 
-    gRPC's ports are fixed unless they are named. Most handlers of tests need no torch, and its
-    import takes the largest part of a start.
+    gRPC's ports are fixed unless they are set. Most handlers of tests need no torch, whose import
+    takes most of the time of a start.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
     return inherited | {

@@ -1,7 +1,7 @@
 """A simulated machine for `tsx bench`: servers are formulas, and the clock is a number.
 
-The search, the final comparison and the judgement of noise are the real ones. The speed of each
-configuration on the quiet machine is known, so that a test can judge the choice.
+The search, the final comparison and the noise detection are real. The speed of each configuration
+on the quiet machine is known, so that tests can judge the choice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CORES = 2
 DETECTOR = Path(__file__).parents[2] / "docs" / "reference" / "bench" / "detector"
 LOADING, STARTING, STEP = 2.5, 3.0, 0.25  # seconds
 GRID = BenchOptions(slo="p99<100ms", workers="1..16", precisions="fp32,bf16")
-Others = Callable[[float], float]  # the cores that other processes use at a time
+Others = Callable[[float], float]  # the cores that other processes use at a time in seconds
 
 
 def quiet(now: float) -> float:
@@ -57,19 +57,19 @@ def hog(now: float) -> float:
 def bursts(seed: int) -> Others:
     """Return other processes that use half of the machine or all of it for 2 to 8 seconds.
 
-    Pauses last 5 to 30 seconds.
+    The pauses between them last 5 to 30 seconds.
     """
-    chance, periods, at = random.Random(seed), [], 0.0
-    while at < 4000:
-        at += chance.uniform(5, 30)
-        periods.append((at, at + chance.uniform(2, 8), chance.choice([1.0, 2.0])))
-        at = periods[-1][1]
+    random_source, periods, time = random.Random(seed), [], 0.0
+    while time < 4000:
+        time += random_source.uniform(5, 30)
+        periods.append((time, time + random_source.uniform(2, 8), random_source.choice([1.0, 2.0])))
+        time = periods[-1][1]
     return lambda now: next((cores for begin, end, cores in periods if begin <= now < end), 0.0)
 
 
 @dataclass
 class SimulatedMachine:
-    """A machine that gets slower by the share `drift` and faster again within ten minutes."""
+    """A machine that slows down by the fraction `drift` and recovers, every ten minutes."""
 
     seed: int
     other_cores: Others = quiet
@@ -90,7 +90,7 @@ class SimulatedMachine:
         }
 
     def curve(self, precision: str, threads: int | None) -> Curve:
-        """Return the times of one worker alone on the quiet machine."""
+        """Return the times of a single worker on the quiet machine."""
         is_single = threads == 1
         share = (1.0 if is_single else self.parallel) * (self.half if precision == "bf16" else 1.0)
         times = {size: share * (self.first + self.each * size) for size in (1, 2, 4, 8, 16, 32)}
@@ -108,19 +108,22 @@ class SimulatedMachine:
         return Curve(precision=precision, threads=threads, points=points, spread=0.05)
 
     def truth(self, configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        """Return answers per second and p99 on the quiet machine.
+        """Return responses per second and p99 on the quiet machine.
 
-        More workers than cores have a longer tail.
+        With more workers than cores, the tail of the latencies is longer.
         """
         curve = self.curve(configuration.precision, configuration.threads_per_worker(CORES))
         prediction, error = (
             predict(curve, configuration, offered, 0.5, CORES),
             self.errors.get(configuration, 1.0),
         )
-        crowd = 1 + 0.12 * max(0.0, min(configuration.workers, offered.connections) / CORES - 1)
-        return prediction.throughput * error, prediction.p99_ms / error * crowd if math.isfinite(
-            prediction.p99_ms
-        ) else 5000.0
+        tail_factor = 1 + 0.12 * max(
+            0.0, min(configuration.workers, offered.connections) / CORES - 1
+        )
+        return (
+            prediction.throughput * error,
+            prediction.p99_ms / error * tail_factor if math.isfinite(prediction.p99_ms) else 5000.0,
+        )
 
     def best(self, configuration: Configuration) -> float:
         loads = [
@@ -130,16 +133,18 @@ class SimulatedMachine:
         return max((rate for rate, p99 in loads if p99 <= self.bound_ms), default=0.0)
 
     def share(self, configuration: Configuration) -> float:
-        """Return the share of its cores that a server gets now.
+        """Return the fraction of its cores that a server gets now.
 
-        The kernel divides the cores among all threads that are ready.
+        The kernel divides the cores among all ready threads.
         """
         ready = configuration.workers * configuration.threads_per_worker(CORES)
-        wanted, other_cores = min(ready, CORES), self.other_cores(self.now)
-        return min(1.0, max(CORES - other_cores, CORES * ready / (ready + other_cores)) / wanted)
+        used_cores, other_cores = min(ready, CORES), self.other_cores(self.now)
+        return min(
+            1.0, max(CORES - other_cores, CORES * ready / (ready + other_cores)) / used_cores
+        )
 
     def passes(self, seconds: float, configuration: Configuration) -> list[float]:
-        """Let time pass and return the share of each step."""
+        """Let time pass, and return the fraction of each step."""
         shares = []
         for _ in range(max(1, round(seconds / STEP))):
             shares.append(
@@ -172,7 +177,7 @@ class SimulatedMachine:
             max_ms=p99,
         )
         histogram = [(0.6 * p99, answers - tail), (p99, tail)]
-        fresh = Round(
+        measured_round = Round(
             seconds=2 * seconds,
             sent=answers,
             ok=answers,
@@ -180,7 +185,7 @@ class SimulatedMachine:
             latency=latency,
             histogram=histogram,
         )
-        return LoadMeasurement(fresh, Stages(), {}, [])
+        return LoadMeasurement(measured_round, Stages(), {}, [])
 
     def time_curve(
         self,
@@ -219,7 +224,7 @@ class RecordedMachine(SimulatedMachine):
             configuration = Configuration(
                 **{name: row[name] for name in Configuration().as_json() if name in row}
             )
-            if row["load"] is None:  # the bound of the recording held under no load
+            if row["load"] is None:  # The limit of the recording was exceeded at every load.
                 self.ratios[configuration] = 0.5, 2.0
                 continue
             offered = OfferedLoad(connections=int(row["load"].split()[0]))
@@ -258,10 +263,10 @@ class _Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Sum the shares of the configuration that was measured last."""
+        """Sum the fractions of the configuration that was measured last."""
         machine, end = self._machine, self._machine.now
         configuration = machine.log[-1][1] if machine.log else Configuration()
-        ready, steps, cores, theirs, waiting = (
+        ready, steps, cores, other_core_sum, waiting = (
             configuration.workers * configuration.threads_per_worker(CORES),
             0,
             0.0,
@@ -270,14 +275,17 @@ class _Watch:
         )
         machine.now = self._began
         while machine.now < end:
-            got = machine.share(configuration) * min(ready, CORES)
-            cores, theirs = cores + got, theirs + min(machine.other_cores(machine.now), CORES - got)
+            server_cores = machine.share(configuration) * min(ready, CORES)
+            cores, other_core_sum = (
+                cores + server_cores,
+                other_core_sum + min(machine.other_cores(machine.now), CORES - server_cores),
+            )
             waiting += ready + machine.other_cores(machine.now) > CORES
             machine.now, steps = machine.now + STEP, steps + 1
         machine.now, steps = end, max(1, steps)
         self.noise = Noise(
             cores=cores / steps,
-            others=theirs / steps,
+            others=other_core_sum / steps,
             busiest="stress",
             cpu_pressure=waiting / steps,
             probe=1.0,
@@ -329,7 +337,7 @@ class _Guard:
 
 
 def search(machine: SimulatedMachine, seconds: float, directory: Path, **options: Any) -> Results:
-    """Run `tsx bench` on a machine for so many of its seconds."""
+    """Run `tsx bench` on a machine for `seconds` of simulated time."""
     directory.mkdir(parents=True, exist_ok=True)
     results = Results(
         started="now",

@@ -22,7 +22,7 @@ START = ["--start", "--disable-token-auth", "--enable-model-api"]
 
 
 class TorchServe:
-    """The command with a directory and a pid file of its own."""
+    """The command with its own directory and pid file."""
 
     def __init__(self, directory: Path, ports: list[int]) -> None:
         self.directory = directory
@@ -50,8 +50,8 @@ class TorchServe:
         )
 
     def call(self, *arguments: str) -> tuple[int, str, str]:
-        """Make a call that ends and leaves nothing running."""
-        done = forked.run(
+        """Make a call that ends and leaves no process running."""
+        result = forked.run(
             self._command(arguments),
             cwd=self.directory,
             env=self.environment,
@@ -59,7 +59,7 @@ class TorchServe:
             text=True,
             timeout=DEADLINE,
         )
-        return done.returncode, done.stdout, done.stderr
+        return result.returncode, result.stdout, result.stderr
 
     def start(self, *arguments: str) -> tuple[int, list[str]]:
         """Read the output until the server has started, as TorchServe's launcher does.
@@ -75,8 +75,8 @@ class TorchServe:
                 stderr=errors,
                 text=True,
             )
-        late = threading.Timer(DEADLINE, process.kill)
-        late.start()
+        killer = threading.Timer(DEADLINE, process.kill)
+        killer.start()
         lines = []
         assert process.stdout is not None
         for line in process.stdout:
@@ -87,7 +87,7 @@ class TorchServe:
         try:
             return process.wait(DEADLINE), lines
         finally:
-            late.cancel()
+            killer.cancel()
 
     @property
     def stderr(self) -> str:
@@ -100,10 +100,10 @@ class TorchServe:
         return process
 
     def describe(self, model: str) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads(
+        description: dict[str, Any] = json.loads(
             self.request("GET", f"{self.management}/models/{model}")
         )[0]
-        return described
+        return description
 
     def request(self, method: str, url: str, body: bytes | None = None) -> bytes:
         with urllib.request.urlopen(
@@ -124,7 +124,7 @@ class TorchServe:
     def end(self) -> None:
         if (process := find_server(self.pid_file)) is not None:
             process.kill()
-            end_server(process)  # waits
+            end_server(process)  # waits for its end
 
     @staticmethod
     def _command(arguments: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The public names of TorchServe 0.12's packages, of `torchserve_names.txt` or installed."""
+"""The public names of TorchServe 0.12's packages, listed in a file or read from an installation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names() -> dict[str, list[str]]:
 def installed_names(site_packages: Path) -> dict[str, list[str]]:
     """Return the functions, classes and variables that modules define.
 
-    Loggers, version files and TorchServe's own tests do not count.
+    Loggers, version files and TorchServe's own tests are left out.
     """
     paths = {
         ".".join(path.relative_to(site_packages).with_suffix("").parts).removesuffix(

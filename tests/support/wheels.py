@@ -1,4 +1,4 @@
-"""Wheels that pip installs without a package index."""
+"""Wheels that pip can install without a package index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_wheel(
     }
     with zipfile.ZipFile(path, "w") as wheel:
         for member, text in members.items():
-            # A ZipInfo has no time: the bytes are always the same.
+            # A ZipInfo has a fixed time, so the bytes are always the same.
             wheel.writestr(zipfile.ZipInfo(member), text)
         wheel.writestr(
             zipfile.ZipInfo(f"{info}/RECORD"),

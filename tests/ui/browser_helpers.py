@@ -1,4 +1,4 @@
-"""Helpers that open, use and check the web page in a browser, for several test files."""
+"""Helpers to open, use and check the web page in a browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def snippets_of(page: Any) -> dict[str, str]:
 def run_snippet(
     tool: str, snippet: str, cwd: Path, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a snippet of the playground as a person would, with this Python's scripts first."""
+    """Run a snippet of the playground as a user would, with this Python's scripts first."""
     if tool == "JavaScript":
         command = ["node", "--input-type=module", "--eval", snippet]
     elif tool in ("requests", "urllib"):
@@ -52,7 +52,7 @@ def run_snippet(
 
 
 def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    """Make a PNG file of one grey level."""
+    """Make a PNG file with a single grey level."""
     file = io.BytesIO()
     Image.new("L", size, light).save(file, "PNG")
     return file.getvalue()
@@ -77,38 +77,38 @@ def open_view(page: Any, server: Running, route: str = "") -> None:
 
 
 def row(page: Any, name: str) -> Any:
-    """Find the row of a table that has a text."""
+    """Find the table row that contains a text."""
     return page.get_by_role("row", name=re.compile(name))
 
 
 def click(view: Any, button: str, **options: Any) -> None:
-    """Click a button of a page, or of a part of it."""
+    """Click a button in a page or a part of it."""
     view.get_by_role("button", name=button, **options).click()
 
 
 def fill(view: Any, label: str, value: str, **options: Any) -> None:
-    """Fill a field of a page, or of a part of it."""
+    """Fill a field in a page or a part of it."""
     view.get_by_label(label, **options).fill(value)
 
 
 def expect_heading(view: Any, name: Any, **options: Any) -> None:
-    """Wait until a page, or a part of it, shows a heading."""
+    """Wait until a page or a part of it shows a heading."""
     expect(view.get_by_role("heading", name=name, **options)).to_be_visible()
 
 
 def expect_text(view: Any, text: Any, **options: Any) -> None:
-    """Wait until a page, or a part of it, shows a text."""
+    """Wait until a page or a part of it shows a text."""
     expect(view.get_by_text(text, **options)).to_be_visible()
 
 
 def send_json(page: Any, value: object) -> None:
-    """Send JSON by the playground."""
+    """Send JSON with the playground."""
     page.get_by_label("JSON", exact=True).last.fill(json.dumps(value))
     click(page, "Send")
 
 
 def check_accessibility(page: Any, view: str, *, dark: bool = True) -> None:
-    """Check that axe finds nothing serious in a view, nor in its dark colours."""
+    """Check that axe finds nothing serious in a view, in light and dark colours."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs"
     ).Axe()
@@ -130,7 +130,7 @@ def _check_findings(axe: Any, page: Any, view: str, **options: Any) -> None:
 
 
 def check_width(page: Any, view: str) -> None:
-    """Check that neither the page nor a table of it is wider than the window."""
+    """Check that neither the page nor any of its tables is wider than the window."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
     tables = "[...document.querySelectorAll('.scroll')]"
     wide = f"{tables}.filter((table) => table.scrollWidth > table.clientWidth).length"

@@ -1,4 +1,4 @@
-"""A real browser for the tests of the web page, and the servers that it visits.
+"""A real browser for the tests of the web page, and the servers that it opens.
 
 The tests are skipped if no browser is installed.
 """
@@ -17,7 +17,7 @@ from tests.support.browser import installed_browser
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running, serving
 
-# Chromium starts no process that would do a graphics card's work on the processor.
+# These options keep Chromium from starting a process for software rendering.
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,7 +27,7 @@ ARGUMENTS = [
 ]
 TIMEOUT = 30_000  # ms
 
-# The page asks for news every 1, 2 or 5 seconds. The tests ask five times as often.
+# The page polls every 1, 2 or 5 seconds; the tests poll five times as often.
 FASTER_POLLS = """
 const wait = window.setTimeout.bind(window);
 window.setTimeout = (work, ms, ...rest) => wait(work, ms <= 5000 && ms % 1000 === 0 ? ms / 5 : ms, ...rest);
@@ -101,7 +101,10 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def browser(processes: None) -> Iterator[Any]:
-    """Start a browser for a module: playwright's event loop holds this thread until it ends."""
+    """Start a browser for a module.
+
+    The thread is occupied by playwright's event loop until the browser ends.
+    """
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
     )
@@ -118,8 +121,8 @@ def browser(processes: None) -> Iterator[Any]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a model store with every model of these tests."""
     directory = tmp_path_factory.mktemp("store")
-    make_model(directory / "looks.mar", IMAGE_HANDLER)
-    make_model(directory / "looks2.mar", IMAGE_HANDLER, name="looks", version="2.0")
+    make_model(directory / "luminance.mar", IMAGE_HANDLER)
+    make_model(directory / "luminance2.mar", IMAGE_HANDLER, name="luminance", version="2.0")
     make_model(directory / "echo.mar", ECHO)
     make_model(directory / "odd.mar", ODD)
     for number in range(1, 13):
@@ -131,7 +134,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(
     browser: Any, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Running]]:
-    """Return a function that starts `tsx serve` with arguments and settings; the module ends it."""
+    """Return a function that starts `tsx serve` with arguments and settings.
+
+    The servers end with the module.
+    """
     with ExitStack() as stack:
 
         def begin(
@@ -151,7 +157,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def empty_server(start: Callable[..., Running]) -> Running:
-    """Start a server without models, for tests that register them by `management`."""
+    """Start a server without models, for tests that register models with `management`."""
     return start()
 
 
@@ -168,7 +174,7 @@ def management(empty_server: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def context(browser: Any) -> Iterator[Any]:
-    """Open a window for a module, since the browser starts a process for each of them."""
+    """Open one window for a module, since the browser starts a process for each window."""
     context = browser.new_context(
         permissions=["clipboard-read", "clipboard-write"],
         viewport={"width": 1280, "height": 900},
@@ -182,9 +188,9 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def page(context: Any) -> Iterator[Any]:
-    """Open a page of a new visitor.
+    """Open a page as a new visitor.
 
-    The test fails if the browser refuses something, logs an error, or asks another host.
+    The test fails if the browser blocks something, logs an error, or calls another host.
     """
     page = context.new_page()
     problems: list[str] = []
@@ -197,11 +203,11 @@ def page(context: Any) -> Iterator[Any]:
         "request", lambda request: None if _is_local(request.url) else problems.append(request.url)
     )
     yield page
-    # A test may have taken the storage away from the page.
+    # A test may have disabled the page's storage.
     with suppress(Exception):
         page.evaluate("localStorage.clear()")
     page.close()
-    # The browser reports statuses of errors and servers that have stopped.
+    # The browser logs error statuses and stopped servers, which are expected.
     allowed = ("Failed to load resource", "net::ERR_CONNECTION_REFUSED")
     assert [problem for problem in problems if not any(text in problem for text in allowed)] == []
 

@@ -1,4 +1,4 @@
-"""The playground of a model that generates text, and its charts, in a real browser."""
+"""The playground for a text-generation model, and its charts, in a real browser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(page: Any, text: str) -> None:
     click(page, "Send")
 
 
-def test_a_conversation_streams_and_its_code_repeats_it(
+def test_a_conversation_is_streamed_and_its_code_reproduces_it(
     page: Any, served: Running, tmp_path: Path
 ) -> None:
     open_view(page, served, "model/talker/try")
@@ -88,7 +88,7 @@ def test_a_conversation_streams_and_its_code_repeats_it(
     expect(turns).to_have_count(0)
 
 
-def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Running) -> None:
+def test_enter_sends_and_shift_enter_breaks_the_line(page: Any, served: Running) -> None:
     open_view(page, served, "model/talker/try")
     turns = page.get_by_role("log", name="Conversation").get_by_role("listitem")
     message = page.get_by_label("Message")
@@ -96,7 +96,7 @@ def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Runn
     message.press("Shift+Enter")
     message.press_sequentially("two")
     expect(message).to_have_value("one\ntwo")
-    # The Enter of an input method ends a word.
+    # The Enter key of an input method ends a word, so it must not send.
     message.dispatch_event("keydown", {"key": "Enter", "isComposing": True})
     expect(message).to_have_value("one\ntwo")
     message.press("Enter")
@@ -105,7 +105,7 @@ def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Runn
     expect(message).to_have_value("")
 
 
-def test_stop_ends_the_answer_in_the_worker(
+def test_stop_ends_the_generation_in_the_worker(
     page: Any, served: Running, until: Callable[[Callable[[], object]], None]
 ) -> None:
     open_view(page, served, "model/talker/try")
@@ -113,7 +113,7 @@ def test_stop_ends_the_answer_in_the_worker(
     def count() -> int:
         return int(predict(served, "talker", json={"inputs": "cancelled"}).json()["cancelled"])
 
-    before = count()
+    count_before = count()
     ask(page, "slow words")
     answer = page.get_by_role("log").get_by_role("listitem").last
     expect(answer.locator(".said")).to_contain_text("slow")
@@ -121,8 +121,8 @@ def test_stop_ends_the_answer_in_the_worker(
     expect(answer).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(page.get_by_label("Message")).to_be_focused()
-    until(lambda: count() > before)
-    assert count() == before + 1
+    until(lambda: count() > count_before)
+    assert count() == count_before + 1
 
 
 def test_a_failure_is_reported_and_the_message_can_be_sent_again(
@@ -147,9 +147,7 @@ def test_a_failure_is_reported_and_the_message_can_be_sent_again(
     expect(page.locator(".said").last).to_contain_text("once upon once upon")
 
 
-def test_single_requests_are_there_too_and_all_that_other_models_have(
-    page: Any, served: Running
-) -> None:
+def test_single_requests_and_other_views_are_also_available(page: Any, served: Running) -> None:
     open_view(page, served, "model/talker/try")
     page.get_by_role("radio", name="Single request").check()
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
@@ -159,12 +157,12 @@ def test_single_requests_are_there_too_and_all_that_other_models_have(
     expect(page.get_by_role("group", name="Playground")).to_be_hidden()
 
 
-def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Running) -> None:
+def test_the_charts_show_the_generation_metrics(page: Any, served: Running) -> None:
     def chart(pattern: str) -> None:
         expect(page.get_by_role("img", name=re.compile(pattern))).to_be_visible()
 
     open_view(page, served, "model/talker/overview")
-    # Requests count in the charts from here on.
+    # From here on, the charts count requests.
     chart(r"Requests per second, 10 s mean: 1\.0 \d")
     predict(served, "talker", json={"inputs": "a b", "parameters": {"max_new_tokens": 40}})
     chart(r"Tokens per second, 10 s mean: out [1-9].* in [0-9.]+")
@@ -177,7 +175,7 @@ def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Ru
     expect(page.get_by_role("heading", name="Text generation")).to_be_hidden()
 
 
-def test_the_chat_has_no_serious_finding_of_axe(page: Any, served: Running) -> None:
+def test_the_chat_has_no_serious_accessibility_findings(page: Any, served: Running) -> None:
     open_view(page, served, "model/talker/try")
     check_accessibility(page, "an empty chat")
     ask(page, "good day")

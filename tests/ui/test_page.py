@@ -1,4 +1,4 @@
-"""The web page in a real browser: what a person does with it, and what the page then shows."""
+"""The web page in a real browser: actions of a user and what the page then shows."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Formed:
 
 @pytest.fixture(scope="module")
 def served(start: Callable[..., Running]) -> Running:
-    """Start a server with `echo` and two versions of `looks`, for tests that change nothing."""
-    server = start("echo.mar", "looks.mar")
+    """Start a server with `echo` and two versions of `luminance`, for tests that change nothing."""
+    server = start("echo.mar", "luminance.mar")
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
-        register(client, "looks2.mar")
+        register(client, "luminance2.mar")
     return server
 
 
@@ -66,7 +66,7 @@ def test_a_version_shows_its_form_and_the_unused_ones(
     expect_text(page, "Forms that are not used: openvino-int8: it was built for cuda")
 
 
-def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
+def test_a_model_is_registered_tried_and_removed_only_by_keyboard(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     open_view(page, empty_server)
@@ -75,10 +75,10 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Register a model")
     expect(dialog.get_by_label("Archive")).to_be_focused()
-    page.keyboard.type("looks.ma")
+    page.keyboard.type("luminance.ma")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("alert")).to_contain_text("Model not found")
-    # The dialog reports the problem, and nothing behind it does.
+    # Only the dialog reports the problem, not the page behind it.
     expect(page.get_by_role("button", name="Dismiss this message")).to_have_count(0)
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
@@ -90,10 +90,10 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
         page.get_by_role("status").get_by_text("registered with 1 initial workers")
     ).to_be_visible()
     expect(dialog).to_have_count(0)
-    expect(row(page, "looks").get_by_text("ready", exact=True)).to_be_visible()
-    row(page, "looks").get_by_role("link").focus()
+    expect(row(page, "luminance").get_by_text("ready", exact=True)).to_be_visible()
+    row(page, "luminance").get_by_role("link").focus()
     page.keyboard.press("Enter")
-    expect_heading(page, "looks")
+    expect_heading(page, "luminance")
     page.get_by_role("link", name="Overview").press("Enter")
     page.get_by_role("button", name="Unregister").focus()
     page.keyboard.press("Enter")
@@ -101,18 +101,18 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-    assert management.get("/models/looks").status_code == 200
+    assert management.get("/models/luminance").status_code == 200
     page.keyboard.press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Unregister").press("Enter")
     expect_text(page, "This model is no longer registered")
-    assert management.get("/models/looks").status_code == 404
+    assert management.get("/models/luminance").status_code == 404
 
 
-def test_an_image_is_predicted_and_every_snippet_repeats_it(
+def test_an_image_is_predicted_and_every_snippet_reproduces_it(
     page: Any, served: Running, tmp_path: Path
 ) -> None:
     (tmp_path / "light.png").write_bytes(png(204))
-    open_view(page, served, "model/looks/try")
+    open_view(page, served, "model/luminance/try")
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "light.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
@@ -143,8 +143,8 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
     )
 
 
-def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Running) -> None:
-    open_view(page, served, "model/looks/try")
+def test_an_image_may_be_dropped_or_taken_by_the_camera(page: Any, served: Running) -> None:
+    open_view(page, served, "model/luminance/try")
     click(page, "Use camera")
     click(page, "Take picture")
     expect_text(page, "picture.jpg")
@@ -166,7 +166,7 @@ def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Runn
     )
 
 
-def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) -> None:
+def test_responses_are_displayed_by_their_type(page: Any, served: Running) -> None:
     open_view(page, served, "model/echo/try")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     send_json(page, {"cat": 0.75, "dog": 0.25})
@@ -177,7 +177,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     expect(page.get_by_role("region", name="Detected objects")).to_contain_text("1, 2, 30, 40")
     send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
     expect(page.get_by_role("img", name="The class of each pixel")).to_be_visible()
-    # The answer begins like a mask.
+    # The response begins like a mask.
     send_json(page, [[[0, 0.5]] * 16, *[[None] * 16] * 15])
     expect(page.locator("details.raw pre")).to_contain_text("null")
     send_json(page, [{"name": "a", "size": 1}, {"name": "b", "tags": ["x"]}])
@@ -192,8 +192,8 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     expect(page.get_by_role("alert").get_by_text("Correct the JSON first.")).to_be_visible()
 
 
-def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> None:
-    """An answer of a detector's shape is drawn over the request's image."""
+def test_boxes_are_drawn_over_the_sent_image(page: Any, served: Running) -> None:
+    """A detector's response is drawn over the request's image."""
     open_view(page, served)
     box = page.evaluate(
         """async () => {
@@ -209,7 +209,7 @@ def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> N
     assert box == [2, 3, 18, 27]
 
 
-def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
+def test_a_failure_is_shown_in_the_playground_and_kept_with_its_traceback(
     page: Any, served: Running
 ) -> None:
     open_view(page, served, "model/echo/try")
@@ -226,12 +226,12 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
     expect_text(page, "The server has no traceback of request no-such-request")
 
 
-def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
+def test_a_failing_model_is_red_with_its_error_rate_and_last_error(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
     open_view(page, empty_server)
-    # The trend has a point from the moment on that requests are counted by the second.
+    # The trend has points as soon as requests are counted per second.
     expect(row(page, "echo").locator("svg .line")).to_have_attribute("d", re.compile("M"))
     for body in ("well", "fail", "fail", "fail"):
         predict(empty_server, "echo", json=body)
@@ -251,9 +251,7 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
     expect(card.get_by_role("link", name=re.compile("^7[45].* % errors$"))).to_be_visible()
 
 
-def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
-    page: Any, served: Running
-) -> None:
+def test_the_api_documentation_loads_no_external_files(page: Any, served: Running) -> None:
     open_view(page, served)
     expect(page.get_by_role("link", name="API")).to_have_attribute(
         "href", f"{served.address('predictions')}/docs"
@@ -275,7 +273,7 @@ def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
     assert httpx.get(f"{management}/api-description").json()["info"]["title"] == "tsx management"
 
 
-def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
+def test_errors_are_grouped_by_exception_with_the_newest_first(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
@@ -291,7 +289,9 @@ def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
     expect(page.locator(".errors pre").first).to_contain_text("ValueError: fail with 1")
 
 
-def test_an_unknown_address_says_so_and_the_page_goes_on(page: Any, served: Running) -> None:
+def test_an_unknown_address_is_reported_and_the_page_keeps_polling(
+    page: Any, served: Running
+) -> None:
     for route in ("model/%E0", "model", "model/echo/nonsense", "nonsense"):
         open_view(page, served, route)
         expect_heading(page, "This page does not exist")
@@ -327,19 +327,17 @@ def test_a_server_without_models_shows_commands_and_registers_an_archive(
     )
     click(page, "Copy the command: Pack a model")
     assert page.evaluate("navigator.clipboard.readText()") == steps.first.inner_text()
-    # A browser cannot put an archive into the model store.
+    # There is no upload, since a browser cannot write into the model store.
     expect(page.locator("input[type=file], .drop")).to_have_count(0)
     click(page, "Register a model")
     dialog = page.get_by_role("dialog", name="Register a model")
-    fill(dialog, "Archive", "looks.mar")
+    fill(dialog, "Archive", "luminance.mar")
     click(dialog, "Register", exact=True)
-    expect(row(page, "looks")).to_be_visible()
+    expect(row(page, "luminance")).to_be_visible()
     expect(page.get_by_text("No model is registered")).to_be_hidden()
 
 
-def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive(
-    page: Any, served: Running
-) -> None:
+def test_a_server_without_a_model_store_shows_the_serve_command(page: Any, served: Running) -> None:
     def remove_store(route: Any) -> None:
         state = route.fetch().json()
         route.fulfill(json=state | {"models": [], "server": state["server"] | {"store": None}})
@@ -351,13 +349,13 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
     page.unroute_all(behavior="wait")
 
 
-def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(
+def test_a_missed_latency_target_and_a_reply_cache_are_described(
     page: Any, served: Running
 ) -> None:
     def add_figures(route: Any) -> None:
         state = route.fetch().json()
         version, *_ = next(
-            model["versions"] for model in state["models"] if model["name"] == "looks"
+            model["versions"] for model in state["models"] if model["name"] == "luminance"
         )
         slo = {
             "target": "p99<10ms",
@@ -381,7 +379,7 @@ def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(
         route.fulfill(json=state)
 
     page.route("**/ui/api/state*", add_figures)
-    open_view(page, served, "model/looks/overview")
+    open_view(page, served, "model/luminance/overview")
     expect(page.get_by_text("p99<10ms")).to_have_text(
         "Target p99<10ms: kept for 0.00 % of the requests of the last 5 minutes; the error budget of the last hour is used up: "
         "100 times as many misses as it allows; 3 refused on arrival; batches of up to 2"
@@ -411,8 +409,8 @@ def repeated_requests(send: Callable[[], object]) -> Iterator[None]:
         task.result()
 
 
-def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
-    open_view(page, served, "model/looks/overview")
+def test_the_overview_begins_with_the_state_and_its_trends(page: Any, served: Running) -> None:
+    open_view(page, served, "model/luminance/overview")
     state = page.locator(".stat")
     expect(state.locator("dt")).to_have_text(
         ["Requests/s", "Errors", "p50", "p99", "Queue", "Batch fill"]
@@ -420,8 +418,8 @@ def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) 
     half = re.compile(r"[3-7]\d(\.\d+)? %")
 
     def send_good_and_bad() -> None:
-        predict(served, "looks", content=png(10), headers=PNG)
-        predict(served, "looks", content=b"no picture", headers=PNG)
+        predict(served, "luminance", content=png(10), headers=PNG)
+        predict(served, "luminance", content=b"no picture", headers=PNG)
 
     with repeated_requests(send_good_and_bad):
         expect(state.nth(1)).to_contain_text(half)
@@ -438,10 +436,10 @@ def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) 
 
 
 def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Running) -> None:
-    """Ten points fill the plot, whatever its span of time is."""
+    """Ten points fill the plot, whatever time they span."""
     open_view(page, served)
     expect_heading(page, "Models")
-    drawn = page.evaluate(
+    chart_state = page.evaluate(
         """async () => {
             const { chart, stepOf } = await import('./chart.js');
             const { live } = await import('./live.js');
@@ -474,18 +472,18 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
             return { ...drawn, byKey: legends() };
         }"""
     )
-    assert drawn["steps"] == pytest.approx([25, 50, 0.1, 0.5, 1])
-    assert drawn["heights"] == ["12.5", "15"]
-    assert drawn["times"] >= 3
-    assert drawn["begins"] == ["M54.0", "M54.0"]  # the left edge
-    assert drawn["areas"] == 2
-    assert drawn["means"] == ["one10.25two2.5"] * 2
-    assert drawn["crosses"] == [1, 1]
-    assert drawn["pointed"] == ["one12.5two2.5"] * 2
-    assert drawn["byKey"] == ["one8two2.5"] * 2
+    assert chart_state["steps"] == pytest.approx([25, 50, 0.1, 0.5, 1])
+    assert chart_state["heights"] == ["12.5", "15"]
+    assert chart_state["times"] >= 3
+    assert chart_state["begins"] == ["M54.0", "M54.0"]  # the left edge
+    assert chart_state["areas"] == 2
+    assert chart_state["means"] == ["one10.25two2.5"] * 2
+    assert chart_state["crosses"] == [1, 1]
+    assert chart_state["pointed"] == ["one12.5two2.5"] * 2
+    assert chart_state["byKey"] == ["one8two2.5"] * 2
 
 
-def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
+def test_charts_update_when_requests_arrive(page: Any, served: Running) -> None:
     open_view(page, served, "model/echo/overview")
     chart = page.get_by_role("img", name=re.compile("^Requests per second"))
     expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 0$"))
@@ -499,11 +497,11 @@ def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
             expect(page.get_by_role("img", name=re.compile(label))).to_be_visible()
 
 
-def test_workers_and_versions_are_changed_from_the_page(
+def test_workers_and_versions_can_be_changed(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", "looks2.mar")
-    open_view(page, empty_server, "model/looks/overview")
+    register(management, "luminance.mar", "luminance2.mar")
+    open_view(page, empty_server, "model/luminance/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
     click(second, "Scaling and limits")
     drawer = page.get_by_role("dialog", name="Version 2.0: scaling and limits")
@@ -527,7 +525,7 @@ def test_workers_and_versions_are_changed_from_the_page(
     fill(drawer, "Workers", "2", exact=True)
     fill(drawer, "Batch size", "4", exact=True)
     fill(drawer, "Queue size", "0", exact=True)
-    # The field's own bound would keep the value from the server.
+    # The field's own minimum is removed; it would keep the invalid value from being sent.
     drawer.get_by_label("Queue size", exact=True).evaluate("(field) => (field.min = '')")
     expect(drawer.get_by_role("region", name="Changes").get_by_role("listitem")).to_have_text(
         ["Workers1→2", "Batch size1→4", "Queue size100→0"]
@@ -540,9 +538,9 @@ def test_workers_and_versions_are_changed_from_the_page(
     second.locator("summary").click()
     expect(second.locator("tbody tr")).to_have_count(2)
     expect(second.locator(".facts div", has_text="Batch size")).to_contain_text("4")
-    (described,) = management.get("/models/looks/2.0").json()
+    (description,) = management.get("/models/luminance/2.0").json()
     assert [
-        described[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")
+        description[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")
     ] == [2, 4, 50, 120]
     click(second, "Make default")
     expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_text(
@@ -550,17 +548,17 @@ def test_workers_and_versions_are_changed_from_the_page(
     )
     click(page.get_by_role("dialog"), "Make default")
     expect_text(second, "default", exact=True)
-    assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
+    assert management.get("/models/luminance").json()[0]["modelVersion"] == "2.0"
 
 
-def test_a_version_that_takes_the_place_of_another_has_as_many_workers(
+def test_a_replacing_version_has_the_same_number_of_workers(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar")
-    management.put("/models/looks", params={"min_worker": 2, "synchronous": "true"})
+    register(management, "luminance.mar")
+    management.put("/models/luminance", params={"min_worker": 2, "synchronous": "true"})
     open_view(page, empty_server)
     click(page, "Register a model")
-    fill(page, "Archive", "looks2.mar")
+    fill(page, "Archive", "luminance2.mar")
     page.get_by_label(
         re.compile("Replace the served version once this one is loaded; no request is lost")
     ).check()
@@ -568,15 +566,15 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(
     expect(
         page.get_by_role("status").get_by_text("has taken the place of version 1.0")
     ).to_be_visible()
-    (version,) = management.get("/models/looks/all").json()
+    (version,) = management.get("/models/luminance/all").json()
     assert (version["modelVersion"], version["minWorkers"]) == ("2.0", 2)
 
 
-def test_traffic_is_split_by_the_bar_and_the_change_undone(
+def test_traffic_is_split_with_the_bar_and_the_change_undone(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", "looks2.mar")
-    open_view(page, empty_server, "model/looks/traffic")
+    register(management, "luminance.mar", "luminance2.mar")
+    open_view(page, empty_server, "model/luminance/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     first, second = (
         shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0")
@@ -597,7 +595,7 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
     page.get_by_label("Share of version 2.0, percent").press("Enter")
     expect(page.get_by_label("Share of version 1.0, percent")).to_have_value("25")
     # Nothing is sent without the dialog.
-    assert management.get("/models/looks/traffic").json()["traffic"] == {}
+    assert management.get("/models/luminance/traffic").json()["traffic"] == {}
     click(page, "Review and apply")
     dialog = page.get_by_role("dialog", name="Split requests")
     expect(dialog.get_by_role("listitem")).to_have_text(
@@ -612,7 +610,7 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
     click(page, "Review and apply")
     click(dialog, "Apply")
     expect(second).to_contain_text("100.0 %")
-    answer = predict(empty_server, "looks", content=png(10), headers=PNG)
+    answer = predict(empty_server, "luminance", content=png(10), headers=PNG)
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
     click(page, "Undo the last change")
     dialog = page.get_by_role("dialog", name="Undo the last change")
@@ -629,11 +627,11 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
     expect(second).to_contain_text("canary")
     fill(page, "Share of version 2.0, percent", "-1")
     page.get_by_label("Share of version 2.0, percent").press("Enter")
-    # The browser itself refuses the share.
+    # The browser itself refuses the invalid share.
     expect(page.get_by_role("button", name="Review and apply")).to_be_hidden()
 
 
-def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Running) -> None:
+def test_shares_follow_a_border_dragged_past_others(page: Any, served: Running) -> None:
     open_view(page, served)
     shares = page.evaluate(
         """async () => {
@@ -650,11 +648,11 @@ def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Run
     assert shares == [[90, 0, 10], [20, 48, 32], [60, 40], [0, 100]]
 
 
-def test_rules_are_set_and_removed_and_changes_of_others_stay(
+def test_rules_are_set_and_removed_and_other_users_changes_are_kept(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", "looks2.mar")
-    open_view(page, empty_server, "model/looks/traffic")
+    register(management, "luminance.mar", "luminance2.mar")
+    open_view(page, empty_server, "model/luminance/traffic")
     panel = page.get_by_role("region", name="Traffic", exact=True)
     expect_text(panel, "None: the shares alone decide.")
     click(panel, "Edit rules")
@@ -673,11 +671,11 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
     changes = form.get_by_role("region", name="Changes").get_by_role("listitem")
     expect(changes).to_have_count(3)
     expect(changes.last).to_have_text("Rule 2X-User matches test-.* → canary")
-    # Another person sets a label meanwhile.
-    management.put("/models/looks/labels/canary", json={"version": "2.0"})
+    # Another user sets a label in the meantime.
+    management.put("/models/luminance/labels/canary", json={"version": "2.0"})
     click(form, "Apply")
     expect_text(page, "The traffic policy was changed.")
-    traffic = management.get("/models/looks/traffic").json()["traffic"]
+    traffic = management.get("/models/luminance/traffic").json()["traffic"]
     first, second = (
         {"header": "X-Beta", "equals": "1", "to": "2.0"},
         {"header": "X-User", "matches": "test-.*", "to": "canary"},
@@ -694,7 +692,7 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
         ({"X-User": "test-ann"}, "2.0"),
         ({"X-User": "ann"}, "1.0"),
     ):
-        answer = predict(empty_server, "looks", content=png(10), headers=PNG | header)
+        answer = predict(empty_server, "luminance", content=png(10), headers=PNG | header)
         assert answer.headers["x-tsx-model-version"] == version
     click(panel, "Edit rules")
     form.get_by_label("Value of the header").last.fill("(")
@@ -710,7 +708,7 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
     expect(panel).to_contain_text("X-User matches test-.* → canary")
 
 
-def test_requests_are_recorded_and_the_files_removed(
+def test_requests_are_recorded_and_recordings_removed(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
@@ -744,11 +742,11 @@ def test_requests_are_recorded_and_the_files_removed(
     assert management.get("/models/echo/record").json()["files"] == 0
 
 
-def test_a_rollout_is_begun_watched_and_taken_back(
+def test_a_rollout_is_started_watched_and_rolled_back(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", "looks2.mar")
-    open_view(page, empty_server, "model/looks/traffic")
+    register(management, "luminance.mar", "luminance2.mar")
+    open_view(page, empty_server, "model/luminance/traffic")
     click(page, "Start rollout")
     dialog = page.get_by_role("dialog", name="Start rollout")
     fill(dialog, "Steps, percent", "40, 30")
@@ -772,14 +770,14 @@ def test_a_rollout_is_begun_watched_and_taken_back(
     click(panel, "Roll back")
     click(page.get_by_role("dialog"), "Roll back")
     expect(panel.locator(".chip")).to_have_text("went back")
-    assert management.get("/models/looks/rollout").json()["status"] == "went back"
+    assert management.get("/models/luminance/rollout").json()["status"] == "went back"
 
 
-def test_requests_are_mirrored_and_different_answers_are_shown(
+def test_requests_are_mirrored_and_different_responses_are_shown(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", "looks2.mar")
-    open_view(page, empty_server, "model/looks/traffic")
+    register(management, "luminance.mar", "luminance2.mar")
+    open_view(page, empty_server, "model/luminance/traffic")
     click(page, "Mirror traffic")
     dialog = page.get_by_role("dialog", name="Mirror traffic")
     fill(dialog, "Percent of the requests", "100")
@@ -792,20 +790,20 @@ def test_requests_are_mirrored_and_different_answers_are_shown(
     click(dialog, "Mirror traffic")
     panel = page.get_by_role("region", name="Mirrored traffic", exact=True)
     expect_text(panel, "100 % of the requests also to 2.0")
-    compare = management.get("/models/looks/shadow").json()["shadow"]["compare"]
+    compare = management.get("/models/luminance/shadow").json()["shadow"]["compare"]
     assert compare == {"kind": "numeric", "ignore": ["id", "outputs.*.took"], "rtol": 0.25}
     for light in (10, 200):
-        answer = predict(empty_server, "looks", content=png(light), headers=PNG)
+        answer = predict(empty_server, "luminance", content=png(light), headers=PNG)
         assert "new" not in answer.json()
     expect(panel.locator(".tile", has_text="Disagreed")).to_contain_text("2")
     panel.locator("details summary").first.click()
     expect_heading(panel, re.compile("^version 2.0: 200"))
     click(panel, "Stop mirroring")
     expect_text(panel, "off", exact=True)
-    assert management.get("/models/looks/traffic").json()["traffic"].get("shadow") is None
+    assert management.get("/models/luminance/traffic").json()["traffic"].get("shadow") is None
 
 
-def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: Running) -> None:
+def test_metrics_of_the_model_are_shown_and_can_be_filtered(page: Any, served: Running) -> None:
     open_view(page, served, "model/echo/metrics")
     table = page.get_by_role("region", name="Metrics of this model")
     expect(table).to_contain_text("ts_inference_requests_total")
@@ -834,7 +832,9 @@ def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
     expect(panel.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, served: Running) -> None:
+def test_an_asynchronous_request_is_shown_in_the_queue_and_rerun(
+    page: Any, served: Running
+) -> None:
     open_view(page, served, "model/echo/try")
     page.get_by_label("Answer later").check()
     send_json(page, "fail")
@@ -855,7 +855,7 @@ def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, serve
     expect_text(page, "No job matches.")
 
 
-def test_a_model_that_is_not_registered_is_reported(page: Any, served: Running) -> None:
+def test_an_unregistered_model_is_reported(page: Any, served: Running) -> None:
     open_view(page, served, "model/nosuch")
     expect_text(page, "No model with this name is registered.")
     expect(page.get_by_role("link", name="Playground")).to_be_hidden()
@@ -863,7 +863,7 @@ def test_a_model_that_is_not_registered_is_reported(page: Any, served: Running) 
     expect(row(page, "echo")).to_be_visible()
 
 
-def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
+def test_the_page_reports_a_stopped_server_and_recovers(
     page: Any, start: Callable[..., Running], free_ports: Callable[[int], list[int]]
 ) -> None:
     inference, management, metrics = free_ports(3)
@@ -883,23 +883,21 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     expect_heading(page, "echo")
 
 
-def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen(page: Any, served: Running) -> None:
     background = "getComputedStyle(document.documentElement).backgroundColor"
     open_view(page, served)
-    seen = []
+    themes_seen = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        seen.append(page.evaluate(background))
-    assert seen[0] != seen[1]
+        themes_seen.append(page.evaluate(background))
+    assert themes_seen[0] != themes_seen[1]
     page.get_by_label("Theme").select_option("light")
-    assert page.evaluate(background) == seen[0]
+    assert page.evaluate(background) == themes_seen[0]
     page.reload()
-    assert page.evaluate(background) == seen[0]
+    assert page.evaluate(background) == themes_seen[0]
 
 
-def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
-    page: Any, served: Running
-) -> None:
+def test_every_view_is_accessible_and_fits_a_phone(page: Any, served: Running) -> None:
     open_view(page, served)
     expect(row(page, "echo")).to_be_visible()
     click(page, "Register a model")
@@ -907,7 +905,7 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
     page.keyboard.press("Escape")
     tabs = ("try", "overview", "traffic", "errors", "metrics", "nonsense")
     for tab in tabs:
-        open_view(page, served, f"model/looks/{tab}")
+        open_view(page, served, f"model/luminance/{tab}")
         expect(
             page.locator(".tabs [aria-current=page]" if tab != "nonsense" else ".lost")
         ).to_be_visible()
@@ -933,7 +931,7 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
     page.set_viewport_size({"width": 360, "height": 740})
     check_accessibility(page, "narrow", dark=False)
     check_width(page, "an answer")
-    for route in ("", *(f"model/looks/{tab}" for tab in tabs[:-1])):
+    for route in ("", *(f"model/luminance/{tab}" for tab in tabs[:-1])):
         open_view(page, served, route)
         expect(page.locator("main > div")).to_be_visible()
         check_width(page, route)

@@ -35,7 +35,7 @@ TEXT = """it's "so": $HOME `date` \\n
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Running]) -> Running:
-    return start("odd.mar", "looks.mar")
+    return start("odd.mar", "luminance.mar")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def token_server(start: Callable[..., Running]) -> Running:
     return start("odd.mar", management_token="right", inference_token="it's other")
 
 
-def test_snippets_repeat_the_text_that_was_sent_to_a_labelled_version(
+def test_snippets_reproduce_a_request_to_a_labelled_version(
     page: Any, server: Running, tmp_path: Path
 ) -> None:
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
@@ -61,7 +61,7 @@ def test_snippets_repeat_the_text_that_was_sent_to_a_labelled_version(
 def test_snippets_read_a_file_whatever_its_name(page: Any, server: Running, tmp_path: Path) -> None:
     file = tmp_path / "-it's $one; é.png"
     file.write_bytes(png(204))
-    open_view(page, server, "model/looks/try")
+    open_view(page, server, "model/luminance/try")
     page.get_by_label("Image", exact=True).last.set_input_files(file)
     click(page, "Send")
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
@@ -83,7 +83,7 @@ def test_snippets_save_a_binary_answer(page: Any, server: Running, tmp_path: Pat
         (tmp_path / "answer.bin").unlink()
 
 
-def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
+def test_numbers_are_shown_unchanged(page: Any, server: Running) -> None:
     open_view(page, server, "model/odd/try")
     send_json(page, {"answer": '[{"id": 12345678901234567891, "score": 1.0}]'})
     expect(page.get_by_role("region", name="The answer as a table")).to_contain_text(
@@ -94,7 +94,7 @@ def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
     )
 
 
-def test_empty_failed_and_truncated_answers_are_shown(page: Any, server: Running) -> None:
+def test_empty_failed_and_truncated_responses_are_shown(page: Any, server: Running) -> None:
     open_view(page, server, "model/odd/try")
     answer = page.get_by_role("region", name="Answer", exact=True)
     for request in ({"answer": ""}, {"answer": "", "status": 204}):
@@ -115,9 +115,7 @@ def test_empty_failed_and_truncated_answers_are_shown(page: Any, server: Running
     expect_text(answer, "The first 60,000 of 70,000 characters.")
 
 
-def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
-    page: Any, server: Running
-) -> None:
+def test_a_slow_response_shows_its_time_and_can_be_stopped(page: Any, server: Running) -> None:
     open_view(page, server, "model/odd/try")
     send_json(page, {"seconds": 1.5, "answer": "late"})
     expect(page.locator(".status")).to_have_text(re.compile(r"^Waiting for the answer … \d s$"))
@@ -129,7 +127,7 @@ def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
 
 def test_a_changed_file_must_be_chosen_again(page: Any, server: Running, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(10))
-    open_view(page, server, "model/looks/try")
+    open_view(page, server, "model/luminance/try")
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
     (tmp_path / "a.png").write_bytes(png(200, (90, 90)))
@@ -144,20 +142,20 @@ def test_a_changed_file_must_be_chosen_again(page: Any, server: Running, tmp_pat
 def test_the_form_follows_the_handler_once_its_worker_reports_its_input(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar", workers=0)
-    open_view(page, empty_server, "model/looks/try")
+    register(management, "luminance.mar", workers=0)
+    open_view(page, empty_server, "model/luminance/try")
     expect(page.get_by_role("radio", name="File")).to_be_checked()
-    management.put("/models/looks", params={"min_worker": 1, "synchronous": "true"})
+    management.put("/models/luminance", params={"min_worker": 1, "synchronous": "true"})
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
     text = page.get_by_role("radio", name="Text")
     text.check()
     expect(text).to_be_checked()
-    # A person's choice holds: for the next version, and after the page is loaded again.
-    register(management, "looks2.mar")
+    # The user's choice is kept for the next version and after a reload.
+    register(management, "luminance2.mar")
     expect_text(page, "2 versions, default 1.0")
     expect(text).to_be_checked()
     page.reload()
-    expect_heading(page, "looks")
+    expect_heading(page, "luminance")
     expect(text).to_be_checked()
 
 
@@ -170,7 +168,7 @@ def sampled_model(directory: Path, handler: str, **samples: bytes) -> Path:
     return model
 
 
-def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
+def test_samples_are_shown_and_earlier_requests_can_be_resent(
     page: Any, start: Callable[..., Running], tmp_path: Path
 ) -> None:
     samples = {"dark_png": png(0), "light_png": png(255), "row_json": b'{"light": 1}'}
@@ -218,23 +216,23 @@ def test_without_a_declared_input_the_form_follows_the_first_sample(
 def test_a_version_without_workers_cannot_be_made_the_default(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    register(management, "looks.mar")
-    register(management, "looks2.mar", workers=0)
-    open_view(page, empty_server, "model/looks/overview")
+    register(management, "luminance.mar")
+    register(management, "luminance2.mar", workers=0)
+    open_view(page, empty_server, "model/luminance/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
     button = second.get_by_role("button", name="Make default")
     expect(button).to_be_disabled()
     expect(button).to_have_attribute("title", re.compile("has no workers"))
-    management.put("/models/looks/2.0", params={"min_worker": 1, "synchronous": "true"})
+    management.put("/models/luminance/2.0", params={"min_worker": 1, "synchronous": "true"})
     expect(button).to_be_enabled()
 
 
-def test_the_camera_is_off_once_a_person_leaves_the_playground(page: Any, server: Running) -> None:
+def test_leaving_the_playground_switches_the_camera_off(page: Any, server: Running) -> None:
     page.add_init_script(
         """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
         navigator.mediaDevices.getUserMedia = async (wanted) => (window.seen = await ask(wanted));"""
     )
-    open_view(page, server, "model/looks/try")
+    open_view(page, server, "model/luminance/try")
     click(page, "Use camera")
     expect(page.get_by_role("button", name="Take picture")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
@@ -242,7 +240,7 @@ def test_the_camera_is_off_once_a_person_leaves_the_playground(page: Any, server
     assert page.evaluate("seen.getTracks().map((track) => track.readyState)") == ["ended"]
 
 
-def test_a_file_dropped_beside_its_field_does_not_replace_the_page(
+def test_a_file_dropped_outside_its_field_does_not_replace_the_page(
     page: Any, server: Running
 ) -> None:
     open_view(page, server)
@@ -263,7 +261,7 @@ def test_a_browser_without_storage_shows_the_page(page: Any, server: Running) ->
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_a_token_is_requested_until_correct_and_stays_in_this_tab(
+def test_a_token_is_requested_until_correct_and_kept_in_this_tab(
     page: Any, token_server: Running, tmp_path: Path
 ) -> None:
     dialog = page.get_by_role("dialog", name="This server requires a token")
@@ -305,7 +303,7 @@ def test_a_token_is_requested_until_correct_and_stays_in_this_tab(
     expect(dialog).to_be_visible()
 
 
-def test_a_view_comes_back_after_failed_requests(page: Any, server: Running) -> None:
+def test_a_view_recovers_after_failed_requests(page: Any, server: Running) -> None:
     open_view(page, server, "model/odd/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     expect(shares).to_be_visible()

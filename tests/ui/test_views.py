@@ -1,4 +1,4 @@
-"""The views of the page's bar: models, logs, and the server itself, in a real browser."""
+"""The views in the page's navigation bar: models, logs and the server itself, in a real browser."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def rows(page: Any) -> Any:
     return page.get_by_role("region", name="Models", exact=True).locator("tbody tr th.name")
 
 
-def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(
-    page: Any, served: Running
-) -> None:
+def test_the_bar_lists_the_views_and_marks_the_current_one(page: Any, served: Running) -> None:
     open_view(page, served)
     bar = page.get_by_role("navigation", name="Views")
     expect(bar.get_by_role("link")).to_have_text(["Models", "Jobs", "Logs", "Server"])
@@ -125,7 +123,7 @@ def test_models_are_sorted_by_any_column_for_the_whole_visit(page: Any, served: 
     expect(rows(page)).to_have_text(["m10", "b", "m9", "a"])
 
 
-def test_rows_keep_their_places_while_one_of_them_is_used(page: Any, served: Running) -> None:
+def test_rows_keep_their_positions_while_one_is_in_use(page: Any, served: Running) -> None:
     rates = {"a": 50.0, "b": 5.0}
     with_models(page, rates)
     open_view(page, served)
@@ -142,7 +140,7 @@ def test_rows_keep_their_places_while_one_of_them_is_used(page: Any, served: Run
     expect(rows(page)).to_have_text(["b", "a"])
 
 
-def test_models_without_workers_are_a_closed_group(page: Any, served: Running) -> None:
+def test_models_without_workers_are_in_a_collapsed_group(page: Any, served: Running) -> None:
     with_models(page, {"a": 1}, idle=47)
     open_view(page, served)
     group = page.get_by_role("button", name="47 without workers")
@@ -179,7 +177,7 @@ def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running) -> None
     check_width(page, "a long name")
 
 
-def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running) -> None:
+def test_logs_show_all_models_or_one(page: Any, served: Running) -> None:
     predict(served, "first", content=b"<b>one</b>")
     predict(served, "second", content=b"two")
     open_view(page, served, "logs")
@@ -197,7 +195,7 @@ def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running) -> N
     expect(page.get_by_role("log")).to_contain_text("two")
 
 
-def test_the_server_shows_its_figures_and_its_settings_without_secrets(
+def test_the_server_view_shows_figures_and_settings_without_secrets(
     page: Any, start: Callable[..., Running]
 ) -> None:
     server = start(
@@ -226,7 +224,7 @@ def test_the_server_shows_its_figures_and_its_settings_without_secrets(
         "http://***@127.0.0.1:9"
     )
     assert "hunter2" not in page.content()
-    # Settings that have their defaults are hidden.
+    # Settings with default values are hidden.
     expect(settings.get_by_role("row", name="job_queue_size")).to_have_count(0)
     page.get_by_label("Show defaults too").check()
     expect(settings.get_by_role("row", name="job_queue_size")).to_be_visible()
@@ -234,7 +232,7 @@ def test_the_server_shows_its_figures_and_its_settings_without_secrets(
     expect(settings.locator("tbody tr")).to_have_count(1)
 
 
-def test_the_views_have_no_serious_finding_of_axe(page: Any, served: Running) -> None:
+def test_the_views_have_no_serious_accessibility_findings(page: Any, served: Running) -> None:
     for width, dark in ((1440, True), (390, False)):
         page.set_viewport_size({"width": width, "height": 900})
         for view, text in (("", "ready"), ("logs", "is ready on"), ("server", "model_store")):

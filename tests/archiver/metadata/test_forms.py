@@ -18,18 +18,20 @@ from tsx_archiver.metadata.forms import (
     parse_forms,
 )
 
-KEPT = FormIndex(
+KEPT_FORMS = FormIndex(
     (
         FormRecord("onnx", {"device": "cpu"}, {"a": 1}, {"inputs": []}, {"loss": 0}),
         FormRecord("bf16"),
     ),
     {"model.pth": "12"},
 )
-GONE = "forms names gone, which tsx-forms.json does not have; run tsx optimize, or remove the name"
+MISSING_FORM_TEXT = (
+    "forms names gone, which tsx-forms.json does not have; run tsx optimize, or remove the name"
+)
 
 
 def test_records_that_are_written_are_read() -> None:
-    assert parse_forms(KEPT.content()) == KEPT
+    assert parse_forms(KEPT_FORMS.content()) == KEPT_FORMS
 
 
 @pytest.mark.parametrize(
@@ -64,20 +66,20 @@ def test_the_name_of_a_form_tells_its_precision(name: str, precision: str | None
 
 
 def test_forms_of_other_weights_are_stale() -> None:
-    assert KEPT.stale_since({"model.pth": "12", "other": "1"}) is None
-    assert KEPT.stale_since({}) is None  # another archiver writes no checksums
-    assert KEPT.stale_since({"model.pth": "13"}) == "model.pth"
-    assert KEPT.problems((), {"model.pth": "13"}) == []
+    assert KEPT_FORMS.stale_since({"model.pth": "12", "other": "1"}) is None
+    assert KEPT_FORMS.stale_since({}) is None  # other archivers write no checksums
+    assert KEPT_FORMS.stale_since({"model.pth": "13"}) == "model.pth"
+    assert KEPT_FORMS.problems((), {"model.pth": "13"}) == []
 
 
 def test_an_archive_is_inspected_and_verified_with_its_forms(tmp_path: Path) -> None:
     directory = make_model(tmp_path / "m", "", config="forms: [onnx, gone, reference]\n")
-    (directory / FORMS_FILE).write_bytes(KEPT.content())
+    (directory / FORMS_FILE).write_bytes(KEPT_FORMS.content())
     inspection = inspect_archive(directory)
     assert ([form.name for form in inspection.forms.forms], inspection.problems) == (
         ["onnx", "bf16"],
-        [GONE],
+        [MISSING_FORM_TEXT],
     )
-    assert GONE in [finding.text for finding in verify_archive(directory)]
+    assert MISSING_FORM_TEXT in [finding.text for finding in verify_archive(directory)]
     (directory / FORMS_FILE).write_text(json.dumps({"format": 7}))
     assert "format 7" in inspect_archive(directory).problems[0]

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face: their task, their files, adapters, and their configuration."""
+"""Directories of Hugging Face models: their task, files, adapters and configuration."""
 
 from __future__ import annotations
 
@@ -94,11 +94,13 @@ def config_of(architecture: str, **more: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else value,
 )
-def test_the_architecture_tells_the_task(tmp_path: Path, config: dict[str, Any], task: str) -> None:
+def test_the_task_is_derived_from_the_architecture(
+    tmp_path: Path, config: dict[str, Any], task: str
+) -> None:
     assert task_of(tmp_path, config, **TOKENIZER) == task
 
 
-def test_every_task_comes_with_a_request_to_try_it(tmp_path: Path) -> None:
+def test_every_task_has_a_sample_request(tmp_path: Path) -> None:
     for task in TASKS:
         spec, _ = pretrained_spec(
             save_model(tmp_path, {"model_type": "own"}), source="m", task=task
@@ -116,20 +118,20 @@ def test_the_layout_and_the_model_card_override_the_architecture(tmp_path: Path)
 
     nli = config_of("BertForSequenceClassification", id2label={"0": "entailment"})
     layout = {"modules.json": "[]"}
-    named = {"model-config.yaml": "huggingface: {task: feature-extraction}"}
+    config_with_task = {"model-config.yaml": "huggingface: {task: feature-extraction}"}
     for number, (config, files, task) in enumerate(
         [
             (config_of("Qwen3ForCausalLM"), layout, "feature-extraction"),
             (nli, card("text-classification"), "text-classification"),
             (config_of("BertForMaskedLM"), card("sentence-similarity"), "feature-extraction"),
             (nli, card("depth-estimation"), "zero-shot-classification"),
-            (config_of("LlamaForCausalLM"), named, "feature-extraction"),
+            (config_of("LlamaForCausalLM"), config_with_task, "feature-extraction"),
         ]
     ):
         assert task_of(tmp_path / str(number), config, **files) == task
 
 
-def test_a_model_of_an_unknown_task_lists_the_tasks_that_may_be_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_task_lists_the_known_ones(tmp_path: Path) -> None:
     directory = save_model(tmp_path, config_of("T5ForConditionalGeneration", model_type="t5"))
     tasks = "summarization, translation, text2text-generation"
     with pytest.raises(CannotPack, match=rf"T5ForConditionalGeneration.*--task.*{tasks}"):
@@ -143,7 +145,7 @@ def test_a_model_of_an_unknown_task_lists_the_tasks_that_may_be_named(tmp_path: 
             pretrained_spec(save_model(tmp_path, config), source="m")
 
 
-def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) -> None:
+def test_a_given_task_must_fit_the_model(tmp_path: Path) -> None:
     assert (
         task_of(tmp_path, config_of("T5ForConditionalGeneration"), "translation_en_to_de")
         == "translation_en_to_de"
@@ -166,7 +168,7 @@ def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) ->
 
 
 def test_only_files_that_serving_needs_are_packed() -> None:
-    needed = [
+    needed_names = [
         "1_Pooling/config.json",
         "config.json",
         "model.safetensors",
@@ -175,7 +177,7 @@ def test_only_files_that_serving_needs_are_packed() -> None:
         "tokenizer.json",
         "vocab.txt",
     ]
-    unneeded = [
+    unneeded_names = [
         "pytorch_model.bin",
         "tf_model.h5",
         "onnx/model.onnx",
@@ -184,8 +186,8 @@ def test_only_files_that_serving_needs_are_packed() -> None:
         "training_args.bin",
         "trainer_state.json",
     ]
-    unneeded += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
-    assert needed_files([*unneeded, *needed], (), "m") == needed
+    unneeded_names += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
+    assert needed_files([*unneeded_names, *needed_names], (), "m") == needed_names
     assert needed_files(["config.json", "pytorch_model.bin"], (), "m") == [
         "config.json",
         "pytorch_model.bin",
@@ -194,7 +196,7 @@ def test_only_files_that_serving_needs_are_packed() -> None:
         needed_files(["config.json", "model.gguf"], (), "m")
 
 
-def test_an_index_names_the_files_of_the_weights(tmp_path: Path) -> None:
+def test_the_weight_files_are_read_from_the_index(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
     directory = save_model(
         tmp_path,
@@ -223,7 +225,7 @@ def test_an_index_names_the_files_of_the_weights(tmp_path: Path) -> None:
     ]
 
 
-def test_pickles_and_code_are_noted(tmp_path: Path) -> None:
+def test_pickles_and_code_are_reported_in_notes(tmp_path: Path) -> None:
     directory = save_model(
         tmp_path,
         config_of("LlamaForCausalLM"),
@@ -255,7 +257,7 @@ def test_pickles_and_code_are_noted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_names_weights_outside_of_the_model_is_refused(
+def test_weights_outside_the_model_directory_are_refused(
     tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
     check_references(save_model(tmp_path, config_of("Own")))
@@ -265,7 +267,7 @@ def test_a_file_that_names_weights_outside_of_the_model_is_refused(
         check_references(tmp_path)
 
 
-def test_code_of_another_repository_is_found(tmp_path: Path) -> None:
+def test_code_in_another_repository_is_detected(tmp_path: Path) -> None:
     directory = save_model(
         tmp_path,
         config_of("Own", auto_map={"AutoModel": "modeling_own.Own"}),
@@ -293,7 +295,7 @@ def test_code_of_another_repository_is_found(tmp_path: Path) -> None:
         ({"config.json": '{"model_type": "bert"}', "MAR-INF/MANIFEST.json": "{}"}, False),
     ],
 )
-def test_a_directory_of_hugging_face_is_recognized_by_its_config(
+def test_a_hugging_face_directory_is_recognized_by_its_config(
     tmp_path: Path, files: dict[str, str], expected: bool
 ) -> None:
     for name, text in files.items():
@@ -302,7 +304,7 @@ def test_a_directory_of_hugging_face_is_recognized_by_its_config(
     assert is_huggingface(tmp_path) is expected
 
 
-def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
+def test_an_adapter_is_checked_and_its_base_model_reported(tmp_path: Path) -> None:
     base, lora = save_model(tmp_path / "base", config_of("LlamaForCausalLM")), tmp_path / "lora"
     lora.mkdir()
     with pytest.raises(CannotPack, match=r"it has no adapter_config\.json"):
@@ -333,7 +335,7 @@ def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
     assert extras_of({}) == ()
 
 
-def test_the_block_of_the_configuration_is_read() -> None:
+def test_the_huggingface_block_of_the_configuration_is_read() -> None:
     block = {
         "task": "chat",
         "dtype": "bf16",
@@ -361,7 +363,7 @@ def test_the_block_of_the_configuration_is_read() -> None:
         ({"cacheMemory": True}, "cacheMemory: True is invalid"),
     ],
 )
-def test_an_invalid_block_is_refused_with_the_reason(value: Any, fault: str) -> None:
+def test_an_invalid_huggingface_block_is_refused_with_the_reason(value: Any, fault: str) -> None:
     config, (problem,) = parse_model_config({"huggingface": value})
     assert config.huggingface is None
     assert fault in problem

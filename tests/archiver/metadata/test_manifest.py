@@ -41,7 +41,7 @@ def test_every_field_is_read() -> None:
     assert {name: getattr(manifest, name) for name in expected} == expected
 
 
-def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
+def test_unknown_fields_of_an_old_manifest_are_kept() -> None:
     data = {
         "modelServerVersion": "1.0",
         "implementationVersion": "1.0",
@@ -62,7 +62,7 @@ def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"model": {}}, {"model": None}, {"model": {"modelName": "", "modelVersion": None}}]
 )
-def test_absent_fields_have_torchserves_defaults(data: dict[str, object]) -> None:
+def test_missing_fields_get_torchserves_defaults(data: dict[str, object]) -> None:
     manifest = parse(data)
     assert (
         manifest.model_name,
@@ -93,7 +93,7 @@ def test_absent_fields_have_torchserves_defaults(data: dict[str, object]) -> Non
         (b'{"sha256": {"a": 1}}', "sha256"),
     ],
 )
-def test_a_broken_manifest_is_named(content: bytes, message: str) -> None:
+def test_the_error_of_a_broken_manifest_names_its_file(content: bytes, message: str) -> None:
     with pytest.raises(InvalidManifest, match=message) as caught:
         parse_manifest(content, default_name="x", source="broken.mar")
     assert caught.value.message.startswith("broken.mar: ")
@@ -121,12 +121,12 @@ def test_a_manifest_with_a_path_outside_the_archive_is_refused(key: str, value: 
 
 
 @pytest.mark.parametrize("key", ["modelName", "modelVersion"])
-def test_a_name_that_is_a_path_is_refused(key: str) -> None:
+def test_a_model_name_or_version_that_is_a_path_is_refused(key: str) -> None:
     with pytest.raises(InvalidManifest, match="is a path"):
         parse({"model": {key: "a/b"}})
 
 
-def test_a_traversal_before_a_handlers_function_is_refused() -> None:
+def test_a_path_traversal_before_a_handlers_function_is_refused() -> None:
     with pytest.raises(InvalidManifest, match="handler"):
         parse({"model": {"handler": "../handler.py:handle"}})
 
@@ -142,5 +142,7 @@ def test_a_traversal_before_a_handlers_function_is_refused() -> None:
         ("h.py:not a name", ("h.py:not a name", None)),
     ],
 )
-def test_a_handler_is_split_at_its_function(handler: str, parts: tuple[str, str | None]) -> None:
+def test_a_handler_is_split_into_file_and_function(
+    handler: str, parts: tuple[str, str | None]
+) -> None:
     assert split_handler(handler) == parts

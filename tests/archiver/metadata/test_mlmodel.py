@@ -1,4 +1,4 @@
-"""MLmodel: the handler of a model, and a request that fits its signature."""
+"""MLflow's MLmodel file: the handler it implies, and a sample request that fits its signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_archiver.metadata.mlmodel import (
     read_mlmodel,
 )
 
-BOTH = {"python_function": {}, "pytorch": {"model_data": "data"}}
+BOTH_FLAVORS = {"python_function": {}, "pytorch": {"model_data": "data"}}
 
 
 def tensor(*shape: int, dtype: str = "float32", name: str | None = None) -> dict[str, Any]:
@@ -27,11 +27,11 @@ def tensor(*shape: int, dtype: str = "float32", name: str | None = None) -> dict
     )
 
 
-def model(*inputs: dict[str, Any], flavors: dict[str, Any] = BOTH) -> MLmodel:
+def model(*inputs: dict[str, Any], flavors: dict[str, Any] = BOTH_FLAVORS) -> MLmodel:
     return MLmodel({"flavors": flavors, "signature": {"inputs": json.dumps(inputs)}})
 
 
-def test_a_pytorch_model_whose_rows_can_be_joined_needs_torch_alone() -> None:
+def test_a_pytorch_model_whose_rows_can_be_batched_needs_only_torch() -> None:
     mlmodel = model(tensor(-1, 3, -1, name="pixels"), tensor(-1, dtype="int64", name="size"))
     assert mlmodel.tensors == (
         SignatureTensor("pixels", "float32", (3, None)),
@@ -44,23 +44,23 @@ def test_a_pytorch_model_whose_rows_can_be_joined_needs_torch_alone() -> None:
     "mlmodel",
     [
         model(),
-        MLmodel({"flavors": BOTH}),
+        MLmodel({"flavors": BOTH_FLAVORS}),
         model(tensor(2, 4)),
         model(tensor(-1, 4, dtype="str")),
         model({"type": "double", "name": "a"}),
         model(tensor(-1, 4), flavors={"python_function": {}, "onnx": {}}),
     ],
 )
-def test_every_other_model_is_loaded_by_mlflow(mlmodel: MLmodel) -> None:
+def test_every_other_model_is_loaded_with_mlflow(mlmodel: MLmodel) -> None:
     assert mlmodel.handler == PYFUNC
 
 
-def test_a_model_that_nothing_can_load_says_how_to_log_it() -> None:
+def test_the_error_of_a_model_without_a_loader_tells_how_to_log_it() -> None:
     with pytest.raises(CannotPack, match="Log it with a signature"):
         _ = model(flavors={"pytorch": {}}).handler
 
 
-def test_an_example_has_the_columns_of_the_signature() -> None:
+def test_a_sample_request_has_the_columns_of_the_signature() -> None:
     columns = [{"type": "double", "name": "a"}, {"type": "string", "name": "b"}]
     assert model(*columns).example == {
         "dataframe_split": {"columns": ["a", "b"], "data": [[0.0, "text"]]}
@@ -86,13 +86,13 @@ def test_an_example_has_the_columns_of_the_signature() -> None:
         "flavors: {onnx: {}}\nsignature: {inputs: '[{\"tensor-spec\": [1]}]'}",
     ],
 )
-def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_an_mlmodel_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CannotPack, match="does not describe a model"):
         read_mlmodel(tmp_path)
 
 
-def test_sources_of_artifacts_and_settings_of_a_model_are_no_paths_of_the_model(
+def test_artifact_uris_and_model_settings_are_not_checked_as_paths(
     tmp_path: Path,
 ) -> None:
     text = "flavors: {python_function: {code: null, artifacts: {x: {path: artifacts/x, uri: /home/me/x}}, model_config: {index: /data}}}"

@@ -67,7 +67,7 @@ handler: {profile: true}
 """
 
 
-def test_every_key_of_the_table_is_read_without_a_problem() -> None:
+def test_every_documented_key_is_read_without_a_problem() -> None:
     config, problems = parse_model_config(yaml.safe_load(EVERY_KEY))
     assert problems == []
     values = dataclasses.asdict(config)
@@ -127,27 +127,25 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
         ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid"),
     ],
 )
-def test_a_wrong_value_is_a_problem_and_counts_as_absent(
-    line: str, field: str, message: str
-) -> None:
+def test_an_invalid_value_is_reported_and_ignored(line: str, field: str, message: str) -> None:
     config, problems = parse_model_config(yaml.safe_load(line))
     assert getattr(config, field) is None
     assert len(problems) == 1
     assert re.search(message, problems[0])
 
 
-def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
+def test_an_unknown_warm_up_key_is_reported_with_the_nearest_known_one() -> None:
     config, problems = parse_model_config(
         {"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]}
     )
     assert config.warmup == (WarmUp("a.png"), WarmUp("b.bin"))
-    near, far = problems
-    assert near.endswith("did you mean warmup[2].contentType?")
-    assert "warmup[2].weight" in far
+    similar, unknown = problems
+    assert similar.endswith("did you mean warmup[2].contentType?")
+    assert "warmup[2].weight" in unknown
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
+    ("key", "suggestion"),
     [
         ("batch_size", "batchSize"),
         ("batchsize", "batchSize"),
@@ -156,12 +154,12 @@ def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> Non
         ("handlers", "handler"),
     ],
 )
-def test_a_key_near_a_known_one_is_named(key: str, meant: str) -> None:
+def test_a_misspelled_key_is_reported_with_the_nearest_known_one(key: str, suggestion: str) -> None:
     _, problems = parse_model_config({key: 1})
-    assert problems == [f"{key} is not a known key; did you mean {meant}?"]
+    assert problems == [f"{key} is not a known key; did you mean {suggestion}?"]
 
 
-def test_a_key_near_a_known_one_is_named_inside_torchrun() -> None:
+def test_a_misspelled_torchrun_key_is_reported_with_the_nearest_known_one() -> None:
     _, problems = parse_model_config({"torchrun": {"nproc_per_node": 2}})
     assert "did you mean torchrun.nproc-per-node?" in problems[0]
 
@@ -169,11 +167,11 @@ def test_a_key_near_a_known_one_is_named_inside_torchrun() -> None:
 @pytest.mark.parametrize(
     "key", ["model_name", "tokenizer", "threshold", "timeout", "labels", 5, "pt2", "micro_batching"]
 )
-def test_keys_of_the_handler_are_left_alone(key: object) -> None:
+def test_keys_for_the_handler_are_not_reported(key: object) -> None:
     assert parse_model_config({key: 1})[1] == []
 
 
-def test_fewer_workers_at_most_than_at_least_is_a_problem() -> None:
+def test_a_maximum_of_workers_below_the_minimum_is_reported() -> None:
     assert "less than minWorkers" in parse_model_config({"minWorkers": 3, "maxWorkers": 1})[1][0]
 
 
@@ -188,7 +186,7 @@ def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_no_document_makes_it_raise(data: object) -> None:
+def test_no_document_raises_an_exception(data: object) -> None:
     config, problems = parse_model_config(data)
     assert all(problems)
     assert config.raw == (data if isinstance(data, dict) else {})
@@ -221,13 +219,13 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
         ("x" * (MAX_BYTES + 1), "bytes"),
     ],
 )
-def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, message: str) -> None:
+def test_dangerous_or_broken_yaml_is_refused(content: str, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message) as caught:
         load_yaml(content.encode(), source="model-config.yaml")
     assert caught.value.message.startswith("model-config.yaml")
 
 
-def test_a_few_aliases_are_fine() -> None:
+def test_a_few_aliases_are_accepted() -> None:
     assert load_yaml(b"a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", source="c") == {
         "a": {"x": 1},
         "b": {"x": 1},
@@ -235,7 +233,7 @@ def test_a_few_aliases_are_fine() -> None:
     }
 
 
-def test_a_file_that_is_missing_or_not_utf8_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_or_undecodable_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"no.yaml cannot be read"):
         load_model_config(tmp_path / "no.yaml")
     (tmp_path / "c.yaml").write_bytes(b"a: \xff\xfe")

@@ -1,4 +1,4 @@
-"""Model files of the installed torch and of other programs, and files that look like them."""
+"""Model files written by the installed torch and other programs, and invalid files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import forked
 from tsx_archiver import ArchiveSpec, describe_model_file, inspect_archive, write_archive
 from tsx_archiver.errors import InputMissing
 
-# One process of its own imports torch; the other tests of this room run without it.
+# A subprocess imports torch, so that the process of the tests need not.
 WRITE_WITH_TORCH = """
 import sys, torch
 from torch import nn
@@ -49,13 +49,13 @@ torch.export.save(torch.export.export(net, (torch.zeros(8, 4),), dynamic_shapes=
 
 
 @pytest.fixture(scope="module")
-def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def torch_files(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("torch")
-    (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript wants to read its source
-    done = forked.run(
+    (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript reads the source
+    result = forked.run(
         [sys.executable, "write.py"], cwd=directory, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return directory
 
 
@@ -74,31 +74,35 @@ def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dynamic.pt2", "exported", "", None),
     ],
 )
-def test_files_of_torch_are_recognized_by_their_bytes(
-    written: Path, tmp_path: Path, name: str, kind: str, detail: str, whole_object: str | None
+def test_torch_files_are_recognized_by_their_content(
+    torch_files: Path, tmp_path: Path, name: str, kind: str, detail: str, whole_object: str | None
 ) -> None:
     path = tmp_path / "renamed.bin"
-    shutil.copy(written / name, path)
-    reported = describe_model_file(path)
-    assert (reported.kind, reported.whole_object, reported.problem) == (kind, whole_object, None)
-    assert detail in reported.detail
-    assert bool(detail) == bool(reported.detail)
-    assert reported.size == path.stat().st_size
+    shutil.copy(torch_files / name, path)
+    description = describe_model_file(path)
+    assert (description.kind, description.whole_object, description.problem) == (
+        kind,
+        whole_object,
+        None,
+    )
+    assert detail in description.detail
+    assert bool(detail) == bool(description.detail)
+    assert description.size == path.stat().st_size
 
 
 @pytest.mark.parametrize("name", ["state.pth", "legacy.pth", "script.pt", "program.pt2"])
 def test_a_truncated_file_is_reported_as_truncated(
-    written: Path, tmp_path: Path, name: str
+    torch_files: Path, tmp_path: Path, name: str
 ) -> None:
-    content = (written / name).read_bytes()
+    content = (torch_files / name).read_bytes()
     path = tmp_path / name
     for length in (8, 40, len(content) // 2):
         path.write_bytes(content[:length])
-        reported = describe_model_file(path)
+        description = describe_model_file(path)
         if name == "legacy.pth" and length > 40:
-            continue  # its weights follow the pickles without a length: only loading tells
-        assert reported.kind == "unknown"
-        assert "truncated" in str(reported.problem)
+            continue  # The weights follow the pickles without a length, so only loading notices the truncation.
+        assert description.kind == "unknown"
+        assert "truncated" in str(description.problem)
 
 
 def make(path: Path, *names: str, prefix: str = "net/") -> Path:
@@ -120,12 +124,12 @@ def make(path: Path, *names: str, prefix: str = "net/") -> Path:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "net/"])
-def test_zip_files_of_other_makers_and_times(
+def test_zip_files_of_other_programs_are_distinguished(
     tmp_path: Path, names: list[str], kind: str, message: str, prefix: str
 ) -> None:
-    reported = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
-    assert reported.kind == kind
-    assert message in reported.detail + str(reported.problem)
+    description = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
+    assert description.kind == kind
+    assert message in description.detail + str(description.problem)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +151,7 @@ def test_onnx_is_recognized_without_a_magic_number(tmp_path: Path, onnx_model: b
     assert "truncated" in str(describe_model_file(path).problem)
 
 
-def test_safetensors_are_recognized_and_counted(tmp_path: Path) -> None:
+def test_safetensors_are_recognized_and_their_tensors_counted(tmp_path: Path) -> None:
     np = pytest.importorskip("numpy")
     path = tmp_path / "net.safetensors"
     save_file({"a": np.zeros(3), "b": np.ones(2)}, path, metadata={"format": "pt"})
@@ -177,15 +181,15 @@ def test_safetensors_are_recognized_and_counted(tmp_path: Path) -> None:
         (json.dumps({"a": 1}).encode(), "is not a model file (it begins"),
     ],
 )
-def test_files_that_are_no_model_are_distinguished(
+def test_files_that_are_not_models_get_specific_messages(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content)
-    reported = describe_model_file(path)
-    assert reported.kind == "unknown"
-    assert message in str(reported.problem)
-    assert str(reported.problem).startswith(str(path))
+    description = describe_model_file(path)
+    assert description.kind == "unknown"
+    assert message in str(description.problem)
+    assert str(description.problem).startswith(str(path))
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -196,13 +200,13 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     with pytest.raises(InputMissing, match="is not a regular file"):
         describe_model_file(tmp_path / "pipe.pt")
 
 
-def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
+def test_a_pickle_is_inspected_but_never_loaded(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
@@ -215,14 +219,14 @@ def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["default", "zip-store", "tgz", "no-archive"])
-def test_inspect_describes_the_model_inside(
-    written: Path, inputs: Path, tmp_path: Path, format: str
+def test_inspect_describes_the_packed_model(
+    torch_files: Path, inputs: Path, tmp_path: Path, format: str
 ) -> None:
     path = write_archive(
-        ArchiveSpec("net", "handler.py", serialized_file=written / "script.pt"),
+        ArchiveSpec("net", "handler.py", serialized_file=torch_files / "script.pt"),
         tmp_path,
         format=format,
     )  # type: ignore[arg-type]
-    reported = inspect_archive(path)
-    assert reported.model is not None
-    assert (reported.model.kind, reported.problems) == ("torchscript", [])
+    description = inspect_archive(path)
+    assert description.model is not None
+    assert (description.model.kind, description.problems) == ("torchscript", [])

@@ -1,4 +1,4 @@
-"""The files of an ONNX model's weights, as torch, optimum and the onnx library write them."""
+"""The external weight files of ONNX models from torch, optimum and the onnx library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_each_file_that_a_model_names_is_packed_under_its_path(
+def test_each_external_data_file_is_packed_under_its_path(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(*(external(location) for location in LOCATIONS)))
@@ -64,7 +64,7 @@ def test_each_file_that_a_model_names_is_packed_under_its_path(
         assert (opened.directory / "w" / "0.bin").read_text() == "trained anew"
 
 
-def test_a_model_among_the_extra_files_brings_its_weights(tmp_path: Path) -> None:
+def test_a_model_among_the_extra_files_includes_its_weights(tmp_path: Path) -> None:
     (tmp_path / "parts" / "nets").mkdir(parents=True)
     path = write(tmp_path / "parts" / "nets" / "encoder.onnx", model(external("e.data")))
     path.with_name("e.data").write_text("weights")
@@ -76,7 +76,7 @@ def test_a_model_among_the_extra_files_brings_its_weights(tmp_path: Path) -> Non
             assert (opened.directory / name).read_text() == "weights"
 
 
-def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
+def test_a_missing_weight_file_is_an_error_unless_an_extra_file_replaces_it(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
@@ -106,7 +106,7 @@ def test_a_file_outside_the_models_directory_is_refused(tmp_path: Path, location
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
 
 
-def test_links_of_a_cache_with_model_and_weights_in_one_directory_are_followed(
+def test_links_of_the_hugging_face_cache_are_followed(
     tmp_path: Path,
 ) -> None:
     for directory in ("blobs", "snapshots"):
@@ -149,6 +149,6 @@ def test_tensors_are_found_in_every_part_of_a_model(tmp_path: Path) -> None:
     assert set(data_files(write(tmp_path / "m.onnx", proto))) == names
 
 
-def test_other_files_have_no_files_of_weights(tmp_path: Path) -> None:
+def test_other_model_files_have_no_external_weights(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(1000))
     assert data_files(tmp_path / "weights.bin") == {}

@@ -1,4 +1,4 @@
-"""Latency targets: the form that a model takes, and errors of others."""
+"""Latency targets: their syntax in a model's configuration, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_archiver.metadata.slo import LatencyTarget, latency_target, parse_slo
     ("text", "quantile", "seconds"),
     [("p99<50ms", 0.99, 0.05), (" p99.9 <= 2s ", 0.999, 2.0), ("p50<800us", 0.5, 0.0008)],
 )
-def test_a_percentile_and_a_time_are_a_target(text, quantile, seconds):
+def test_a_percentile_and_a_time_are_a_valid_target(text, quantile, seconds):
     assert latency_target(text) == LatencyTarget(
         text.strip(), pytest.approx(quantile), pytest.approx(seconds)
     )
@@ -30,7 +30,7 @@ def test_a_percentile_and_a_time_are_a_target(text, quantile, seconds):
         ("ttft.p99<50ms", "one percentile and a time"),
     ],
 )
-def test_other_targets_are_refused_with_the_reason(text, reason):
+def test_invalid_targets_are_refused_with_the_reason(text, reason):
     with pytest.raises(ValueError, match=reason):
         latency_target(text)
     config, problems = parse_model_config({"slo": text})
@@ -38,12 +38,12 @@ def test_other_targets_are_refused_with_the_reason(text, reason):
     assert reason in problems[0]
 
 
-def test_a_model_config_has_its_target_as_text():
+def test_a_model_config_keeps_its_target_as_text():
     assert parse_model_config({"slo": "p99<50ms"})[0].slo == "p99<50ms"
     assert "it must be a valid string" in parse_model_config({"slo": 50})[1][0]
 
 
-def test_event_streams_have_bounds_of_their_own():
+def test_event_streams_have_their_own_limits():
     slo = parse_slo("ttft.p99<300ms,tpot.p50<50ms,tpot.mean<40ms,p99<2s,errors<1%")
     assert [bound.figure for bound in slo.of_streams] == [
         "ttft.p99_ms",
@@ -53,13 +53,13 @@ def test_event_streams_have_bounds_of_their_own():
     assert (slo.tightest_ms, slo.limits) == (2000.0, {"ttft": 300.0, "tpot": 50.0, "": 2000.0})
     times = {"p99_ms": 1000.0, "ttft.p99_ms": 301.0, "tpot.p50_ms": 50.0, "tpot.mean_ms": 40.0}
     assert [bound.text for bound in slo.broken(times, 0.0)] == ["ttft.p99<300ms"]
-    assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # whole answers only
-    assert slo.latency_ratio(times) == 0.5  # The ratio is that of whole responses.
+    assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # only whole responses
+    assert slo.latency_ratio(times) == 0.5  # only the limit of whole responses counts
 
 
 @pytest.mark.parametrize(
     "text", ["ttft<1s", "ttft.errors<1%", "tpot.p99<5%", "ttft.p42<1s", "ttfb.p99<1s"]
 )
-def test_an_unknown_bound_of_streams_lists_the_known_ones(text):
+def test_the_error_of_an_unknown_stream_limit_lists_the_known_ones(text):
     with pytest.raises(ValueError, match=r"of event streams ttft\.p99, tpot\.p99"):
         parse_slo(text)

@@ -1,4 +1,4 @@
-"""Files that get their name once they are complete."""
+"""Files that get their final name only once they are complete."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path, durabl
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("there_before", [True, False])
-def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path, there_before: bool) -> None:
+@pytest.mark.parametrize("file_exists", [True, False])
+def test_a_failed_write_changes_nothing(tmp_path: Path, file_exists: bool) -> None:
     path = tmp_path / "file"
-    if there_before:
+    if file_exists:
         path.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt):
         _break_off(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == (
-        [("file", b"old")] if there_before else []
+        [("file", b"old")] if file_exists else []
     )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX modes")
-def test_a_file_for_its_owner_alone_is_so_at_any_time(tmp_path: Path) -> None:
+def test_a_private_file_is_private_at_any_time(tmp_path: Path) -> None:
     with write_atomically(tmp_path / "file", mode=0o600):
         assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

@@ -68,11 +68,11 @@ def test_a_file_that_has_not_changed_is_not_read_again(
 ) -> None:
     with open_archive(archive, cache=cache) as first:
         monkeypatch.setattr("tsx_archiver.storage.digest.MIB", "no size to read")
-        with open_archive(archive, cache=cache) as again:
-            assert again.digest == first.digest
+        with open_archive(archive, cache=cache) as second:
+            assert second.digest == first.digest
 
 
-def test_a_noted_digest_holds_only_for_the_same_state_of_the_file(
+def test_a_cached_digest_is_used_only_while_the_file_is_unchanged(
     archive: Path, cache: Path
 ) -> None:
     open_archive(archive, cache=cache).close()
@@ -81,14 +81,14 @@ def test_a_noted_digest_holds_only_for_the_same_state_of_the_file(
     notes[0].write_text(
         notes[0].read_text().replace(hashlib.sha256(archive.read_bytes()).hexdigest(), "0" * 64)
     )
-    with open_archive(archive, cache=cache) as believed:
-        assert believed.digest == "0" * 64
+    with open_archive(archive, cache=cache) as cached:
+        assert cached.digest == "0" * 64
     archive.touch()
-    with open_archive(archive, cache=cache) as read_again:
-        assert read_again.digest == hashlib.sha256(archive.read_bytes()).hexdigest()
+    with open_archive(archive, cache=cache) as updated:
+        assert updated.digest == hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
-def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> None:
+def test_the_digest_of_a_recently_written_file_is_not_cached(archive: Path, cache: Path) -> None:
     os.utime(archive, ns=(time.time_ns(), time.time_ns() + MIN_AGE_NS * 100))
     open_archive(archive, cache=cache).close()
     assert list((cache / "archives" / "seen").iterdir()) == []
@@ -109,7 +109,7 @@ def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> Non
     ids=["missing file", "other size", "link", "no marker", "broken marker"],
 )
 @pytest.mark.parametrize("in_use", [False, True])
-def test_a_damaged_entry_is_made_again(
+def test_a_damaged_entry_is_recreated(
     archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool
 ) -> None:
     user = open_archive(archive, cache=cache)
@@ -117,13 +117,13 @@ def test_a_damaged_entry_is_made_again(
     if not in_use:
         user.close()
     damage(user.directory)
-    with open_archive(archive, cache=cache) as again:
-        assert (again.directory / "handler.py").read_text() == content
+    with open_archive(archive, cache=cache) as second:
+        assert (second.directory / "handler.py").read_text() == content
         assert user.directory.exists() == in_use, "what is in use stays, even damaged"
     user.close()
 
 
-def test_files_that_a_handler_adds_are_no_damage(archive: Path, cache: Path) -> None:
+def test_files_that_a_handler_adds_do_not_count_as_damage(archive: Path, cache: Path) -> None:
     with open_archive(archive, cache=cache) as first:
         (first.directory / "__pycache__").mkdir()
         (first.directory / "compiled.bin").touch()
@@ -132,7 +132,9 @@ def test_files_that_a_handler_adds_are_no_damage(archive: Path, cache: Path) -> 
 
 
 @pytest.mark.usefixtures("processes")
-def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
+def test_two_processes_that_open_an_archive_together_unpack_it_once(
+    archive: Path, cache: Path
+) -> None:
     code = "import sys, tsx_archiver\nsys.stdin.read(1)\nprint(tsx_archiver.open_archive(sys.argv[1], cache=sys.argv[2]).directory)"
     command = [sys.executable, "-c", code, str(archive), str(cache)]
     processes = [
@@ -143,12 +145,12 @@ def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path)
         assert process.stdin is not None
         process.stdin.write("x")
         process.stdin.flush()
-    reported = {process.communicate(timeout=30)[0].strip() for process in processes}
+    directories = {process.communicate(timeout=30)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert reported == {str(entries(cache)[0] / "files")}
+    assert directories == {str(entries(cache)[0] / "files")}
 
 
-def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
+def test_threads_that_open_an_archive_together_unpack_it_once(archive: Path, cache: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: open_archive(archive, cache=cache), range(16)))
     assert len({archive.directory for archive in opened}) == len(entries(cache)) == 1
@@ -157,7 +159,7 @@ def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> No
 
 
 @pytest.mark.usefixtures("processes")
-def test_files_of_a_killed_process_are_removed_by_the_next(archive: Path, cache: Path) -> None:
+def test_files_of_a_killed_process_are_removed_by_the_next_one(archive: Path, cache: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tsx_archiver.storage.cache import Cache\n"
         "def make(target):\n"
@@ -191,7 +193,7 @@ def make_entry(cache: Cache, letter: str, size: int) -> Path:
     return entry.files.parent
 
 
-def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
+def test_entries_that_are_unused_for_long_are_removed(tmp_path: Path) -> None:
     cache = Cache(tmp_path, CacheLimits(age=DAY_S))
     old, new = make_entry(cache, "a", 1), make_entry(cache, "b", 1)
     cache.clean(time.time() + DAY_S / 2)
@@ -202,15 +204,17 @@ def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
     assert new.exists()
 
 
-@pytest.mark.parametrize("bound", [{"total": 250}, {"entries": 2}])
-def test_the_longest_unused_entries_go_when_the_cache_is_full(
-    tmp_path: Path, bound: dict[str, int]
+@pytest.mark.parametrize("limits", [{"total": 250}, {"entries": 2}])
+def test_a_full_cache_removes_the_least_recently_used_entries(
+    tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    cache = Cache(tmp_path, CacheLimits(age=float("inf")))  # opening entries cleans it
+    cache = Cache(
+        tmp_path, CacheLimits(age=float("inf"))
+    )  # There is no limit yet, since opening an entry would clean the cache.
     paths = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(paths):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))
-    cache = Cache(tmp_path, CacheLimits(**bound, age=float("inf")))
+    cache = Cache(tmp_path, CacheLimits(**limits, age=float("inf")))
     cache.clean()
     assert [entry.exists() for entry in paths] == [False, True, True]
 
@@ -221,7 +225,7 @@ def wait_until_cleaned() -> None:
             thread.join(60)
 
 
-def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(
+def test_opening_an_archive_cleans_the_cache_in_the_background(
     archive: Path, tmp_path: Path
 ) -> None:
     old = make_entry(Cache(tmp_path), "a", 100)
@@ -233,7 +237,7 @@ def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(
         assert opened.directory.exists()
 
 
-def test_a_full_disk_is_a_reason_to_clean_at_once(
+def test_a_full_disk_cleans_the_cache_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = make_entry(Cache(tmp_path), "a", 100)
@@ -248,13 +252,13 @@ def test_a_full_disk_is_a_reason_to_clean_at_once(
 
 def test_an_entry_in_use_is_never_removed(tmp_path: Path) -> None:
     cache = Cache(tmp_path, CacheLimits(total=0, age=0))
-    held = cache.open("a" * 64, lambda target: {})
-    os.utime(held.files.parent / "complete.json", (0, 0))
+    entry = cache.open("a" * 64, lambda target: {})
+    os.utime(entry.files.parent / "complete.json", (0, 0))
     cache.clean()
-    assert held.files.exists()
-    held.lock.close()
+    assert entry.files.exists()
+    entry.lock.close()
     cache.clean()
-    assert not held.files.exists()
+    assert not entry.files.exists()
 
 
 def test_an_entry_counts_as_used_until_it_is_closed(archive: Path, tmp_path: Path) -> None:
@@ -264,29 +268,29 @@ def test_an_entry_counts_as_used_until_it_is_closed(archive: Path, tmp_path: Pat
     assert opened.directory.exists()
 
 
-def test_an_entry_that_another_process_removes_is_made_again(
+def test_an_entry_that_another_process_removes_is_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
     entry = make_entry(cache, "a", 1)
 
-    def removed_meanwhile(directory: Path) -> bool:
+    def remove_and_check(directory: Path) -> bool:
         shutil.rmtree(directory)
-        return is_ours(directory)
+        return is_trusted(directory)
 
-    is_ours = cache_module._is_trusted_directory
-    monkeypatch.setattr(cache_module, "_is_trusted_directory", removed_meanwhile)
+    is_trusted = cache_module._is_trusted_directory
+    monkeypatch.setattr(cache_module, "_is_trusted_directory", remove_and_check)
     assert make_entry(cache, "a", 1) != entry
 
 
-def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(
+def test_an_entry_that_is_being_removed_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
     make_entry(cache, "a", 1)
     wait_until_cleaned()
     with monkeypatch.context() as patch:
-        # The process is killed at this point.
+        # It simulates a process that is killed before it removes the files.
         patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
         cache.prune(0)
     assert entries(tmp_path) == []
@@ -294,7 +298,7 @@ def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(
     assert partial(tmp_path) == []
 
 
-def test_a_partial_entry_whose_lock_is_not_there_yet_is_given_time(tmp_path: Path) -> None:
+def test_a_recent_partial_entry_without_a_lock_is_kept(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     (cache.root / "partial" / "young").mkdir()
     cache.clean()
@@ -303,25 +307,25 @@ def test_a_partial_entry_whose_lock_is_not_there_yet_is_given_time(tmp_path: Pat
     assert partial(tmp_path) == []
 
 
-def test_a_maker_whose_room_is_cleaned_away_takes_another(
+def test_a_new_entry_whose_directory_is_removed_gets_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
-    share = FileLock.lock_shared
+    lock_shared = FileLock.lock_shared
     calls = []
 
-    def cleaned_away(lock: FileLock) -> bool:
+    def remove_lock_once(lock: FileLock) -> bool:
         calls.append(lock.path)
         if len(calls) == 1:
             lock.path.unlink()
-        return share(lock)
+        return lock_shared(lock)
 
-    monkeypatch.setattr(FileLock, "lock_shared", cleaned_away)
+    monkeypatch.setattr(FileLock, "lock_shared", remove_lock_once)
     assert make_entry(cache, "a", 1).exists()
     assert len(calls) == 2
 
 
-def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_while_creating_an_entry_leaves_nothing(tmp_path: Path) -> None:
     def fail(target: Path) -> dict[str, int]:
         (target / "half").touch()
         raise CorruptMember("no")
@@ -333,22 +337,22 @@ def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
 
 def test_different_archives_do_not_wait_for_each_other(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    inside, go_on = threading.Event(), threading.Event()
+    started, continue_ = threading.Event(), threading.Event()
 
     def slow(target: Path) -> dict[str, int]:
-        inside.set()
-        assert go_on.wait(10)
+        started.set()
+        assert continue_.wait(10)
         return {}
 
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(cache.open, "a" * 64, slow)
-        assert inside.wait(10)
+        future = pool.submit(cache.open, "a" * 64, slow)
+        assert started.wait(10)
         make_entry(cache, "b", 1)
-        go_on.set()
-        pending.result(10).lock.close()
+        continue_.set()
+        future.result(10).lock.close()
 
 
-def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(
+def test_an_archive_that_changes_during_unpacking_is_refused(
     archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check_room(self: Cache, size: int) -> None:
@@ -360,7 +364,7 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(
     assert entries(cache) == partial(cache) == []
 
 
-def test_too_little_room_is_reported_before_a_byte_is_written(
+def test_too_little_disk_space_is_reported_before_anything_is_written(
     archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -370,7 +374,9 @@ def test_too_little_room_is_reported_before_a_byte_is_written(
         open_archive(archive, cache=cache)
 
 
-def test_a_cache_that_cannot_be_made_is_named(archive: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_cache_that_cannot_be_created_names_it(
+    archive: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="cannot be used as a cache"):
         open_archive(archive, cache=tmp_path / "file")

@@ -1,4 +1,4 @@
-"""Copies by the kernel, which are read back."""
+"""Copies by the kernel, whose result is read back and checked."""
 
 from __future__ import annotations
 

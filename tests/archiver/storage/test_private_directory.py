@@ -28,7 +28,7 @@ from tsx_archiver.storage.private_directory import (
 if not CAN_CHECK:
     pytest.skip("this system's directories cannot be checked", allow_module_level=True)
 
-STRANGER = 54321  # a user without a name, like those of most containers
+STRANGER = 54321  # a user id without a name, as in most containers
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
@@ -52,7 +52,7 @@ FORK = multiprocessing.get_context("fork")  # another user may not be allowed to
 def as_stranger(
     function: Callable[..., object], *arguments: object, group: int = STRANGER
 ) -> Iterator[ForkProcess]:
-    """Call a function as another user until the context ends."""
+    """Run a function as another user until the context ends."""
 
     def run() -> None:
         os.setgroups([])
@@ -71,15 +71,15 @@ def as_stranger(
 
 @contextmanager
 def umask(value: int) -> Iterator[None]:
-    before = os.umask(value)
+    previous_umask = os.umask(value)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
 
 
 @pytest.mark.parametrize("value", [0, 0o022, 0o077])
-def test_missing_directories_are_made_for_this_user_alone_whatever_the_umask(
+def test_missing_directories_are_created_private_whatever_the_umask(
     tmp_path: Path, value: int
 ) -> None:
     with umask(value):
@@ -87,7 +87,7 @@ def test_missing_directories_are_made_for_this_user_alone_whatever_the_umask(
     assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
 
 
-def test_a_directory_on_the_way_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_parent_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(PermissionError, match=f"{tmp_path}/open can be written by other users"):
@@ -97,14 +97,14 @@ def test_a_directory_on_the_way_that_others_can_write_is_refused(tmp_path: Path)
         check_directory(tmp_path / "open")
 
 
-def test_an_own_directory_below_a_sticky_one_is_private(shared: Path) -> None:
+def test_a_user_directory_inside_a_sticky_one_is_private(shared: Path) -> None:
     private_directory(shared / "cache")
     private_directory(shared / "cache")
     with pytest.raises(PermissionError, match="can be written by other users"):
         private_directory(shared)
 
 
-def test_links_of_our_own_are_followed(tmp_path: Path) -> None:
+def test_links_of_the_same_user_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "absolute").symlink_to(tmp_path / "real")
     (tmp_path / "relative").symlink_to("absolute")
@@ -112,27 +112,27 @@ def test_links_of_our_own_are_followed(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "cache").is_dir()
 
 
-def test_links_that_lead_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_end_in_an_error(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     with pytest.raises(OSError, match="symbolic links"):
         private_directory(tmp_path / "one")
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_file_in_the_path_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
         private_directory(tmp_path / "file" / "cache")
     assert caught.value.filename == str(tmp_path / "file")
 
 
-def test_a_check_makes_no_directories(tmp_path: Path) -> None:
+def test_a_check_creates_no_directories(tmp_path: Path) -> None:
     check_directory(tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
 
 
 @as_root
-def test_a_name_that_another_user_has_taken_is_refused(shared: Path) -> None:
+def test_a_directory_of_another_user_is_refused(shared: Path) -> None:
     (shared / "taken").mkdir()
     os.chown(shared / "taken", STRANGER, STRANGER)
     with pytest.raises(PermissionError, match=rf"taken belongs to another user \(uid {STRANGER}\)"):
@@ -149,7 +149,7 @@ def test_a_link_of_another_user_is_refused_wherever_it_leads(shared: Path, tmp_p
 
 
 @as_root
-def test_only_roots_group_may_write_directories_on_the_way(tmp_path: Path) -> None:
+def test_only_the_root_group_may_write_parent_directories(tmp_path: Path) -> None:
     """A container of OpenShift runs as any user in root's group, which writes its directories."""
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o775)
@@ -161,11 +161,11 @@ def test_only_roots_group_may_write_directories_on_the_way(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("processes")
 @as_root
-def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(
-    shared: Path, can_pass: Callable[[Path], None]
+def test_an_unnamed_user_in_the_root_group_has_its_own_cache(
+    shared: Path, make_reachable: Callable[[Path], None]
 ) -> None:
     shared.chmod(0o1775)  # the mode of /tmp in images for OpenShift
-    can_pass(shared)
+    make_reachable(shared)
     with as_stranger(Cache, shared / "cache", group=0) as child:
         child.join(60)
         assert child.exitcode == 0
@@ -173,7 +173,7 @@ def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(
 
 
 @as_root
-def test_a_volume_of_root_is_trusted_in_a_pod(
+def test_a_volume_owned_by_root_is_trusted_in_a_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "volume").mkdir()
@@ -184,7 +184,7 @@ def test_a_volume_of_root_is_trusted_in_a_pod(
     private_directory(tmp_path / "volume" / "cache")
 
 
-def test_a_file_is_opened_for_this_user_alone_and_through_no_link(tmp_path: Path) -> None:
+def test_a_file_is_opened_private_and_without_following_links(tmp_path: Path) -> None:
     with umask(0), open(tmp_path / "file", "w", opener=private_opener):
         assert mode(tmp_path / "file") == 0o600
     (tmp_path / "link").symlink_to(tmp_path / "victim")
@@ -204,9 +204,7 @@ def archive(spec: ArchiveSpec, tmp_path: Path) -> Path:
     return write_archive(spec, tmp_path)
 
 
-def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(
-    archive: Path, cache: Path
-) -> None:
+def test_the_cache_is_created_private_whatever_the_umask(archive: Path, cache: Path) -> None:
     with umask(0):
         open_archive(archive, cache=cache).close()
     directories = [
@@ -218,7 +216,7 @@ def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(
     assert {mode(path) for path in directories} == {0o700}
 
 
-def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
+def test_others_cannot_write_in_the_cache_whatever_the_umask(
     archive: Path, cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "shared").touch()
@@ -231,19 +229,19 @@ def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
         (files / "lib" / "same").hardlink_to(tmp_path / "shared")
         return {}
 
-    os.utime(archive, (1, 1))  # the digest of an old file is noted
+    os.utime(archive, (1, 1))  # only digests of files that are not recent are cached
     with umask(0):
         (tmp_path / "shared").chmod(0o666)
         open_archive(archive, cache=cache).close()
         entry = Cache(cache, kind="environments").open("0" * 64, make)
         entry.lock.close()
     assert list((cache / "archives" / "seen").iterdir())
-    open_to_others = {
+    writable_names = {
         path.name
         for path in cache.rglob("*")
         if not path.is_symlink() and mode(path) & OTHERS_WRITE
     }
-    assert open_to_others == {"same"}  # a hard link to a file outside of the cache
+    assert writable_names == {"same"}  # a hard link to a file outside of the cache
 
 
 @pytest.mark.parametrize("name", ["archives", "archives/entries", "archives/seen"])
@@ -261,7 +259,7 @@ def test_a_cache_that_a_group_or_others_can_write_is_refused(
 
 @as_root
 @pytest.mark.parametrize("name", ["entries", "seen", "partial", "building"])
-def test_a_part_of_the_cache_that_belongs_to_another_user_is_refused(
+def test_a_cache_directory_of_another_user_is_refused(
     archive: Path, cache: Path, name: str
 ) -> None:
     open_archive(archive, cache=cache).close()
@@ -275,32 +273,34 @@ def test_a_part_of_the_cache_that_belongs_to_another_user_is_refused(
 @as_root
 def test_an_entry_of_another_user_is_ignored(archive: Path, cache: Path) -> None:
     with open_archive(archive, cache=cache) as opened:
-        planted = opened.directory.parent
-    (planted / "files" / "handler.py").write_text("planted")
-    os.chown(planted, STRANGER, STRANGER)
+        planted_entry = opened.directory.parent
+    (planted_entry / "files" / "handler.py").write_text("planted")
+    os.chown(planted_entry, STRANGER, STRANGER)
     with open_archive(archive, cache=cache) as opened:
         assert (opened.directory / "handler.py").read_text() != "planted"
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_cache_of_a_user_without_a_home_has_a_name_that_nobody_can_guess(
+def test_the_cache_of_a_user_without_a_home_has_an_unpredictable_name(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
-    guessable = shared / f"tsx-{os.getuid()}"
-    guessable.mkdir()
+    predictable_path = shared / f"tsx-{os.getuid()}"
+    predictable_path.mkdir()
     code = f"import tempfile; tempfile.tempdir = {str(shared)!r}; from tsx_archiver import default_cache; print(default_cache())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    chosen = Path(done.stdout.strip())
-    assert chosen.parent == shared
-    assert chosen != guessable
-    assert "set cache_dir to keep one" in done.stderr
-    assert not chosen.exists(), "it goes with the process"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    cache_path = Path(result.stdout.strip())
+    assert cache_path.parent == shared
+    assert cache_path != predictable_path
+    assert "set cache_dir to keep one" in result.stderr
+    assert not cache_path.exists(), "it goes with the process"
 
 
 @as_root
-def test_the_home_of_another_user_gets_no_cache(
+def test_no_cache_is_created_in_the_home_of_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`sudo -E` keeps a home whose owner could swap the files that root then runs."""
@@ -312,42 +312,42 @@ def test_the_home_of_another_user_gets_no_cache(
     assert default_cache().parent != tmp_path / "home" / ".cache"
 
 
-def swap(parent: Path, planted: Path, begun: Event) -> None:
-    """Swap a directory for another one, again and again."""
-    away = parent.with_name("away")
+def swap(parent: Path, planted_entry: Path, has_started: Event) -> None:
+    """Replace a directory by a link to another one and back, in an endless loop."""
+    moved = parent.with_name("away")
     while True:
         with suppress(OSError):
-            parent.rename(away)
+            parent.rename(moved)
         with suppress(OSError):
-            parent.symlink_to(planted)
+            parent.symlink_to(planted_entry)
             parent.unlink()
         with suppress(OSError):
-            away.rename(parent)
-        begun.set()
+            moved.rename(parent)
+        has_started.set()
 
 
 @pytest.mark.usefixtures("processes")
 @as_root
 @pytest.mark.parametrize("attack", ["in a sticky directory", "in a directory of the attacker's"])
-def test_a_cache_that_is_swapped_while_it_opens_never_gives_another_users_entry(
-    attack: str, archive: Path, tmp_path: Path, can_pass: Callable[[Path], None]
+def test_a_cache_that_is_swapped_during_opening_never_returns_a_strangers_entry(
+    attack: str, archive: Path, tmp_path: Path, make_reachable: Callable[[Path], None]
 ) -> None:
     parent = tmp_path / "place"
     parent.mkdir()
     parent.chmod(0o1777)
     if attack == "in a directory of the attacker's":
         os.chown(parent, STRANGER, STRANGER)
-    can_pass(parent)
-    planted = tmp_path / "planted"
-    digest = open_and_plant(archive, planted)
-    for path in (planted, *planted.rglob("*")):
+    make_reachable(parent)
+    planted_entry = tmp_path / "planted"
+    digest = open_and_plant(archive, planted_entry)
+    for path in (planted_entry, *planted_entry.rglob("*")):
         os.chown(path, STRANGER, STRANGER)
     cache = parent / "cache"
     cache.mkdir(mode=0o700)
-    begun = FORK.Event()
+    has_started = FORK.Event()
     opened = 0
-    with as_stranger(swap, cache, planted, begun):
-        assert begun.wait(60)
+    with as_stranger(swap, cache, planted_entry, has_started):
+        assert has_started.wait(60)
         for _ in range(100):
             try:
                 with open_archive(archive, cache=cache) as entry:
@@ -361,7 +361,7 @@ def test_a_cache_that_is_swapped_while_it_opens_never_gives_another_users_entry(
 
 
 def open_and_plant(archive: Path, cache: Path) -> str:
-    """Make a cache in which another handler replaces the archive's."""
+    """Make a cache entry of the archive with another handler, and return the entry's digest."""
     with open_archive(archive, cache=cache) as opened:
         handler = opened.directory / "handler.py"
         handler.write_bytes(b"planted".ljust(handler.stat().st_size))
@@ -370,26 +370,26 @@ def open_and_plant(archive: Path, cache: Path) -> str:
 
 
 @pytest.fixture
-def can_pass(tmp_path: Path) -> Callable[[Path], None]:
+def make_reachable(tmp_path: Path) -> Callable[[Path], None]:
     """Return a function that lets other users reach a directory below the tests' own."""
 
-    def let(path: Path) -> None:
+    def open_parents(path: Path) -> None:
         for parent in path.parents:
             if parent == tmp_path or parent.name.startswith(("pytest-", "popen-")):
                 parent.chmod(0o711)
 
-    return let
+    return open_parents
 
 
-def test_a_cache_is_checked_once_and_not_for_each_file(
+def test_the_cache_is_checked_once_per_opening(
     archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
-    def counted(path: Path, *, strict: bool) -> None:
+    def count_call(path: Path, *, strict: bool) -> None:
         calls.append(path)
         private_directory(path, strict=strict)
 
-    monkeypatch.setattr("tsx_archiver.storage.cache.private_directory", counted)
+    monkeypatch.setattr("tsx_archiver.storage.cache.private_directory", count_call)
     open_archive(archive, cache=cache).close()
     assert len(calls) == 5

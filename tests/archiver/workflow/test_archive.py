@@ -71,7 +71,7 @@ def write_war(path: Path, **members: str | bytes) -> Path:
     return path
 
 
-def test_the_command_packs_like_torchserves_and_adds_checksums(
+def test_the_command_packs_as_torchserves_does_and_adds_checksums(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*FLAGS, "--extra-files", "extra", "--export-path", "out"]) == 0
@@ -89,14 +89,14 @@ def test_the_command_packs_like_torchserves_and_adds_checksums(
     assert {"createdOn", "archiverVersion"} <= set(manifest)
 
 
-def test_an_existing_archive_is_kept_or_with_force_replaced(
+def test_an_existing_archive_is_replaced_only_with_force(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(FLAGS) == 0
     assert main(FLAGS) == 1
-    reported = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        reported
+        output
         == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
     )
     assert main([*FLAGS, "-f"]) == 0
@@ -108,7 +108,7 @@ def test_the_same_inputs_give_the_same_bytes(inputs: Path) -> None:
     assert (inputs / "a" / "flow.war").read_bytes() == (inputs / "b" / "flow.war").read_bytes()
 
 
-def test_a_function_that_the_handler_lacks_is_warned_about(
+def test_a_function_missing_from_the_handler_gets_a_warning(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "handler.py").write_text("def pre(data, context):\n    return data\n")
@@ -120,7 +120,7 @@ def test_a_function_that_the_handler_lacks_is_warned_about(
 
 
 @pytest.mark.parametrize(
-    ("change", "reported"),
+    ("change", "reason"),
     [
         ({"--workflow-name": "a flow"}, "Workflow name contains special characters."),
         ({"--spec-file": "none.yaml"}, "none.yaml does not exist"),
@@ -131,13 +131,13 @@ def test_a_function_that_the_handler_lacks_is_warned_about(
     ],
 )
 def test_a_workflow_that_the_server_would_refuse_is_not_packed(
-    change: dict[str, str], reported: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, str], reason: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "cycle.yaml").write_text("dag: {pre: [post], post: [pre]}")
     (inputs / "broken.py").write_text("def pre(:\n")
     flags = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | change
     assert main([argument for pair in flags.items() for argument in pair]) == 1
-    assert reported in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     assert not list(inputs.glob("*.war"))
 
 
@@ -170,9 +170,7 @@ def test_scripts_parse_their_own_flags_and_find_the_manifest(inputs: Path) -> No
     assert f"{WAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile("flow.war").namelist()
 
 
-def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(
-    inputs: Path, cache: Path
-) -> None:
+def test_an_unpacked_archive_is_kept_while_it_is_open(inputs: Path, cache: Path) -> None:
     spec = WorkflowArchiveSpec("flow", "spec.yaml", "handler.py", ["extra"])
     path = write_workflow_archive(spec, inputs, warn=pytest.fail)
     with open_workflow(path, cache=cache) as opened:
@@ -206,7 +204,7 @@ def write_truncated(path: Path) -> None:
 
 
 def workflow(**fields: object) -> str:
-    """Return a manifest with other fields."""
+    """Return the manifest with changed fields."""
     return json.dumps({"workflow": MANIFEST["workflow"] | fields})
 
 
@@ -241,7 +239,7 @@ def workflow(**fields: object) -> str:
 def test_an_unsafe_archive_is_refused_and_leaves_nothing(
     content: Any, kind: type[ArchiveError], tmp_path: Path, cache: Path
 ) -> None:
-    """The content is of the file, of its manifest or of its members."""
+    """The content is given as the file, as its manifest or as its members."""
     path = tmp_path / "flow.war"
     if callable(content):
         content(path)

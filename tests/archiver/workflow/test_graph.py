@@ -1,4 +1,4 @@
-"""The graph of a workflow: parents, leaves and cycles of any graph."""
+"""Workflow graphs: their parents, leaves and cycles."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ GRAPHS = st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=8).map(com
 
 
 @given(GRAPHS)
-def test_every_named_node_exists_and_parents_mirror_edges(
+def test_every_successor_is_a_node_and_parents_mirror_edges(
     edges: dict[str, tuple[str, ...]],
 ) -> None:
-    assert all(successor in edges for following in edges.values() for successor in following)
+    assert all(successor in edges for successors in edges.values() for successor in successors)
     parents = parents_of(edges)
     assert {(node, successor) for node in edges for successor in edges[node]} == {
-        (above, node) for node in parents for above in parents[node]
+        (parent, node) for node in parents for parent in parents[node]
     }
-    assert all(len(set(following)) == len(following) for following in edges.values())
+    assert all(len(set(successors)) == len(successors) for successors in edges.values())
 
 
 @given(GRAPHS)
-def test_a_graph_has_a_cycle_or_an_order_of_its_nodes(
+def test_a_graph_has_a_cycle_or_a_topological_order(
     edges: dict[str, tuple[str, ...]],
 ) -> None:
     cycle = find_cycle(edges)
     if cycle is not None:
         assert cycle[0] == cycle[-1]
-        assert all(after in edges[before] for before, after in itertools.pairwise(cycle))
+        assert all(successor in edges[node] for node, successor in itertools.pairwise(cycle))
         return
-    parents, done = parents_of(edges), set[str]()
-    while len(done) < len(edges):
-        free = [node for node in edges if node not in done and done.issuperset(parents[node])]
-        assert free
-        done.update(free)
+    parents, visited = parents_of(edges), set[str]()
+    while len(visited) < len(edges):
+        ready_nodes = [
+            node for node in edges if node not in visited and visited.issuperset(parents[node])
+        ]
+        assert ready_nodes
+        visited.update(ready_nodes)
 
 
 @given(acyclic().map(complete))
@@ -59,7 +61,7 @@ def test_a_node_that_feeds_itself_is_a_cycle() -> None:
     )
 
 
-def test_a_long_chain_is_searched_without_recursion() -> None:
+def test_a_chain_of_thousands_of_nodes_is_searched_without_recursion() -> None:
     chain = {f"n{number}": [f"n{number + 1}"] for number in range(2000)}
     assert find_cycle(complete(chain)) is None
     cycle = find_cycle(complete(chain | {"n2000": ["n0"]}))

@@ -23,7 +23,7 @@ def parse(text: str, has_handler: bool = True) -> WorkflowSpec:
     return parse_spec(yaml.safe_load(text), source="spec.yaml", has_handler=has_handler)
 
 
-def test_a_model_takes_missing_settings_from_the_common_ones() -> None:
+def test_a_model_inherits_the_common_settings() -> None:
     spec = parse("""
 models:
     min-workers: 1
@@ -58,7 +58,7 @@ dag:
     assert spec.problems == ()
 
 
-def test_a_workflow_of_models_alone_needs_no_handler() -> None:
+def test_a_workflow_of_only_models_needs_no_handler() -> None:
     spec = parse("models: {m1: {url: a.mar}}\ndag: {m1: }", has_handler=False)
     assert spec.leaves == ("m1",)
     assert spec.nodes["m1"].settings == NodeSettings()
@@ -86,7 +86,7 @@ def test_settings_without_effect_are_reported_and_ignored(line: str, problem: st
 
 
 @pytest.mark.parametrize(
-    ("text", "reported"),
+    ("text", "reason"),
     [
         ("- a\n- b", "spec.yaml holds a list"),
         ("", "spec.yaml holds nothing instead"),
@@ -101,15 +101,13 @@ def test_settings_without_effect_are_reported_and_ignored(line: str, problem: st
         ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "257 nodes"),
     ],
 )
-def test_a_document_that_is_no_workflow_is_refused_with_the_reason(
-    text: str, reported: str
-) -> None:
+def test_an_invalid_workflow_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse(text)
-    assert reported in caught.value.message
+    assert reason in caught.value.message
 
 
-def test_a_node_that_is_no_model_needs_a_handler() -> None:
+def test_a_node_that_is_not_a_model_needs_a_handler() -> None:
     with pytest.raises(InvalidSpec, match=r"modle .* mean model\?"):
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
@@ -122,7 +120,7 @@ def test_a_cycle_is_reported_with_its_nodes() -> None:
 @pytest.mark.parametrize(
     "document", ["x: !!python/object/apply:os.system ['touch pwned']", "a: [b", "a: &a [*a]"]
 )
-def test_a_document_that_is_no_plain_yaml_is_refused(
+def test_a_document_that_is_not_plain_yaml_is_refused(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,6 +133,6 @@ def test_a_document_that_is_no_plain_yaml_is_refused(
 @pytest.mark.parametrize(
     "data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}]
 )
-def test_values_that_are_no_workflow_are_refused(data: Any) -> None:
+def test_values_that_are_not_a_workflow_are_refused(data: Any) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(data, source="spec.yaml", has_handler=False)

@@ -1,4 +1,4 @@
-"""The comparison of two responses: what counts as the same, and how a difference is reported."""
+"""The comparison of two responses: when they are equal, and how a difference is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reply(
     return ComparedAnswer(status, {"content-type": content_type} if content_type else {}, body)
 
 
-def reported(first: object, second: object) -> str | None:
+def difference_text(first: object, second: object) -> str | None:
     return sentence(difference(reply(first), reply(second), TOLERANCE))
 
 
@@ -39,19 +39,19 @@ def sentence(difference: Difference | None) -> str | None:
 
 
 @given(values)
-def test_an_answer_equals_itself(value: object) -> None:
-    assert reported(value, value) is None
+def test_a_response_equals_itself(value: object) -> None:
+    assert difference_text(value, value) is None
 
 
 @given(values, values)
-def test_a_difference_does_not_depend_on_the_order(first: object, second: object) -> None:
-    assert (reported(first, second) is None) == (reported(second, first) is None)
+def test_the_comparison_is_symmetric(first: object, second: object) -> None:
+    assert (difference_text(first, second) is None) == (difference_text(second, first) is None)
 
 
 @given(st.binary(), st.binary())
-def test_answers_that_are_no_json_must_have_equal_bytes(first: bytes, second: bytes) -> None:
+def test_responses_other_than_json_must_have_equal_bytes(first: bytes, second: bytes) -> None:
     first, second = b"\xff" + first, b"\xff" + second
-    assert (reported(first, second) is None) == (first == second)
+    assert (difference_text(first, second) is None) == (first == second)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_answers_that_are_no_json_must_have_equal_bytes(first: bytes, second: by
         ([float("inf")], [float("inf")]),
     ],
 )
-def test_rounding_is_no_difference(first: object, second: object) -> None:
-    assert reported(first, second) is None
+def test_rounding_is_not_a_difference(first: object, second: object) -> None:
+    assert difference_text(first, second) is None
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_rounding_is_no_difference(first: object, second: object) -> None:
         ([float("nan")], [1.0], "0: NaN (alone), 1.0 (in a batch)"),
     ],
 )
-def test_a_difference_is_reported_with_its_place(first: object, second: object, text: str) -> None:
-    assert reported(first, second) == text
+def test_a_difference_is_reported_with_its_path(first: object, second: object, text: str) -> None:
+    assert difference_text(first, second) == text
 
 
 def test_another_status_or_content_type_is_a_difference() -> None:
@@ -100,21 +100,21 @@ def test_another_status_or_content_type_is_a_difference() -> None:
     assert sentence(content_type) == "content type: application/json (alone), absent (in a batch)"
 
 
-def test_swapped_answers_are_reported_as_such() -> None:
-    alone = [reply({"cat": 0.9}), reply({"dog": 0.8})]
-    assert findings(["cat.jpg", "dog.jpg"], alone, alone[::-1], TOLERANCE) == [
+def test_swapped_responses_are_reported_as_swapped() -> None:
+    single_replies = [reply({"cat": 0.9}), reply({"dog": 0.8})]
+    assert findings(["cat.jpg", "dog.jpg"], single_replies, single_replies[::-1], TOLERANCE) == [
         "cat.jpg: in a batch, its answer was the answer to dog.jpg",
         "dog.jpg: in a batch, its answer was the answer to cat.jpg",
     ]
 
 
-def test_an_input_that_fails_alone_is_reported_once() -> None:
-    broken = reply({"message": "Prediction failed"}, status=503)
-    assert findings(["a"], [broken], [reply(1)], TOLERANCE) == [
+def test_an_input_that_also_fails_unbatched_is_reported_once() -> None:
+    failed_reply = reply({"message": "Prediction failed"}, status=503)
+    assert findings(["a"], [failed_reply], [reply(1)], TOLERANCE) == [
         "a: answered 503 when sent alone: Prediction failed"
     ]
 
 
-def test_equal_answers_have_no_findings() -> None:
-    alone = [reply(1), reply(1), reply(2)]
-    assert findings(["a", "b", "c"], alone, alone, TOLERANCE) == []
+def test_equal_responses_have_no_findings() -> None:
+    single_replies = [reply(1), reply(1), reply(2)]
+    assert findings(["a", "b", "c"], single_replies, single_replies, TOLERANCE) == []

@@ -25,13 +25,13 @@ from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_runtime.worker.handler_api.loader import ALTERNATIVES, BUILTIN
 
-WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
+CODE_OPTIONS = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 ARCHIVE = f"archive {DIGITS}/digits.pt"
 NO_IMPORT = f"{ARCHIVE} --no-import"
 
 
 def manifest(path: str) -> dict[str, str]:
-    """Return the part of an archive's manifest about its model."""
+    """Return the model section of an archive's manifest."""
     with zipfile.ZipFile(path) as archive:
         model: dict[str, str] = json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]
         return model
@@ -41,15 +41,15 @@ def members(path: str) -> set[str]:
     return set(zipfile.ZipFile(path).namelist())
 
 
-def test_a_model_that_brings_its_network_needs_no_option(run: Run) -> None:
-    ended = run(NO_IMPORT)
-    assert ended.code == 0, ended.err
+def test_a_model_with_its_network_needs_no_options(run: Run) -> None:
+    result = run(NO_IMPORT)
+    assert result.code == 0, result.err
     assert (
         "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out"
-        in ended.out
+        in result.out
     )
-    assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in ended.out
-    assert "wrote digits.mar (" in ended.out
+    assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in result.out
+    assert "wrote digits.mar (" in result.out
     assert manifest("digits.mar") == {
         "modelName": "digits",
         "serializedFile": "digits.pt",
@@ -58,10 +58,10 @@ def test_a_model_that_brings_its_network_needs_no_option(run: Run) -> None:
     }
 
 
-def test_weights_need_the_file_of_the_network(run: Run, tmp_path: Path) -> None:
-    ended = run("archive", DIGITS / "digits.pth")
-    assert ended.code == 2
-    assert "weights without the model's class; add --model-file FILE.py" in ended.err
+def test_weights_need_the_network_code(run: Run, tmp_path: Path) -> None:
+    result = run("archive", DIGITS / "digits.pth")
+    assert result.code == 2
+    assert "weights without the model's class; add --model-file FILE.py" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,8 +74,8 @@ def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
     )
     config = ("-c", DIGITS / "model-config.yaml")
     extra = ("--extra-files", DIGITS / "index_to_name.json")
-    ended = run(arguments, DIGITS / "digits.pth", *WHOLE, *config, *extra)
-    assert ended.code == 0, ended.err
+    result = run(arguments, DIGITS / "digits.pth", *CODE_OPTIONS, *config, *extra)
+    assert result.code == 0, result.err
     assert manifest("out/seven.mar") == {
         "modelName": "seven",
         "serializedFile": "digits.pth",
@@ -92,7 +92,7 @@ def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
     ("form", "path"),
     [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")],
 )
-def test_every_form_is_written(run: Run, form: str, path: str) -> None:
+def test_every_format_is_written(run: Run, form: str, path: str) -> None:
     assert run("archive --no-import", DIGITS / "digits.pt2", "--format", form).code == 0
     assert Path(path).exists()
     assert run("archive verify", path).code == 0
@@ -102,19 +102,19 @@ def test_an_existing_archive_is_overwritten_only_by_force(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(NO_IMPORT).code == 0
-    ended = run(NO_IMPORT)
-    assert ended.code == 1
-    assert "already exists" in ended.err
-    assert "--force" in ended.err
+    result = run(NO_IMPORT)
+    assert result.code == 1
+    assert "already exists" in result.err
+    assert "--force" in result.err
     with monkeypatch.context() as patch:
-        # The model is not even imported.
+        # None as the check proves that the model is not imported.
         patch.setattr("tsx_cli.archive.packing.check_code", None)
-        named = run(f"{ARCHIVE} --version 2")
-    assert (named.code, "-o digits-2.mar" in named.err) == (1, True)
+        with_version = run(f"{ARCHIVE} --version 2")
+    assert (with_version.code, "-o digits-2.mar" in with_version.err) == (1, True)
     assert run(f"{NO_IMPORT} --force").code == 0
 
 
-def test_the_names_of_the_classes_can_be_left_out(run: Run) -> None:
+def test_the_class_names_can_be_omitted(run: Run) -> None:
     assert run(f"{NO_IMPORT} --no-index-to-name").code == 0
     assert "index_to_name.json" not in members("digits.mar")
 
@@ -137,8 +137,8 @@ def test_several_files_become_several_archives(run: Run) -> None:
     shutil.copy(DIGITS / "digits.pt", "one.pt")
     shutil.copy(DIGITS / "digits.pt2", "two.pt2")
     arguments = "archive --no-import one.pt two.pt2"
-    reported = json.loads(run(f"{arguments} --json").out)
-    assert [(archive["archive"], archive["name"]) for archive in reported] == [
+    inspection = json.loads(run(f"{arguments} --json").out)
+    assert [(archive["archive"], archive["name"]) for archive in inspection] == [
         ("one.mar", "one"),
         ("two.mar", "two"),
     ]
@@ -147,11 +147,11 @@ def test_several_files_become_several_archives(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_archive_without_a_model_file_needs_a_name_and_a_handler(run: Run) -> None:
+def test_an_archive_without_weights_needs_a_name_and_a_handler(run: Run) -> None:
     Path("echo.py").write_text("def handle(data, context):\n    return data\n")
-    ended = run("archive --handler echo.py")
-    assert ended.code == 2
-    assert "give --name and your own --handler" in ended.err
+    result = run("archive --handler echo.py")
+    assert result.code == 2
+    assert "give --name and your own --handler" in result.err
     assert run("archive --name echo --handler echo.py:handle").code == 0
     assert manifest("echo.mar")["handler"] == "echo.py:handle"
     # The class may load its weights itself.
@@ -182,37 +182,35 @@ CLASS = (
         ("import os\nos.kill(os.getpid(), 9)\n", "ended its process by SIGKILL"),
     ],
 )
-def test_a_handler_is_compiled_and_imported_before_it_is_packed(
-    run: Run, code: str, error: str
-) -> None:
+def test_a_handler_is_compiled_and_imported_before_packing(run: Run, code: str, error: str) -> None:
     Path("near.py").write_text("print('imported')\n")
     Path("h.py").write_text(code)
     arguments = "archive --name own --handler h.py --extra-files near.py --no-check"
-    ended = run(arguments)
-    assert ended.code == bool(error), ended
+    result = run(arguments)
+    assert result.code == bool(error), result
     assert Path("own.mar").exists() is not bool(error)
-    assert error in ended.err
+    assert error in result.err
     # The output of the handler comes on stderr.
-    assert ("imported h.py\n" in ended.out) is (not error)
+    assert ("imported h.py\n" in result.out) is (not error)
     assert run(f"{arguments} --no-import --force").code == ("valid Python" in error)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run) -> None:
+def test_a_module_that_requirements_may_install_gets_only_a_note(run: Run) -> None:
     Path("h.py").write_text(f"import not_there\n{ENTRY}")
     Path("r.txt").write_text("not-there\n")
-    ended = run("archive --name own --handler h.py -r r.txt")
-    assert ended.code == 0
-    assert "No module named 'not_there'" in ended.out
-    assert "--set install_py_dep_per_model=true" in ended.out
+    result = run("archive --name own --handler h.py -r r.txt")
+    assert result.code == 0
+    assert "No module named 'not_there'" in result.out
+    assert "--set install_py_dep_per_model=true" in result.out
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_import_that_does_not_end_is_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_import_is_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "TIMEOUT_S", 0.2)
     Path("h.py").write_text("import threading\nthreading.Event().wait()\n")
-    ended = run("archive --name own --handler h.py")
-    assert (ended.code, "has not ended after 0.2 s" in ended.out) == (0, True)
+    result = run("archive --name own --handler h.py")
+    assert (result.code, "has not ended after 0.2 s" in result.out) == (0, True)
 
 
 @pytest.mark.usefixtures("processes")
@@ -228,7 +226,7 @@ def test_a_model_class_is_constructed_with_its_arguments(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: Run) -> None:
+def test_the_model_class_is_chosen_by_weights_or_by_name(run: Run) -> None:
     torch.save(torch.nn.Linear(2, 1).state_dict(), "net.pth")
     block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
     net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
@@ -237,14 +235,14 @@ def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: R
     assert run(arguments).code == 0
     assert "modelClass" not in manifest("net.mar")
     Path("notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
-    ended = run(arguments)
-    assert (ended.code, "(Net, Twin). Name one" in ended.err) == (1, True)
+    result = run(arguments)
+    assert (result.code, "(Net, Twin). Name one" in result.err) == (1, True)
     assert run(f"{arguments}:Net").code == 0
     assert manifest("net.mar")["modelFile"] == "notebook.py"
     assert manifest("net.mar")["modelClass"] == "Net"
-    ended = run(f"{arguments}:Gone")
-    assert ended.code == 1
-    assert "no class Gone; its classes: Block, Net, Twin" in ended.err
+    result = run(f"{arguments}:Gone")
+    assert result.code == 1
+    assert "no class Gone; its classes: Block, Net, Twin" in result.err
 
 
 @pytest.mark.usefixtures("processes")
@@ -255,13 +253,13 @@ def test_a_model_file_with_the_name_of_a_command_is_written_with_a_dot(run: Run)
 
 
 @pytest.mark.parametrize("options", ["", "--model-file net.py", "--handler base_handler"])
-def test_code_alone_is_refused_with_the_options_that_take_code(run: Run, options: str) -> None:
+def test_only_code_is_refused_with_the_options_that_take_code(run: Run, options: str) -> None:
     Path("net.py").write_text("import torch\n")
-    ended = run(f"archive net.py {options}")
-    assert ended.code == 2
-    assert "Python code, not a trained model" in ended.err
-    assert "tsx archive WEIGHTS --model-file net.py" in ended.err
-    assert "tsx archive --name net --handler net.py" in ended.err
+    result = run(f"archive net.py {options}")
+    assert result.code == 2
+    assert "Python code, not a trained model" in result.err
+    assert "tsx archive WEIGHTS --model-file net.py" in result.err
+    assert "tsx archive --name net --handler net.py" in result.err
 
 
 def save_model(path: str) -> None:
@@ -290,13 +288,13 @@ def write_bad_file(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, name: str) -> None:
+def test_a_file_that_is_not_a_model_is_refused_with_the_reason(run: Run, name: str) -> None:
     reason = write_bad_file(name)
     for command in ("archive", "serve"):
-        ended = run(command, name)
-        assert ended.code == 1
-        assert reason in ended.err or f"there is no file '{name}'" in ended.err
-        assert "Traceback" not in ended.err
+        result = run(command, name)
+        assert result.code == 1
+        assert reason in result.err or f"there is no file '{name}'" in result.err
+        assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -309,137 +307,135 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, name: str)
         ("model-00001-of-00001.safetensors", False),
     ],
 )
-def test_one_of_several_files_of_weights_is_not_packed_alone(
-    run: Run, name: str, is_part: bool
-) -> None:
+def test_one_shard_of_the_weights_is_not_packed(run: Run, name: str, is_part: bool) -> None:
     if name.endswith("json"):
         Path(name).write_text('{"weight_map": {}}')
     else:
         save_file({"w": torch.ones(2)}, name)
-    ended = run("archive --no-import", name, "--model-file", DIGITS / "model.py")
-    assert ended.code == (2 if is_part else 0)
-    assert ("name the directory" in ended.err) == is_part
+    result = run("archive --no-import", name, "--model-file", DIGITS / "model.py")
+    assert result.code == (2 if is_part else 0)
+    assert ("name the directory" in result.err) == is_part
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [("bench", ""), ("optimize", ""), ("batch", "in.jsonl -o out.jsonl")],
 )
-def test_commands_that_take_archives_say_how_to_pack_a_bare_model(
+def test_commands_that_take_archives_explain_how_to_pack_a_model_file(
     run: Run, command: str, options: str
 ) -> None:
     Path("in.jsonl").write_text("[1]\n")
-    ended = run(f"{command} {DIGITS}/digits.pt {options}")
-    assert ended.code != 0
-    assert "Pack it with 'tsx archive digits.pt'" in ended.err
+    result = run(f"{command} {DIGITS}/digits.pt {options}")
+    assert result.code != 0
+    assert "Pack it with 'tsx archive digits.pt'" in result.err
 
 
-def test_a_whole_pickled_model_is_refused_with_the_call_that_saves_weights(run: Run) -> None:
+def test_a_pickled_model_is_refused_with_the_call_that_saves_weights(run: Run) -> None:
     save_model("whole.pt")
-    ended = run("archive whole.pt")
-    assert ended.code == 2
-    assert "pickled torch.nn.modules.linear.Linear" in ended.err
-    assert "torch.save(model.state_dict(), FILE)" in ended.err
-    assert "set `weightsOnly: false`" in ended.err
+    result = run("archive whole.pt")
+    assert result.code == 2
+    assert "pickled torch.nn.modules.linear.Linear" in result.err
+    assert "torch.save(model.state_dict(), FILE)" in result.err
+    assert "set `weightsOnly: false`" in result.err
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_whole_pickled_model_is_packed_if_its_file_is_trusted(run: Run) -> None:
+def test_a_pickled_model_is_packed_if_it_is_trusted(run: Run) -> None:
     save_model("whole.pt")
     Path("config.yaml").write_text("weightsOnly: false")
-    ended = run("archive whole.pt -c config.yaml")
-    assert ended.code == 0, ended
+    result = run("archive whole.pt -c config.yaml")
+    assert result.code == 0, result
     assert Path("whole.mar").is_file()
-    assert "does not load" not in ended.out
+    assert "does not load" not in result.out
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_models_own_handler_may_load_any_file(run: Run) -> None:
+def test_a_custom_handler_may_load_any_file(run: Run) -> None:
     save_model("whole.pt")
     torch.save(torch.nn.Linear(1, 1).state_dict(), "weights.pt")
     for name in ("other.bin", "other.own"):
         Path(name).write_bytes(b"own format")
     for name in ("whole.pt", "weights.pt", "other.bin", "other.own"):
-        ended = run(f"archive {name} --handler {DIGITS}/handler.py --force --no-check")
-        assert ended.code == 0, ended.err
-        assert ("note: other.bin is not a model file" in ended.out) is (name == "other.bin")
-        assert ended.out.count("note: ") == (name == "other.bin")
+        result = run(f"archive {name} --handler {DIGITS}/handler.py --force --no-check")
+        assert result.code == 0, result.err
+        assert ("note: other.bin is not a model file" in result.out) is (name == "other.bin")
+        assert result.out.count("note: ") == (name == "other.bin")
 
 
 @pytest.mark.parametrize("name", [name for name in BAD_FILES if name != "foreign.pt"])
-def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(
+def test_an_empty_or_truncated_file_is_refused_for_any_handler(
     run: Run, tmp_path: Path, name: str
 ) -> None:
     reason = write_bad_file(name)
-    before = list(tmp_path.iterdir())
-    ended = run("archive", name, *WHOLE)
-    assert ended.code == 1
-    assert reason in ended.err
-    assert list(tmp_path.iterdir()) == before
+    files_before = list(tmp_path.iterdir())
+    result = run("archive", name, *CODE_OPTIONS)
+    assert result.code == 1
+    assert reason in result.err
+    assert list(tmp_path.iterdir()) == files_before
 
 
-def test_a_full_disk_is_reported_with_the_directory_that_was_named(
+def test_the_error_of_a_full_disk_names_the_given_directory(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(NO_IMPORT)
     (tmp_path / "disk").mkdir()
-    with monkeypatch.context() as full:
-        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
-        ended = run("archive unpack digits.mar -o disk/new")
-    assert ended.code == 1
-    assert f"cannot be unpacked into '{tmp_path}/disk': there is 7 bytes free" in ended.err
-    assert "free some disk space there" in ended.err
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+        result = run("archive unpack digits.mar -o disk/new")
+    assert result.code == 1
+    assert f"cannot be unpacked into '{tmp_path}/disk': there is 7 bytes free" in result.err
+    assert "free some disk space there" in result.err
     assert list((tmp_path / "disk").iterdir()) == []
-    ended = run("archive unpack digits.mar -o digits.mar/new")
-    assert f"cannot be unpacked into '{tmp_path}/digits.mar': Not a directory" in ended.err
+    result = run("archive unpack digits.mar -o digits.mar/new")
+    assert f"cannot be unpacked into '{tmp_path}/digits.mar': Not a directory" in result.err
 
 
 def test_an_archive_is_written_only_into_a_directory(run: Run) -> None:
     Path("file").touch()
     for path in ("/dev/full", "file", "file/deeper"):
-        ended = run(f"{NO_IMPORT} -o {path}")
-        assert ended.code == 1
-        assert f"{path}/digits.mar cannot be written" in ended.err
-        assert "is no directory" in ended.err
-    ended = run(NO_IMPORT, "--name", "x" * 300)
-    assert "cannot be written: File name too long" in ended.err
+        result = run(f"{NO_IMPORT} -o {path}")
+        assert result.code == 1
+        assert f"{path}/digits.mar cannot be written" in result.err
+        assert "is no directory" in result.err
+    result = run(NO_IMPORT, "--name", "x" * 300)
+    assert "cannot be written: File name too long" in result.err
 
 
-def test_wrong_usage_is_reported_with_the_name_of_the_command(run: Run) -> None:
+def test_usage_errors_name_the_command(run: Run) -> None:
     for arguments in ("--bogus", "x.pt --format rar", "pack --bogus"):
-        ended = run(f"archive {arguments}")
-        assert ended.code == 2
-        assert ended.err.startswith("Usage: tsx archive [OPTIONS]")
-        assert "Try 'tsx archive -h' for help" in ended.err
+        result = run(f"archive {arguments}")
+        assert result.code == 2
+        assert result.err.startswith("Usage: tsx archive [OPTIONS]")
+        assert "Try 'tsx archive -h' for help" in result.err
     assert "Invalid value for '--format': 'rar'" in run("archive x.pt --format rar").err
     assert "Usage: tsx archive inspect" in run("archive inspect --bogus").err
 
 
-def test_help_keeps_its_sentences_together(run: Run) -> None:
+def test_help_does_not_split_sentences(run: Run) -> None:
     assert "Exit code 3: it loaded" in run("archive --help").out
 
 
-def test_a_misspelt_handler_is_reported_with_the_nearest_one(run: Run) -> None:
-    ended = run(f"{ARCHIVE} --handler image_classifer")
-    assert ended.code == 1
-    assert ended.err.endswith("Did you mean image_classifier?\n")
+def test_a_misspelled_handler_is_reported_with_the_nearest_one(run: Run) -> None:
+    result = run(f"{ARCHIVE} --handler image_classifer")
+    assert result.code == 1
+    assert result.err.endswith("Did you mean image_classifier?\n")
     assert run(f"{ARCHIVE} --handler nothing_near.py").err.endswith("Check it.\n")
 
 
 def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) -> None:
-    ended = run(f"{ARCHIVE} --handler vllm_handler --no-check")
-    assert ended.code == 0, ended.err
-    assert "TorchServe has vllm_handler" in ended.out
-    ended = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
-    assert "note: " not in ended.out
+    result = run(f"{ARCHIVE} --handler vllm_handler --no-check")
+    assert result.code == 0, result.err
+    assert "TorchServe has vllm_handler" in result.out
+    result = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
+    assert "note: " not in result.out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *UNSUPPORTED_HANDLERS}
     assert tuple(ALTERNATIVES) == UNSUPPORTED_HANDLERS
 
 
-def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
-    ended = run(NO_IMPORT, "--model-file", DIGITS / "model.py")
-    assert ended.code == 2
-    assert "remove --model-file" in ended.err
+def test_network_code_for_a_model_that_has_its_own_is_refused(run: Run) -> None:
+    result = run(NO_IMPORT, "--model-file", DIGITS / "model.py")
+    assert result.code == 2
+    assert "remove --model-file" in result.err
 
 
 @pytest.mark.parametrize(
@@ -453,33 +449,33 @@ def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> No
         ("colour: red\nbatchSize: 4", ""),
     ],
 )
-def test_a_configuration_without_effect_is_refused_when_it_is_packed(
+def test_an_ineffective_configuration_is_refused_during_packing(
     run: Run, config: str, error: str
 ) -> None:
     Path("model-config.yaml").write_text(config)
-    ended = run(f"{NO_IMPORT} -c model-config.yaml")
-    assert ended.code == bool(error), ended
+    result = run(f"{NO_IMPORT} -c model-config.yaml")
+    assert result.code == bool(error), result
     assert Path("digits.mar").exists() is not bool(error)
-    assert error in ended.err
-    assert "?." not in ended.err
+    assert error in result.err
+    assert "?." not in result.err
 
 
-def test_a_configuration_without_effect_in_a_foreign_archive_is_only_noted(run: Run) -> None:
+def test_an_ineffective_configuration_in_a_foreign_archive_gets_only_a_note(run: Run) -> None:
     Path("model-config.yaml").write_text("batchsize: 4\n")
     warnings: list[str] = []
     handler = str(DIGITS / "handler.py")
     spec = ArchiveSpec("foreign", handler, config_file="model-config.yaml")
-    # torch-model-archiver packs the file, too.
+    # torch-model-archiver would also pack this file.
     write_archive(spec, Path(), warn=warnings.append)
     assert warnings == ["model-config.yaml: batchsize is not a known key; did you mean batchSize?"]
-    ended = run("archive inspect foreign.mar")
-    assert (ended.code, "batchsize is not a known key" in ended.out) == (0, True)
+    result = run("archive inspect foreign.mar")
+    assert (result.code, "batchsize is not a known key" in result.out) == (0, True)
 
 
 @pytest.mark.usefixtures("processes")
 def test_inspect_shows_the_content_of_an_archive(run: Run) -> None:
-    run("archive", DIGITS / "digits.pth", *WHOLE, "-c", DIGITS / "model-config.yaml")
-    shown = " ".join(run("archive inspect digits.mar").out.split())
+    run("archive", DIGITS / "digits.pth", *CODE_OPTIONS, "-c", DIGITS / "model-config.yaml")
+    output = " ".join(run("archive inspect digits.mar").out.split())
     for part in (
         "name digits",
         "kind weights",
@@ -487,19 +483,19 @@ def test_inspect_shows_the_content_of_an_archive(run: Run) -> None:
         "batchSize 16",
         f"model.py {(DIGITS / 'model.py').stat().st_size} bytes",
     ):
-        assert part in shown
-    reported = json.loads(run("archive inspect digits.mar --json").out)
-    assert (reported["kind"], reported["name"]) == ("eager", "digits")
-    assert reported["config"]["batchSize"] == 16
-    assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
+        assert part in output
+    inspection = json.loads(run("archive inspect digits.mar --json").out)
+    assert (inspection["kind"], inspection["name"]) == ("eager", "digits")
+    assert inspection["config"]["batchSize"] == 16
+    assert {"name", "size", "packed", "sha256"} == set(inspection["members"][0])
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_variable_that_is_no_setting_is_reported_once(
+def test_a_variable_that_is_not_a_setting_is_reported_once(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_MAX_ARCHIVE_FILS", "7")
-    # Packing reads no settings.
+    # Packing reads no settings, so only the second command reports the variable.
     assert run(ARCHIVE).err.count("TSX_MAX_ARCHIVE_FILS") == 0
     assert run("archive inspect digits.mar").err.count("TSX_MAX_ARCHIVE_FILS") == 1
 
@@ -510,39 +506,39 @@ def test_verify_names_the_damaged_member(run: Run) -> None:
     content = bytearray(Path("digits.mar").read_bytes())
     content[content.index(b"digits.pt") + 40_000] ^= 1
     Path("digits.mar").write_bytes(content)
-    ended = run("archive verify digits.mar")
-    assert ended.code == 1
-    assert "FAULT: " in ended.out
-    assert "digits.pt" in ended.out
-    assert "digits.mar is damaged" in ended.err
+    result = run("archive verify digits.mar")
+    assert result.code == 1
+    assert "FAULT: " in result.out
+    assert "digits.pt" in result.out
+    assert "digits.mar is damaged" in result.err
     assert json.loads(run("archive verify digits.mar --json").out)["intact"] is False
 
 
-def test_verify_names_all_archives_that_are_not_intact(run: Run) -> None:
+def test_verify_names_all_damaged_archives(run: Run) -> None:
     run(NO_IMPORT)
     for name in ("first.mar", "second.mar"):
         Path(name).write_text("garbage")
-    ended = run("archive verify first.mar digits.mar second.mar")
-    assert (ended.code, ended.out) == (1, "digits.mar is intact\n")
-    first, second = ended.err.splitlines()
+    result = run("archive verify first.mar digits.mar second.mar")
+    assert (result.code, result.out) == (1, "digits.mar is intact\n")
+    first, second = result.err.splitlines()
     assert first.startswith("Error: first.mar is not a model archive")
     assert second.startswith("second.mar is not a model archive")
 
 
-def test_unpack_writes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
+def test_unpack_writes_a_valid_model_directory(run: Run, tmp_path: Path) -> None:
     run(f"{NO_IMPORT} --name seven")
     assert run("archive unpack seven.mar").out == "unpacked seven.mar into seven\n"
     assert Path("seven/digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
     assert run("archive verify seven").code == 0
     assert run("archive unpack seven.mar -o deep/er").code == 0
-    again = run("archive unpack seven.mar")
-    assert again.code == 1
-    assert "'seven' already exists" in again.err
+    second_result = run("archive unpack seven.mar")
+    assert second_result.code == 1
+    assert "'seven' already exists" in second_result.err
     assert "is already unpacked" in run("archive unpack seven").err
     assert not list(tmp_path.glob(".*"))
 
 
-NO_ARCHIVES = {
+INVALID_ARCHIVES = {
     "missing.mar": None,
     "empty.mar": b"",
     "foreign.mar": b"GIF89a",
@@ -554,43 +550,43 @@ NO_ARCHIVES = {
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *(("archive inspect", name) for name in NO_ARCHIVES),
+        *(("archive inspect", name) for name in INVALID_ARCHIVES),
         ("archive verify", "cut.mar"),
         ("archive unpack", "empty.mar"),
         ("archive --check", "foreign.mar"),
-        *(("serve", name) for name in NO_ARCHIVES),
+        *(("serve", name) for name in INVALID_ARCHIVES),
     ],
 )
-def test_a_file_that_is_no_archive_is_refused(run: Run, command: str, name: str) -> None:
-    content = NO_ARCHIVES[name]
+def test_an_invalid_archive_is_refused(run: Run, command: str, name: str) -> None:
+    content = INVALID_ARCHIVES[name]
     if content is not None:
         Path(name).write_bytes(content)
     # The server refuses the file before it binds the port.
-    with socket.create_server(("127.0.0.1", 0)) as in_use:
-        port = ("--port", in_use.getsockname()[1]) if command == "serve" else ()
-        ended = run(f"{command} {name}", *port)
-    assert ended.code == 1
-    assert name.removesuffix(".mar") in ended.err
-    assert "Traceback" not in ended.err
+    with socket.create_server(("127.0.0.1", 0)) as port_socket:
+        port = ("--port", port_socket.getsockname()[1]) if command == "serve" else ()
+        result = run(f"{command} {name}", *port)
+    assert result.code == 1
+    assert name.removesuffix(".mar") in result.err
+    assert "Traceback" not in result.err
 
 
 def test_an_archive_is_not_packed_again(run: Run) -> None:
     run(NO_IMPORT)
-    ended = run("archive digits.mar")
-    assert ended.code == 2
-    assert "'digits.mar' is already an archive" in ended.err
+    result = run("archive digits.mar")
+    assert result.code == 2
+    assert "'digits.mar' is already an archive" in result.err
     assert "remove --name" in run("archive digits.mar --check --name x").err
 
 
-def test_a_directory_that_is_no_model_is_refused_with_the_files_that_it_lacks(run: Run) -> None:
+def test_a_directory_that_is_not_a_model_is_refused_with_its_missing_files(run: Run) -> None:
     Path("weights").mkdir()
     Path("weights/model.safetensors").touch()
-    ended = run("archive weights")
-    assert ended.code == 2
-    assert "nor the MLmodel of MLflow" in ended.err
+    result = run("archive weights")
+    assert result.code == 2
+    assert "nor the MLmodel of MLflow" in result.err
 
 
-def test_commands_read_archives_within_the_limits_of_the_settings(
+def test_commands_enforce_the_archive_limits_of_the_settings(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "constant.mar"

@@ -18,27 +18,27 @@ from tsx_runtime.shared.example_requests import ExampleInput, example_body
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-def test_the_request_that_is_printed_works(
+def test_the_printed_request_works(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grey = torch.nn.Sequential(
+    grey_image_model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 26 * 26, 3)
     )
-    torch.jit.script(grey.eval()).save(tmp_path / "grey.pt")
+    torch.jit.script(grey_image_model.eval()).save(tmp_path / "grey.pt")
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "short.pt")
     with running_server(make_settings(tmp_path)) as server:
         monkeypatch.setenv("TSX_INFERENCE_ADDRESS", server.addresses["inference"])
-        ended = run("archive grey.pt short.pt")
+        result = run("archive grey.pt short.pt")
         lines = [
             line.partition("in another terminal: ")[2]
-            for line in ended.out.splitlines()
+            for line in result.out.splitlines()
             if "another terminal" in line
         ]
         assert [line.split(" | ")[0] for line in lines[:1]] == ["python3 -c 'print([[[0]*28]*28])'"]
         assert lines[1].endswith(
             "/predictions/short -H 'Content-Type: application/json' -d '[0, 0, 0, 0]'"
         )
-        assert "try it: tsx serve grey.mar\n" in ended.out
+        assert "try it: tsx serve grey.mar\n" in result.out
         for name, line in zip(("grey", "short"), lines, strict=True):
             server.register(f"{name}.mar", initial_workers=1)
             response = subprocess.run(
@@ -48,37 +48,37 @@ def test_the_request_that_is_printed_works(
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_the_request_reaches_a_socket_and_runs_no_command_of_a_name(size: int) -> None:
+def test_the_printed_request_quotes_names_and_reaches_a_unix_socket(size: int) -> None:
     settings, _ = load_settings({"inference_address": "unix:/run/tsx.sock"}, {})
     name = "x'$(id)"
     body = example_body([ExampleInput(name, None, (size,)), ExampleInput("y", None, (1,))])
     line = request_line("m", body, settings)
     assert "curl --unix-socket /run/tsx.sock http://localhost/predictions/m " in line
     command = line.partition(" | ")[0].replace("curl", "echo", 1)
-    printed = subprocess.run(
+    echoed_text = subprocess.run(
         ["bash", "-c", command], capture_output=True, check=True, text=True
     ).stdout
-    assert f'{{"instances": [{{"{name}": [0' in printed
+    assert f'{{"instances": [{{"{name}": [0' in echoed_text
 
 
-def test_weights_that_do_not_fit_are_refused_unless_the_check_is_off(run: Run) -> None:
+def test_weights_that_do_not_fit_are_refused_unless_unchecked(run: Run) -> None:
     Path("model.py").write_text(
         "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
     )
     torch.save({"other": torch.zeros(1)}, "net.pth")
     arguments = "archive net.pth --model-file model.py --json"
-    ended = run(arguments)
-    assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Error: net does not load: net.pth does not fit model.py")
-    assert '"weight", "bias"' in ended.err
+    result = run(arguments)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("Error: net does not load: net.pth does not fit model.py")
+    assert '"weight", "bias"' in result.err
     assert not Path("net.mar").exists()
-    (packed,) = json.loads(run(f"{arguments} --no-check").out)
-    assert (packed["archive"], packed["request"], packed["warnings"]) == ("net.mar", None, [])
+    (report,) = json.loads(run(f"{arguments} --no-check").out)
+    assert (report["archive"], report["request"], report["warnings"]) == ("net.mar", None, [])
 
 
-METHODS = "class Own:\n    def initialize(self, context): {}\n    def handle(self, {}): return data and [1 / len(data[0])]\n"
-PACK_OWN = "archive --name own --handler own.py"
-REFUSED = {
+HANDLER_TEMPLATE = "class Own:\n    def initialize(self, context): {}\n    def handle(self, {}): return data and [1 / len(data[0])]\n"
+PACK_COMMAND = "archive --name own --handler own.py"
+INVALID_HANDLERS = {
     "no handle": (
         "class Own:\n    def initialize(self, context): pass\n",
         "Class Own of handler own.py has no method handle",
@@ -92,11 +92,11 @@ REFUSED = {
         "Class CudaInstaller of handler own.py has no method handle",
     ),
     "a method of one argument": (
-        METHODS.format("pass", "data"),
+        HANDLER_TEMPLATE.format("pass", "data"),
         "Own.handle of handler own.py is called with (data, context)",
     ),
     "a failure to load": (
-        METHODS.format("open('gone.txt')", "data, context"),
+        HANDLER_TEMPLATE.format("open('gone.txt')", "data, context"),
         "The archive does not contain 'gone.txt'",
     ),
     "a sample that fails": (
@@ -106,16 +106,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("fault", REFUSED)
-def test_a_handler_that_cannot_work_is_not_packed(run: Run, fault: str) -> None:
-    code, reason = REFUSED[fault]
+@pytest.mark.parametrize("fault", INVALID_HANDLERS)
+def test_a_broken_handler_is_not_packed(run: Run, fault: str) -> None:
+    code, reason = INVALID_HANDLERS[fault]
     Path("own.py").write_text(code)
     Path("one.json").write_text("[1]")
-    arguments = f"{PACK_OWN} --sample one.json"
-    ended = run(arguments)
-    assert ended.code == 1, ended
-    assert reason in ended.err
-    assert "--no-check packs it" in ended.err
+    arguments = f"{PACK_COMMAND} --sample one.json"
+    result = run(arguments)
+    assert result.code == 1, result
+    assert reason in result.err
+    assert "--no-check packs it" in result.err
     assert not Path("own.mar").exists()
     assert run(f"{arguments} --no-check").code == 0
 
@@ -130,51 +130,49 @@ def test_a_handler_that_cannot_work_is_not_packed(run: Run, fault: str) -> None:
         ),
     ],
 )
-def test_a_requirement_that_this_machine_lacks_is_only_noted(
+def test_a_requirement_that_this_machine_lacks_gets_only_a_note(
     run: Run, code: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_cli.archive.example.gpu_count", lambda: 0)
-    Path("own.py").write_text(METHODS.format(code, "data, context"))
-    ended = run(PACK_OWN)
-    assert ended.code == 0, ended
-    assert "note: own does not load on this machine" in ended.out
-    assert note in ended.out
+    Path("own.py").write_text(HANDLER_TEMPLATE.format(code, "data, context"))
+    result = run(PACK_COMMAND)
+    assert result.code == 0, result
+    assert "note: own does not load on this machine" in result.out
+    assert note in result.out
 
 
-def test_an_image_classifier_must_answer_an_image(run: Run, tmp_path: Path) -> None:
+def test_an_image_classifier_must_accept_an_image(run: Run, tmp_path: Path) -> None:
     for name, channels in (("grey", 1), ("colour", 3)):
         network = torch.nn.Sequential(
             torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
         )
         torch.jit.script(network.eval()).save(tmp_path / f"{name}.pt")
-    ended = run("archive grey.pt --handler image_classifier")
-    assert (ended.code, (tmp_path / "grey.mar").exists()) == (1, False)
-    assert "(image/png) with 500: RuntimeError" in ended.err
-    assert "to have 1 channels, but got 3" in ended.err
+    result = run("archive grey.pt --handler image_classifier")
+    assert (result.code, (tmp_path / "grey.mar").exists()) == (1, False)
+    assert "(image/png) with 500: RuntimeError" in result.err
+    assert "to have 1 channels, but got 3" in result.err
     assert run("archive colour.pt --handler image_classifier").code == 0
 
 
-def test_a_large_model_is_not_loaded_unless_it_is_asked_for(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_is_loaded_only_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_cli.archive.example.MAX_LOADED_BYTES", 10)
-    Path("own.py").write_text(METHODS.format("1 / 0", "data, context"))
-    ended = run(PACK_OWN)
-    assert (ended.code, "more than 10 bytes" in ended.out) == (0, True), ended
+    Path("own.py").write_text(HANDLER_TEMPLATE.format("1 / 0", "data, context"))
+    result = run(PACK_COMMAND)
+    assert (result.code, "more than 10 bytes" in result.out) == (0, True), result
 
 
-def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_path: Path) -> None:
+def test_a_failing_request_is_not_printed(run: Run, tmp_path: Path) -> None:
     model = torch.jit.trace(
         torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4)
     )
-    # The answers are complex numbers, which JSON has not.
+    # Its responses are complex numbers, which JSON cannot express.
     model.save(tmp_path / "spectrum.pt")
-    ended = run("archive spectrum.pt")
-    # A generated request of numbers may be none that the model takes.
-    assert ended.code == 0
-    assert "(application/json) with 5" in ended.out
-    assert "try it: tsx serve spectrum.mar\n" in ended.out
-    assert "another terminal" not in ended.out
+    result = run("archive spectrum.pt")
+    # The model may expect other values than the generated numbers, so packing succeeds.
+    assert result.code == 0
+    assert "(application/json) with 5" in result.out
+    assert "try it: tsx serve spectrum.mar\n" in result.out
+    assert "another terminal" not in result.out
 
 
 class Spectrum(torch.nn.Module):
@@ -184,14 +182,14 @@ class Spectrum(torch.nn.Module):
 
 def test_a_model_without_a_request_gets_a_note(run: Run) -> None:
     Path("own.py").write_text("def handle(data, context): return data and [1 / 0]\n")
-    ended = run(PACK_OWN)
-    assert (ended.code, NOT_ASKED in ended.out) == (0, True), ended
+    result = run(PACK_COMMAND)
+    assert (result.code, NOT_ASKED in result.out) == (0, True), result
 
 
-def test_a_check_without_samples_sends_the_same_generated_request(run: Run) -> None:
+def test_a_check_without_samples_sends_the_generated_request(run: Run) -> None:
     torch.jit.script(torch.nn.Linear(4, 3)).save("short.pt")
-    ended = run("archive short.pt --check")
-    assert (ended.code, "1 sample got the same answers" in ended.out) == (0, True), ended
+    result = run("archive short.pt --check")
+    assert (result.code, "1 sample got the same answers" in result.out) == (0, True), result
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,7 @@ def test_a_check_without_samples_sends_the_same_generated_request(run: Run) -> N
         (torch.nn.Linear(4, 3), False),
     ],
 )
-def test_the_handler_of_images_is_suggested_only_for_models_of_images(
+def test_the_image_handler_is_suggested_only_for_image_models(
     run: Run, layer: torch.nn.Module, is_image: bool
 ) -> None:
     torch.jit.script(layer).save("net.pt")

@@ -27,8 +27,8 @@ MODELING = "from transformers import BertForSequenceClassification\n\n\nclass Ow
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """Write a model's directory as training leaves it, an adapter, and a handler."""
+def model_directory(tmp_path: Path) -> Path:
+    """Write a model's directory as a training run saves it, an adapter, and a handler."""
     for name, text in {
         "tiny/config.json": json.dumps(CONFIG),
         "tiny/model.safetensors": "weights",
@@ -46,22 +46,22 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) -> Iterator[Hub]:
-    with hub_double() as double:
-        double.use(monkeypatch, tmp_path / "hf")
-        yield double
+    with hub_double() as hub:
+        hub.use(monkeypatch, tmp_path / "hf")
+        yield hub
 
 
-def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
-    run: Run, saved: Path, tmp_path: Path
+def test_a_directory_becomes_an_archive_that_passes_its_check(
+    run: Run, model_directory: Path, tmp_path: Path
 ) -> None:
-    ended = run("archive tiny --handler double.py --adapter style=lora --check")
-    assert ended.code == 0, ended.err
-    assert ended.out.startswith(
+    result = run("archive tiny --handler double.py --adapter style=lora --check")
+    assert result.code == 0, result.err
+    assert result.out.startswith(
         "tiny: Hugging Face model, BertForSequenceClassification, task text-classification\nname tiny, version 1.0\n"
     )
-    assert "adapter style: LORA of org/base" in ended.out
-    assert "It runs only with --trust-remote-code" in ended.out
-    assert "1 sample got the same answers" in ended.out
+    assert "adapter style: LORA of org/base" in result.out
+    assert "It runs only with --trust-remote-code" in result.out
+    assert "1 sample got the same answers" in result.out
     with zipfile.ZipFile(tmp_path / "tiny.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
         assert [name for name in archive.namelist() if name.startswith("huggingface_model/")] == [
@@ -77,26 +77,26 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
         "source": "tiny",
         "adapters": ["style"],
     }
-    shown = run("archive inspect tiny.mar").out
+    output = run("archive inspect tiny.mar").out
     for row in (
         "kind +Hugging Face model",
         "task +text-classification",
         "source +tiny",
         "adapters +style",
     ):
-        assert re.search(row, shown)
+        assert re.search(row, output)
 
 
-def test_a_model_of_the_hub_is_packed_with_its_commit(
-    run: Run, saved: Path, hub: Hub, tmp_path: Path
+def test_a_hub_model_is_packed_with_its_commit(
+    run: Run, model_directory: Path, hub: Hub, tmp_path: Path
 ) -> None:
     hub.repos |= {"org/tiny-1.5": HubRepo(), "org/lora": HubRepo()}
-    commit = hub.repos["org/tiny-1.5"].commit(saved, "v1")
+    commit = hub.repos["org/tiny-1.5"].commit(model_directory, "v1")
     hub.repos["org/lora"].commit(tmp_path / "lora")
-    ended = run("archive hf:org/tiny-1.5@v1 --adapter style=hf:org/lora --version 2")
-    assert ended.code == 0, ended.err
-    assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in ended.out
-    assert "downloading hf:org/tiny-1.5@v1\n" in ended.err
+    result = run("archive hf:org/tiny-1.5@v1 --adapter style=hf:org/lora --version 2")
+    assert result.code == 0, result.err
+    assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in result.out
+    assert "downloading hf:org/tiny-1.5@v1\n" in result.err
     assert not [name for name in hub.downloads() if name.endswith(".bin")]
     with zipfile.ZipFile(tmp_path / "tiny-1.5.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
@@ -107,11 +107,13 @@ def test_a_model_of_the_hub_is_packed_with_its_commit(
         ("hf:org/tiny-1.5@v2", "has no revision v2"),
         ("hf:org", "it must be hf:ORG/NAME"),
     ):
-        ended = run("archive", source)
-        assert (ended.code, error in ended.err) == (1, True)
+        result = run("archive", source)
+        assert (result.code, error in result.err) == (1, True)
 
 
-def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_apply_are_refused(
+    run: Run, model_directory: Path, tmp_path: Path
+) -> None:
     (tmp_path / "m.pt").write_bytes(b"x")
     make_model(tmp_path / "m.mar", handler=HANDLER)
     for arguments, error in {
@@ -126,20 +128,20 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
         "serve --trust-remote-code": "--trust-remote-code is for the models that are named",
         "serve tiny --handler double.py": "apply to bare model files",
     }.items():
-        ended = run(arguments)
-        assert ended.code == 2, (arguments, ended)
-        assert error in ended.err
-    ended = run("archive tiny --task chat")
-    assert (ended.code, "not text-generation" in ended.err) == (1, True)
+        result = run(arguments)
+        assert result.code == 2, (arguments, result)
+        assert error in result.err
+    result = run("archive tiny --task chat")
+    assert (result.code, "not text-generation" in result.err) == (1, True)
     assert run("archive tiny").code == 0
     assert "tsx optimize builds no forms" in run("optimize tiny.mar").err
-    (saved / "config.json").write_text(
+    (model_directory / "config.json").write_text(
         '{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}'
     )
     assert run("archive tiny --task text2text-generation -o t5.mar").code == 0
 
 
-def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
+def test_remote_code_runs_only_with_trust_remote_code(
     run: Run,
     hub: Hub,
     tmp_path: Path,
@@ -148,8 +150,10 @@ def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
 ) -> None:
     model = tmp_path / "own"
     model.mkdir()
-    cached = huggingface_models.model("bert-classification", tmp_path_factory.getbasetemp().parent)
-    for file in cached.iterdir():
+    saved_model = huggingface_models.model(
+        "bert-classification", tmp_path_factory.getbasetemp().parent
+    )
+    for file in saved_model.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     config = json.loads((model / "config.json").read_text())
     own_code = {
@@ -180,6 +184,6 @@ def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
             timeout=30,
         )
         assert set(answer.json()[0][0]) == {"label", "score"}, answer.text
-        (described,) = httpx.get(f"{server.address('models')}/models/mine").json()
-        assert described["modelUrl"] == f"hf:org/own@{commit}"
+        (description,) = httpx.get(f"{server.address('models')}/models/mine").json()
+        assert description["modelUrl"] == f"hf:org/own@{commit}"
         assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""`tsx archive` of MLflow's models without MLflow."""
+"""`tsx archive` of MLflow models, without MLflow installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def model_directory(tmp_path: Path) -> Path:
     """Write a model's directory as MLflow does."""
     (tmp_path / "net" / "data").mkdir(parents=True)
     torch.save(torch.nn.Linear(3, 2), tmp_path / "net" / "data" / "model.pth")
@@ -47,27 +47,31 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_becomes_an_archive_that_answers_its_own_example(
-    run: Run, saved: Path, tmp_path: Path
+def test_a_directory_becomes_an_archive_that_passes_its_check(
+    run: Run, model_directory: Path, tmp_path: Path
 ) -> None:
-    ended = run("archive net --version 7 --check")
-    assert ended.code == 0, ended.err
+    result = run("archive net --version 7 --check")
+    assert result.code == 0, result.err
     assert (
         "net: MLflow model, flavour pytorch\nname net, version 7\nhandler mlflow_pytorch\n"
-        in ended.out
+        in result.out
     )
-    assert "data/model.pth is a pickle" in ended.out
-    assert f"requirements: {PINNED}; a server" in ended.out
-    assert "1 sample got the same answers" in ended.out
+    assert "data/model.pth is a pickle" in result.out
+    assert f"requirements: {PINNED}; a server" in result.out
+    assert "1 sample got the same answers" in result.out
     with zipfile.ZipFile(tmp_path / "net.mar") as archive:
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
         assert archive.read("requirements.txt").decode().splitlines() == [INDEX, PINNED]
-        files = [path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()]
+        files = [
+            path.relative_to(model_directory).as_posix()
+            for path in model_directory.rglob("*")
+            if path.is_file()
+        ]
         members = [name for name in archive.namelist() if name.startswith("mlflow_model/")]
         assert {f"mlflow_model/{name}" for name in files} == set(members)
-    inspected = run("archive inspect net.mar").out
-    assert re.search(r"kind +MLflow model\n", inspected)
-    assert re.search(r"mlflow +.*'run_id': 'abc'", inspected)
+    inspection = run("archive inspect net.mar").out
+    assert re.search(r"kind +MLflow model\n", inspection)
+    assert re.search(r"mlflow +.*'run_id': 'abc'", inspection)
     assert manifest["mlflow"] == {
         "name": "net",
         "source": "net",
@@ -77,13 +81,13 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_example(
     }
 
 
-def test_options_replace_the_files_of_the_model(run: Run, saved: Path) -> None:
+def test_options_override_the_files_of_the_model(run: Run, model_directory: Path) -> None:
     Path("own.txt").write_text("einops\n")
     Path("extra.txt").write_text("x")
     Path("row.json").write_text('{"inputs": [[0, 0, 0]]}')
     files = "-r own.txt --extra-files extra.txt --sample row.json"
-    ended = run(f"archive net --name other --handler mlflow_pyfunc {files}")
-    assert ended.code == 0, ended.err
+    result = run(f"archive net --name other --handler mlflow_pyfunc {files}")
+    assert result.code == 0, result.err
     with zipfile.ZipFile("other.mar") as archive:
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
         members = set(archive.namelist())
@@ -92,7 +96,7 @@ def test_options_replace_the_files_of_the_model(run: Run, saved: Path) -> None:
     assert not {"requirements.txt", "samples/serving_input_example.json"} & members
 
 
-def test_a_model_without_an_example_gets_one_from_its_columns(run: Run) -> None:
+def test_a_model_without_an_example_gets_one_from_its_signature(run: Run) -> None:
     Path("table").mkdir()
     Path("table/MLmodel").write_text(COLUMNS)
     assert run("archive table").code == 0
@@ -101,13 +105,13 @@ def test_a_model_without_an_example_gets_one_from_its_columns(run: Run) -> None:
     assert example == {"dataframe_split": {"columns": ["a"], "data": [[0.0]]}}
 
 
-def test_a_model_of_an_unknown_flavour_is_refused_before_anything_is_written(
-    run: Run, saved: Path, tmp_path: Path
+def test_a_model_of_an_unknown_flavor_is_refused_before_writing(
+    run: Run, model_directory: Path, tmp_path: Path
 ) -> None:
-    (saved / "MLmodel").write_text("flavors: {spacy: {}}")
-    ended = run("archive net")
-    assert (ended.code, (tmp_path / "net.mar").exists()) == (1, False)
-    assert "flavours spacy, without python_function" in ended.err
+    (model_directory / "MLmodel").write_text("flavors: {spacy: {}}")
+    result = run("archive net")
+    assert (result.code, (tmp_path / "net.mar").exists()) == (1, False)
+    assert "flavours spacy, without python_function" in result.err
 
 
 @pytest.mark.parametrize(
@@ -122,37 +126,37 @@ def test_a_model_of_an_unknown_flavour_is_refused_before_anything_is_written(
         ("dir/iris", "iris"),
     ],
 )
-def test_an_archive_is_named_like_the_model(source: str, name: str) -> None:
+def test_an_archive_is_named_after_the_model(source: str, name: str) -> None:
     assert default_name(Path(source)) == name
 
 
-def test_two_models_of_one_name_are_not_packed_together(run: Run) -> None:
-    ended = run("archive models:/iris/1 models:/iris/2")
-    assert ended.code == 2
-    assert "would both be named iris" in ended.err
+def test_two_models_with_one_name_are_not_packed_together(run: Run) -> None:
+    result = run("archive models:/iris/1 models:/iris/2")
+    assert result.code == 2
+    assert "would both be named iris" in result.err
 
 
-def test_the_extra_is_named_if_mlflow_is_not_installed(
+def test_the_error_without_mlflow_names_the_extra(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.artifacts", None)
-    ended = run("archive models:/iris/1")
-    assert (ended.code, "pip install 'tsx-serve[mlflow]'" in ended.err) == (2, True)
+    result = run("archive models:/iris/1")
+    assert (result.code, "pip install 'tsx-serve[mlflow]'" in result.err) == (2, True)
 
 
-def test_a_store_of_artifacts_that_cannot_be_read_is_reported_with_a_remedy(
+def test_an_unreadable_artifact_store_is_reported_with_a_remedy(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_client(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'boto3'")
 
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", without_client)
-    ended = run("archive runs:/abc/net --tracking-uri http://127.0.0.1:1")
-    assert (ended.code, "No module named 'boto3'" in ended.err) == (1, True)
+    result = run("archive runs:/abc/net --tracking-uri http://127.0.0.1:1")
+    assert (result.code, "No module named 'boto3'" in result.err) == (1, True)
     # tsx serve has no option for the server.
-    assert "MLFLOW_TRACKING_URI" in ended.err
+    assert "MLFLOW_TRACKING_URI" in result.err
 
 
-def test_a_local_directory_needs_no_tracking_server(run: Run, saved: Path) -> None:
-    ended = run("archive net --tracking-uri http://127.0.0.1:1")
-    assert (ended.code, "remove it for a file or a directory" in ended.err) == (2, True)
+def test_a_local_directory_needs_no_tracking_server(run: Run, model_directory: Path) -> None:
+    result = run("archive net --tracking-uri http://127.0.0.1:1")
+    assert (result.code, "remove it for a file or a directory" in result.err) == (2, True)

@@ -1,4 +1,4 @@
-"""The kind of a path, which one function decides for every command that takes models."""
+"""The kind of model at a path, which one function decides for all commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def directories(tmp_path: Path) -> Path:
         ("m.onnx", "file"),
     ],
 )
-def test_each_kind_is_decided_by_content_or_name(
+def test_each_kind_is_recognized_by_content_or_name(
     directories: Path, monkeypatch: pytest.MonkeyPatch, path: str, kind: SourceKind
 ) -> None:
     monkeypatch.chdir(directories)
@@ -55,11 +55,11 @@ def test_each_kind_is_decided_by_content_or_name(
 @pytest.mark.parametrize(
     ("path", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")]
 )
-def test_commands_that_measure_or_run_archives_say_how_to_pack_a_model(
+def test_commands_that_take_archives_explain_how_to_pack_a_model(
     run: Run, directories: Path, command: str, path: str, kind: str
 ) -> None:
     (directories / "in.jsonl").write_text("[1]\n")
-    ended = run(command.format(path))
-    assert ended.code == 2
-    assert f"'{path}' is a model of {kind}, and an archive is needed here" in ended.err
-    assert f"tsx archive {path}" in ended.err
+    result = run(command.format(path))
+    assert result.code == 2
+    assert f"'{path}' is a model of {kind}, and an archive is needed here" in result.err
+    assert f"tsx archive {path}" in result.err

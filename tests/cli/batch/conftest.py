@@ -1,4 +1,4 @@
-"""An engine that answers rows in this process, and fast models without torch."""
+"""An engine that answers rows in this process, and a fast model without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import REGION, Account
 from tsx_cli.batch.rows import Row, RowResult
 
-TWICE = """
+DOUBLING_HANDLER = """
 import os
 
 def handle(data, context):
@@ -32,34 +32,37 @@ def answer(body):
 
 
 class EchoEngine:
-    """An engine that answers with a row's body, some rows behind, or fails as `fails` decides."""
+    """An engine that returns each row's body three rows later.
+
+    Rows that `fails` selects fail.
+    """
 
     def __init__(self, fails: Callable[[Row], bool] = lambda row: False) -> None:
         self.fails = fails
-        self.seen = 0
+        self.answered_count = 0
         self.batch_size: int | None = None
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        behind: list[Row] = []
+        waiting_rows: list[Row] = []
         for row in rows:
-            behind.append(row)
-            if len(behind) > 3:
-                yield self._answer(behind.pop(0))
-        yield from map(self._answer, behind)
+            waiting_rows.append(row)
+            if len(waiting_rows) > 3:
+                yield self._answer(waiting_rows.pop(0))
+        yield from map(self._answer, waiting_rows)
 
     def _answer(self, row: Row) -> RowResult:
         if row.error is not None:
             return row.failed(400, row.error)
-        self.seen += 1
+        self.answered_count += 1
         if self.fails(row):
             return row.failed(500, "it failed")
         return RowResult(row.index, row.id, 200, row.content_type, row.body)
 
 
 @pytest.fixture(scope="session")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model that doubles x, and returns the length of anything else."""
-    return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)
+def doubling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a model that doubles x, and returns the length of other bodies."""
+    return make_model(tmp_path_factory.mktemp("models") / "twice.mar", DOUBLING_HANDLER)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The engine of this machine: its settings from a measurement, and the models that it refuses."""
+"""The batch engine on this machine: its recommended settings, and the models that it refuses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.settings.schema import Settings
 
-NOTHING = "def handle(data, context): return data"
+ECHO_HANDLER = "def handle(data, context): return data"
 
 
-def test_the_best_measured_settings_count_on_the_measured_machine_only(tmp_path: Path) -> None:
+def test_measured_settings_are_recommended_only_on_the_measured_machine(tmp_path: Path) -> None:
     record = record_of(results())
     best = record.best.configuration
     curve = next(
         curve for curve in record.curves if curve.variant.kind == Configuration(**best).variant.kind
     )
-    make_model(tmp_path, NOTHING)
+    make_model(tmp_path, ECHO_HANDLER)
     (tmp_path / "tsx-bench.json").write_bytes(record.content())
     assert recommendation(tmp_path) == Recommendation()
     record.environment.fingerprint = hardware().fingerprint
@@ -37,10 +37,12 @@ def test_the_best_measured_settings_count_on_the_measured_machine_only(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_model_whose_rows_belong_together_is_refused(tmp_path: Path, session_cache: Path) -> None:
+def test_a_model_with_sequences_is_refused(tmp_path: Path, session_cache: Path) -> None:
     settings = Settings(cache_dir=session_cache, worker_preload=False)
     model = make_model(
-        tmp_path / "s.mar", NOTHING, config="sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n"
+        tmp_path / "s.mar",
+        ECHO_HANDLER,
+        config="sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n",
     )
     with (
         pytest.raises(CliError, match="its requests belong to sequences"),
@@ -49,7 +51,7 @@ def test_a_model_whose_rows_belong_together_is_refused(tmp_path: Path, session_c
         pass
 
 
-STREAMS = """
+STREAMING_HANDLER = """
 from ts.handler_utils.utils import send_intermediate_predict_response
 
 def handle(data, context):
@@ -59,31 +61,33 @@ def handle(data, context):
 """
 
 
-def rows(count: int, taken: list[int]) -> Iterator[Row]:
+def rows(count: int, read_rows: list[int]) -> Iterator[Row]:
     for number in range(count):
-        taken.append(number)
+        read_rows.append(number)
         yield Row(number, str(number), b'{"x": %d}' % number, "application/json")
 
 
 @pytest.mark.slow
-def test_few_rows_are_under_way_where_a_commit_would_wait_for_many(
-    twice: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_few_rows_are_in_flight_at_once(
+    doubling_model: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_local(twice, Settings(cache_dir=session_cache, worker_preload=False), 1, 1) as engine:
-        taken: list[int] = []
-        results = engine.run(rows(100, taken))
+    with open_local(
+        doubling_model, Settings(cache_dir=session_cache, worker_preload=False), 1, 1
+    ) as engine:
+        read_rows: list[int] = []
+        results = engine.run(rows(100, read_rows))
         assert json.loads(next(results).body) == {"twice": 0}
-        assert len(taken) == 4
+        assert len(read_rows) == 4
         assert [result.index for result in results] == list(range(1, 100))
-        # An answer has more than 8 bytes.
+        # Each response is larger than this limit.
         monkeypatch.setattr("tsx_cli.batch.local.MAX_IN_FLIGHT_BYTES", 8)
-        taken.clear()
-        for number, _ in enumerate(engine.run(rows(20, taken))):
-            assert number == 0 or len(taken) <= number + 4
+        read_rows.clear()
+        for number, _ in enumerate(engine.run(rows(20, read_rows))):
+            assert number == 0 or len(read_rows) <= number + 4
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_streamed_answer_are_one_answer(tmp_path: Path, session_cache: Path) -> None:
-    model = make_model(tmp_path / "streams.mar", STREAMS)
+def test_the_parts_of_a_streamed_response_are_joined(tmp_path: Path, session_cache: Path) -> None:
+    model = make_model(tmp_path / "streams.mar", STREAMING_HANDLER)
     with open_local(model, Settings(cache_dir=session_cache, worker_preload=False), 1, 2) as engine:
         assert [result.body for result in engine.run(rows(3, []))] == [b"one two"] * 3

@@ -1,4 +1,4 @@
-"""`tsx batch -o jobs+sqlite:///FILE`: answers by key, beside the server that has the file."""
+"""`tsx batch -o jobs+sqlite:///FILE`: responses by key, while a server uses the same file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
 
 
-def stored(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | None]:
+def stored_answers(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | None]:
     async def read() -> list[StoredAnswer | None]:
         store = SqliteStore(path)
         try:
@@ -30,15 +30,17 @@ def stored(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | 
 
 
 @pytest.mark.usefixtures("processes")
-def test_each_row_is_an_answer_under_its_id(run: Run, tmp_path: Path, twice: Path) -> None:
+def test_each_response_is_stored_under_its_rows_id(
+    run: Run, tmp_path: Path, doubling_model: Path
+) -> None:
     rows = [{"x": 1, "user": "a"}, {"x": 2, "user": "b/c"}, {"user": "bad"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = shlex.split(
-        f"batch {twice} in.jsonl -o jobs+sqlite:///store/jobs.sqlite --id-field user --expires 2d"
+        f"batch {doubling_model} in.jsonl -o jobs+sqlite:///store/jobs.sqlite --id-field user --expires 2d"
     )
-    ended = run(*command)
-    assert ended.code == 0, ended.err
-    first, second, bad = stored(tmp_path / "store" / "jobs.sqlite", "a", "b/c", "bad")
+    result = run(*command)
+    assert result.code == 0, result.err
+    first, second, third = stored_answers(tmp_path / "store" / "jobs.sqlite", "a", "b/c", "bad")
     assert first is not None
     assert second is not None
     assert (first.status, json.loads(first.body), json.loads(second.body)) == (
@@ -48,11 +50,11 @@ def test_each_row_is_an_answer_under_its_id(run: Run, tmp_path: Path, twice: Pat
     )
     assert b"content-type: application/json" in first.headers
     assert abs(first.expires - time.time() - 2 * 86_400) < 3600
-    assert bad is None
+    assert third is None
     assert [path.name for path in (tmp_path / "store").iterdir() if "tsx-batch" in path.name] == []
 
 
-def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
+def test_a_store_can_be_written_while_a_server_uses_it(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
 
     async def serve() -> StoredAnswer | None:
@@ -62,7 +64,7 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
         await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "server", 60)
         await asyncio.to_thread(write)
         try:
-            # The server keeps the jobs that it has started.
+            # The batch did not remove the job that the server has started.
             assert (
                 await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "two", 60)
                 is not None
@@ -85,26 +87,30 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
     responses = asyncio.run(serve())
     assert responses is not None
     assert (responses.body, responses.headers) == (b"new", b"content-type: text/plain\r\n")
-    assert stored(path, "none", model="m") == [None]
+    assert stored_answers(path, "none", model="m") == [None]
 
 
 @pytest.mark.parametrize("output", ["jobs+sqlite:///", "jobs+mysql://host/db", "jobs+jobs.sqlite"])
-def test_an_output_that_is_no_store_is_refused(output: str) -> None:
+def test_an_output_that_is_not_a_store_is_refused(output: str) -> None:
     with pytest.raises(UsageError, match="names no store"):
         open_precomputed(output, "m", None)
 
 
-def test_options_that_have_no_effect_are_refused(run: Run, tmp_path: Path, twice: Path) -> None:
+def test_options_without_effect_are_refused(run: Run, tmp_path: Path, doubling_model: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
     assert (
         "leave them out"
-        in run("batch", twice, "in.jsonl", "-o", "out.jsonl", "--expires", "1d").err
+        in run("batch", doubling_model, "in.jsonl", "-o", "out.jsonl", "--expires", "1d").err
     )
     assert (
         "--output-format"
-        in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--output-format", "csv").err
+        in run(
+            "batch", doubling_model, "in.jsonl", "-o", "jobs+sqlite:///a", "--output-format", "csv"
+        ).err
     )
     assert (
         "--expires takes"
-        in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--expires", "soon").err
+        in run(
+            "batch", doubling_model, "in.jsonl", "-o", "jobs+sqlite:///a", "--expires", "soon"
+        ).err
     )

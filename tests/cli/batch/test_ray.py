@@ -1,4 +1,4 @@
-"""`tsx batch --on` a Ray cluster of two nodes writes the output of a local run."""
+"""`tsx batch --on` a Ray cluster of two nodes has the same output as a local run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(body):
 """
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 # A lost node is noticed within a second: nothing here is far away.
-QUICK = {
+FAST_FAILURE_DETECTION = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 200,
     "health_check_failure_threshold": 3,
@@ -72,7 +72,7 @@ def cluster(free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Cluster, s
             **NODE,
             "ray_client_server_port": port,
             "include_dashboard": False,
-            "_system_config": QUICK,
+            "_system_config": FAST_FAILURE_DETECTION,
         },
     )
     cluster.add_node(**NODE)
@@ -88,29 +88,29 @@ def run(directory: Path, inputs: str, output: str, *options: str, code: int = 0)
     return (directory / output).read_bytes() if code == 0 else b""
 
 
-def test_the_output_is_that_of_a_local_run_and_an_unfinished_run_goes_on(
+def test_the_output_equals_a_local_runs_and_an_unfinished_run_resumes(
     directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = run(directory, "rows.jsonl", "local.jsonl")
-    assert local.count(b"division by zero") == 4
+    local_output = run(directory, "rows.jsonl", "local.jsonl")
+    assert local_output.count(b"division by zero") == 4
     arguments = ("rows.jsonl", "ray.jsonl", "--on", cluster[1])
     run(directory, *arguments, "--max-errors", "2", code=1)
-    err = capsys.readouterr().err
-    assert "2 replicas on 2 nodes, 1 CPU and 0 GPUs each" in err
-    assert "more than --max-errors allows" in err
-    assert run(directory, *arguments, "--json") == local
+    log = capsys.readouterr().err
+    assert "2 replicas on 2 nodes, 1 CPU and 0 GPUs each" in log
+    assert "more than --max-errors allows" in log
+    assert run(directory, *arguments, "--json") == local_output
     assert json.loads(capsys.readouterr().out)["rows_before"] >= 108
 
 
-def test_a_node_that_is_lost_loses_no_row(directory: Path, cluster: tuple[Cluster, str]) -> None:
-    local = run(directory, "files", "local-files.jsonl")
+def test_no_row_is_lost_with_a_node(directory: Path, cluster: tuple[Cluster, str]) -> None:
+    local_output = run(directory, "files", "local-files.jsonl")
     pipes = []
     for name in ("reached", "go-on"):
         os.mkfifo(directory / name)
         pipes.append(os.open(directory / name, os.O_RDWR))
 
-    def lose() -> None:
-        """Kill a node once the replicas of both nodes are in the middle of their work."""
+    def kill_node() -> None:
+        """Kill a node while the replicas of both nodes are busy."""
         for _ in range(2):
             os.read(pipes[0], 1)
         (directory / "armed").unlink()
@@ -119,21 +119,23 @@ def test_a_node_that_is_lost_loses_no_row(directory: Path, cluster: tuple[Cluste
 
     (directory / "armed").touch()
     with ThreadPoolExecutor(1) as thread:
-        lost = thread.submit(lose)
-        assert run(directory, "files", "ray-files.jsonl", "--on", cluster[0].address) == local
-        lost.result()
+        killing = thread.submit(kill_node)
+        assert (
+            run(directory, "files", "ray-files.jsonl", "--on", cluster[0].address) == local_output
+        )
+        killing.result()
 
 
 def test_a_cluster_with_gpus_gives_one_to_each_replica(
     directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0].add_node(**NODE, num_gpus=1)
-    local = run(directory, "rows.jsonl", "local-gpus.jsonl")
-    assert run(directory, "rows.jsonl", "gpus.jsonl", "--on", cluster[0].address) == local
+    local_output = run(directory, "rows.jsonl", "local-gpus.jsonl")
+    assert run(directory, "rows.jsonl", "gpus.jsonl", "--on", cluster[0].address) == local_output
     assert "1 GPU each" in capsys.readouterr().err
 
 
-def test_replicas_fill_the_nodes_with_as_many_cpus_as_a_worker_has_threads() -> None:
+def test_replicas_fill_the_nodes_with_one_cpu_per_thread() -> None:
     nodes = [{"CPU": 7.0, "GPU": 2.0}, {"CPU": 4.0}]
     assert layout(nodes, 2, None, gpus=False) == ClusterLayout(5, 2, 0)
     assert layout(nodes, 2, None, gpus=True) == ClusterLayout(2, 2, 1)

@@ -23,7 +23,7 @@ from tsx_cli.common.failure import CliError, UsageError
 
 Text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 Values = st.lists(st.fixed_dictionaries({"a": Text, "b": Text}), max_size=9)
-fresh = settings(
+property_settings = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
@@ -33,20 +33,20 @@ def all_rows(reader: InputReader) -> list[Row]:
 
 
 def check_positions(reader: InputReader) -> list[Row]:
-    """Check that a reader resumes behind each row, and that its progress grows to the total."""
+    """Check that a reader resumes after each row, and that its progress grows to the total."""
     rows = all_rows(reader)
     for row in rows:
         assert list(reader.rows(row.next_position, row.index + 1)) == rows[row.index + 1 :]
     assert [row.index for row in rows] == list(range(len(rows)))
-    done = [row.next_position.done for row in rows]
-    assert done == sorted(done)
-    assert reader.total is None or max(done, default=0) <= reader.total
+    progress = [row.next_position.done for row in rows]
+    assert progress == sorted(progress)
+    assert reader.total is None or max(progress, default=0) <= reader.total
     return rows
 
 
-@fresh
+@property_settings
 @given(Values, st.booleans())
-def test_json_lines_are_read_from_any_position_on(
+def test_json_lines_are_read_from_any_position(
     tmp_path: Path, values: list[dict[str, str]], ascii: bool
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -66,9 +66,9 @@ def test_json_lines_are_read_from_any_position_on(
     ] == values
 
 
-@fresh
+@property_settings
 @given(Values)
-def test_csv_is_read_from_any_position_on(tmp_path: Path, values: list[dict[str, str]]) -> None:
+def test_csv_is_read_from_any_position(tmp_path: Path, values: list[dict[str, str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, ["a", "b"], quoting=csv.QUOTE_ALL)
     writer.writeheader()
@@ -80,12 +80,12 @@ def test_csv_is_read_from_any_position_on(tmp_path: Path, values: list[dict[str,
     assert [(row.id, row.body.decode()) for row in sent] == [(row["a"], row["b"]) for row in values]
 
 
-@fresh
+@property_settings
 @given(
     st.lists(st.tuples(st.binary(max_size=5), st.integers(0, 9) | st.none()), max_size=9),
     st.integers(1, 4),
 )
-def test_parquet_is_read_from_any_position_on(
+def test_parquet_is_read_from_any_position(
     tmp_path: Path, values: list[tuple[bytes, int | None]], group: int
 ) -> None:
     schema = pa.schema([("image", pa.binary()), ("n", pa.int64())])
@@ -126,7 +126,7 @@ def test_inputs_of_several_formats_are_read_in_turn(tmp_path: Path) -> None:
     assert [row.id for row in all_rows(InputReader([str(tmp_path / "a")]))] == ["1.jpg", "2.txt"]
 
 
-def test_many_files_are_read_in_order_and_from_any_position_on(tmp_path: Path) -> None:
+def test_many_files_are_read_in_order_and_from_any_position(tmp_path: Path) -> None:
     for number in range(60):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number, 255]))
     reader = InputReader([str(tmp_path)])
@@ -145,24 +145,26 @@ def test_many_files_are_read_in_order_and_from_any_position_on(tmp_path: Path) -
         ("x\n\udcff\n", "rows.csv", RowFormat("x"), "'utf-8' codec can't encode"),
     ],
 )
-def test_a_row_that_cannot_be_read_is_an_error_and_not_the_end(
+def test_an_unreadable_row_becomes_an_error_and_reading_continues(
     tmp_path: Path, content: str, name: str, options: RowFormat | None, error: str
 ) -> None:
-    good = {"rows.jsonl": '{"x": 2}\n', "rows.csv": "7,8\n" if "y" in content else "7\n"}[name]
-    (tmp_path / name).write_bytes((content + good).encode("utf-8", "surrogateescape"))
-    bad, after = check_positions(InputReader([str(tmp_path / name)], rows=options))
-    assert bad.error is not None
-    assert bad.error.startswith(f"the row cannot be read: {error}")
-    assert after.error is None
+    valid_line = {"rows.jsonl": '{"x": 2}\n', "rows.csv": "7,8\n" if "y" in content else "7\n"}[
+        name
+    ]
+    (tmp_path / name).write_bytes((content + valid_line).encode("utf-8", "surrogateescape"))
+    invalid_row, valid_row = check_positions(InputReader([str(tmp_path / name)], rows=options))
+    assert invalid_row.error is not None
+    assert invalid_row.error.startswith(f"the row cannot be read: {error}")
+    assert valid_row.error is None
 
 
-def test_an_id_can_be_written_whatever_it_has(tmp_path: Path) -> None:
+def test_an_id_with_a_surrogate_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": "a\\ud800", "x": "b"}\n')
     [row] = all_rows(InputReader([str(tmp_path / "rows.jsonl")], rows=RowFormat("x", "id")))
     assert (row.id, row.error) == ("a?", None)
 
 
-def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(
+def test_a_file_above_the_row_limit_is_an_error_of_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_cli.batch.readers.MAX_ROW_BYTES", 1)
@@ -181,7 +183,7 @@ def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(
         ("csv", b"y\n", b"z\n", ["stdin:2", "stdin:3", "stdin:4"]),
     ],
 )
-def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
+def test_standard_input_resumes_only_with_the_same_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     format: str | None,
@@ -198,9 +200,12 @@ def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
     rows = read(head + b"1\n2\n3\n", Position(), 0)
     assert [row.id for row in rows] == ids
     assert read(head + b"1\n2\n3\n", rows[0].next_position, 1) == rows[1:]
-    for changed in (head + b"9\n2\n3\n", *([other_head + b"1\n2\n3\n"] if other_head else [])):
+    for other_content in (
+        head + b"9\n2\n3\n",
+        *([other_head + b"1\n2\n3\n"] if other_head else []),
+    ):
         with pytest.raises(CliError, match="does not begin with the rows that the output has"):
-            read(changed, rows[0].next_position, 1)
+            read(other_content, rows[0].next_position, 1)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
         (["rows.csv"], None, "rows.csv cannot be read .new-line character"),
     ],
 )
-def test_inputs_that_cannot_be_used_are_refused(
+def test_unusable_inputs_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     inputs: list[str],
@@ -229,7 +234,7 @@ def test_inputs_that_cannot_be_used_are_refused(
         all_rows(InputReader(inputs, format))
 
 
-def test_files_that_are_rows_have_no_fields(tmp_path: Path) -> None:
+def test_inputs_with_one_row_per_file_have_no_fields(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(UsageError, match="each row is a whole file"):
         InputReader([str(tmp_path)], rows=RowFormat("x"))
@@ -246,7 +251,7 @@ def test_fingerprints_change_with_the_content_and_the_options(tmp_path: Path) ->
         return InputReader([str(tmp_path / "a.jsonl")], **options).fingerprint
 
     (tmp_path / "a.jsonl").write_text("1")
-    before = fingerprint()
-    assert fingerprint() == before != fingerprint(rows=RowFormat("x"))
+    first_fingerprint = fingerprint()
+    assert fingerprint() == first_fingerprint != fingerprint(rows=RowFormat("x"))
     (tmp_path / "a.jsonl").write_text("22")
-    assert fingerprint() != before
+    assert fingerprint() != first_fingerprint

@@ -1,4 +1,4 @@
-"""A run that dies at any step and starts again writes each row once."""
+"""A run that is killed at any step and restarted writes each row once."""
 
 from __future__ import annotations
 
@@ -40,18 +40,23 @@ ROWS = 9
 
 
 class ProcessDied(BaseException):
-    """The death of a process, after which it does nothing more."""
+    """The simulated death of a process."""
 
 
 class MortalDisk:
-    """A disk whose process dies before, in the middle of, or after one of its changes.
+    """A disk whose process dies before, during, or after one of its changes.
 
-    With `power`, contents that no fsync has secured become empty.
+    With `power`, a power failure also empties files that no fsync has secured.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, step: int, phase: int, power: bool) -> None:
-        self.left, self.phase, self.power, self.dead = step, phase, power, False
-        self.loose: set[Path] = set()
+        self.steps_left, self.phase, self.has_power_failure, self.is_dead = (
+            step,
+            phase,
+            power,
+            False,
+        )
+        self.unsynced: set[Path] = set()
         self.lock = threading.Lock()
         for owner, name in (
             (Path, "replace"),
@@ -63,32 +68,32 @@ class MortalDisk:
         ):
             patch.setattr(owner, name, self._mortal(name, getattr(owner, name)))
 
-    def _mortal(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _mortal(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             with self.lock:
-                if self.dead:
+                if self.is_dead:
                     raise ProcessDied
-                self.left -= 1
-                if self.left == 0 and self.phase == 0:
+                self.steps_left -= 1
+                if self.steps_left == 0 and self.phase == 0:
                     self.die()
-                if self.left == 0 and self.phase == 1 and name == "write_bytes":
-                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                if self.steps_left == 0 and self.phase == 1 and name == "write_bytes":
+                    original(arguments[0], arguments[1][: len(arguments[1]) // 2])
                     self.die()
                 if name == "write_bytes":
-                    self.loose.add(arguments[0])
+                    self.unsynced.add(arguments[0])
                 elif name == "fsync":
-                    self.loose.discard(Path(f"/proc/self/fd/{arguments[0]}").readlink())
-                result = real(*arguments, **options)
-                if self.left == 0:
+                    self.unsynced.discard(Path(f"/proc/self/fd/{arguments[0]}").readlink())
+                result = original(*arguments, **options)
+                if self.steps_left == 0:
                     self.die()
                 return result
 
         return call
 
     def die(self) -> None:
-        self.dead = True
-        if self.power:
-            for path in self.loose:
+        self.is_dead = True
+        if self.has_power_failure:
+            for path in self.unsynced:
                 if path.exists():
                     os.truncate(path, 0)
         raise ProcessDied
@@ -117,7 +122,7 @@ def run(
     )
     journal, finished = BatchJournal(store, {"reader": reader.fingerprint}), False
     try:
-        ended = BatchRun(
+        batch_run = BatchRun(
             engine or EchoEngine(),
             reader,
             writer,
@@ -125,9 +130,9 @@ def run(
             stop=stop or threading.Event(),
             **({"commit_every": 0.0} | options),
         )
-        ended.run()
-        finished = ended.done.complete
-        return ended
+        batch_run.run()
+        finished = batch_run.done.complete
+        return batch_run
     finally:
         journal.close(finished=finished)
 
@@ -160,7 +165,7 @@ def make_rows(directory: Path, count: int = ROWS) -> None:
     )
 
 
-Deaths = st.lists(
+DEATHS = st.lists(
     st.tuples(st.integers(1, 130), st.integers(0, 2), st.booleans()), min_size=1, max_size=4
 )
 
@@ -169,9 +174,9 @@ Deaths = st.lists(
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(Deaths)
+@given(DEATHS)
 @example([(step, 0, True) for step in range(1, 40, 3)])
-def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
+def test_a_run_killed_at_any_step_writes_each_row_once(
     tmp_path_factory: pytest.TempPathFactory, kind: str, deaths: Sequence[tuple[int, int, bool]]
 ) -> None:
     directory = tmp_path_factory.mktemp("run")
@@ -186,7 +191,7 @@ def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
             except ProcessDied:
                 pass
         if finished or (
-            disk.dead
+            disk.is_dead
             and (directory / "out").exists()
             and not (directory / "out.tsx-batch" / "journal.json").exists()
         ):
@@ -201,15 +206,15 @@ def test_committed_rows_are_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
     first, second = stopping_at(5, stop), EchoEngine()
-    done = run(tmp_path, "jsonl", first, stop).done
-    assert (done.complete, done.rows) == (False, first.seen)
-    ended = run(tmp_path, "jsonl", second)
-    assert ended.done.complete
-    assert ended.before.rows == first.seen == 20 - second.seen > 5
+    first_progress = run(tmp_path, "jsonl", first, stop).done
+    assert (first_progress.complete, first_progress.rows) == (False, first.answered_count)
+    batch_run = run(tmp_path, "jsonl", second)
+    assert batch_run.done.complete
+    assert batch_run.before.rows == first.answered_count == 20 - second.answered_count > 5
     assert ids(tmp_path, "jsonl") == [f"rows.jsonl:{number + 1}" for number in range(20)]
 
 
-def test_rows_that_cannot_be_read_keep_their_place(
+def test_unreadable_rows_keep_their_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PartlyReader(InputReader):
@@ -234,7 +239,7 @@ def test_rows_that_cannot_be_read_keep_their_place(
     ] * 2 + [None]
 
 
-def test_a_cell_of_csv_is_no_formula_and_bytes_stay_base64() -> None:
+def test_csv_cells_are_not_formulas_and_bytes_are_base64() -> None:
     rows = [
         RowResult(0, "=a", 200, "text/plain", b"=1+1"),
         RowResult(1, "b", 200, "application/json", b"-0.5"),
@@ -245,7 +250,7 @@ def test_a_cell_of_csv_is_no_formula_and_bytes_stay_base64() -> None:
     assert lines == ["'=a,200,'=1+1,", "b,200,-0.5,", "c,200,+Pj4,", "d,500,,'@SUM(A1)"]
 
 
-def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:
+def test_json_in_another_encoding_is_written_as_base64() -> None:
     body = '{"x": "\u0a0a"}'.encode("utf-16")
     [line] = (
         JsonLinesEncoding().encode([RowResult(0, "a", 200, "application/json", body)]).splitlines()
@@ -253,7 +258,7 @@ def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:
     assert base64.b64decode(json.loads(line)["output_base64"]) == body
 
 
-def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
+def test_a_rows_file_name_is_valid_for_file_systems() -> None:
     assert file_name("a/b.jpg") == "a/b.jpg"
     assert file_name("../x") == "%2E./x"
     long, longer = "é" * 200, "é" * 199 + "e"
@@ -261,7 +266,7 @@ def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
     assert file_name(long) != file_name(longer)
 
 
-def test_a_stop_ends_a_waiting_read_of_standard_input_whose_half_line_is_no_row(
+def test_a_stop_ends_reading_standard_input_and_ignores_a_partial_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_end, write_end = os.pipe()
@@ -275,7 +280,7 @@ def test_a_stop_ends_a_waiting_read_of_standard_input_whose_half_line_is_no_row(
             stop.set()
             reader.sources.end_stdin()
 
-        before = signal.signal(signal.SIGALRM, on_signal)
+        previous_handler = signal.signal(signal.SIGALRM, on_signal)
         signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
         try:
             run = BatchRun(
@@ -284,7 +289,7 @@ def test_a_stop_ends_a_waiting_read_of_standard_input_whose_half_line_is_no_row(
             run.run()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGALRM, previous_handler)
             journal.close(finished=False)
     assert (run.done.rows, run.done.complete) == (2, False)
 
@@ -294,7 +299,7 @@ def fails(numbers: range) -> Callable[[Row], bool]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "failing", "message"),
+    ("limit", "failing_rows", "message"),
     [
         (MaxErrors(rows=2), range(3), "3 of 3 rows failed.*rows.jsonl:1"),
         (MaxErrors(rows=3), range(3), None),
@@ -302,19 +307,19 @@ def fails(numbers: range) -> Callable[[Row], bool]:
         (MaxErrors(share=0.34), range(3), None),
     ],
 )
-def test_too_many_errors_end_the_run_which_goes_on_with_a_higher_limit(
-    tmp_path: Path, limit: MaxErrors, failing: range, message: str | None
+def test_too_many_errors_end_the_run_until_the_limit_is_raised(
+    tmp_path: Path, limit: MaxErrors, failing_rows: range, message: str | None
 ) -> None:
     make_rows(tmp_path)
     if message is not None:
         with pytest.raises(CliError, match=message):
-            run(tmp_path, "jsonl", EchoEngine(fails(failing)), max_errors=limit)
+            run(tmp_path, "jsonl", EchoEngine(fails(failing_rows)), max_errors=limit)
         assert not (tmp_path / "out").exists()
-    assert run(tmp_path, "jsonl", EchoEngine(fails(failing))).done.errors == 3
+    assert run(tmp_path, "jsonl", EchoEngine(fails(failing_rows))).done.errors == 3
     assert len(ids(tmp_path, "jsonl")) == ROWS
 
 
-def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_path: Path) -> None:
+def test_a_row_that_fails_before_a_crash_has_one_file_after_it(tmp_path: Path) -> None:
     make_rows(tmp_path, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -326,16 +331,16 @@ def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_p
     assert ids(tmp_path, "directory") == ["rows.jsonl:1"]
 
 
-def planted(directory: Path, victim: Path) -> LocalStore:
-    """Make an output beside which there is a directory with a link."""
+def output_with_link(directory: Path, victim: Path) -> LocalStore:
+    """Return an output whose work directory contains a link to `victim`."""
     (directory / "out.tsx-batch").mkdir(mode=0o700)
     victim.write_text("precious")
     (directory / "out.tsx-batch" / "partial").symlink_to(victim)
     return LocalStore(str(directory / "out"))
 
 
-def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
-    store = planted(tmp_path, tmp_path / "victim")
+def test_a_link_in_the_work_directory_is_not_followed(tmp_path: Path) -> None:
+    store = output_with_link(tmp_path, tmp_path / "victim")
     store.lock()
     store.put("journal.json", b"{}")
     store.close()
@@ -343,17 +348,19 @@ def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "out.tsx-batch" / "journal.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("theirs", [True, False])
-def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, theirs: bool) -> None:
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_only_links_of_the_same_user_are_followed_to_the_output(
+    tmp_path: Path, is_foreign: bool
+) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "target")
     (tmp_path / "way").symlink_to(tmp_path)
-    if theirs:
+    if is_foreign:
         if not hasattr(os, "geteuid") or os.geteuid() != 0:
             pytest.skip("only root can give a link to another user")
         for name in ("out", "way"):
             os.chown(tmp_path / name, 54321, 54321, follow_symlinks=False)
-    assert LocalStore(str(tmp_path / "out"))._path == tmp_path / ("out" if theirs else "target")
-    if theirs:
+    assert LocalStore(str(tmp_path / "out"))._path == tmp_path / ("out" if is_foreign else "target")
+    if is_foreign:
         with pytest.raises(CliError, match=r"way belongs to another user"):
             LocalStore(str(tmp_path / "way" / "out.jsonl"))
     else:
@@ -361,18 +368,18 @@ def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, the
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there modes are of no use")
-@pytest.mark.parametrize("theirs", [True, False])
-def test_a_work_directory_that_another_user_can_change_is_refused(
-    tmp_path: Path, theirs: bool
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_work_directory_writable_by_another_user_is_refused(
+    tmp_path: Path, is_foreign: bool
 ) -> None:
-    store = planted(tmp_path, tmp_path / "victim")
-    if not theirs:
+    store = output_with_link(tmp_path, tmp_path / "victim")
+    if not is_foreign:
         (tmp_path / "out.tsx-batch").chmod(0o777)
     elif os.geteuid() == 0:
         os.chown(tmp_path / "out.tsx-batch", 54321, 54321)
     else:
         pytest.skip("only root can give a directory to another user")
-    reason = "belongs to another user" if theirs else "can be written by other users"
+    reason = "belongs to another user" if is_foreign else "can be written by other users"
     with pytest.raises(CliError, match=f"out.tsx-batch {reason}.* name an output in a directory"):
         store.lock()
     assert sorted(path.name for path in (tmp_path / "out.tsx-batch").iterdir()) == ["partial"]
@@ -389,7 +396,7 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "out"}
 
 
-def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(
+def test_a_stopped_run_with_s3_output_resumes_and_leaves_only_the_output(
     tmp_path: Path, bucket: Any
 ) -> None:
     make_rows(tmp_path, 12)
@@ -408,7 +415,7 @@ def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(
         assert run(
             tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output
         ).done.complete
-        assert 0 < engine.seen < 12
+        assert 0 < engine.answered_count < 12
     keys = [item["Key"] for item in bucket.list_objects_v2(Bucket="data")["Contents"]]
     assert sorted(keys) == sorted(
         ["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))]

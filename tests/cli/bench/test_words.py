@@ -1,4 +1,4 @@
-"""The configurations, options and results of a benchmark, in words and in JSON."""
+"""Text and JSON forms of a benchmark's limits, configurations and results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ QUICK = Latency(
         ("mean<4000us", 0, []),
     ],
 )
-def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -> None:
+def test_missed_limits_are_listed(text: str, errors: float, broken: list[str]) -> None:
     assert [bound.text for bound in parse_slo(text).broken(QUICK, errors)] == broken
 
 
@@ -64,12 +64,12 @@ def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -
         "p99<-1ms",
     ],
 )
-def test_other_texts_are_no_bounds(text: str) -> None:
+def test_invalid_limits_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--slo"):
         parse_slo(text)
 
 
-def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
+def test_the_tightest_limit_decides_the_latency_ratio() -> None:
     assert parse_slo("p99<80ms,p50<5ms").latency_ratio(QUICK) == pytest.approx(0.8)
     assert parse_slo("errors<1%").latency_ratio(QUICK) == 0
 
@@ -86,7 +86,7 @@ def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
         form=st.sampled_from([None, "reference", "openvino-int8"]),
     )
 )
-def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(
+def test_a_configuration_round_trips_and_has_only_known_keys(
     configuration: Configuration,
 ) -> None:
     config, problems = parse_model_config(
@@ -120,16 +120,16 @@ def results() -> Results:
     return a_run(trials=[trial], winner=0)
 
 
-def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+def test_results_round_trip_through_their_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(results().model_dump_json())
     assert "Infinity" not in file.read_text(), "that is no JSON"
-    back = read_results(file)
-    assert back == results()
-    assert back.trials[0].as_configuration() == Configuration(workers=2)
-    back.trials[0].configuration["later"] = 1
-    assert back.trials[0].as_configuration() == Configuration(workers=2)
-    assert back.trials[0].chosen is not None
+    restored = read_results(file)
+    assert restored == results()
+    assert restored.trials[0].as_configuration() == Configuration(workers=2)
+    restored.trials[0].configuration["later"] = 1
+    assert restored.trials[0].as_configuration() == Configuration(workers=2)
+    assert restored.trials[0].chosen is not None
 
 
 @pytest.mark.parametrize(

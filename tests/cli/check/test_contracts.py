@@ -1,4 +1,4 @@
-"""`tsx check --target`: the image's entry on this machine, driven as a platform drives it."""
+"""`tsx check --target`: the image's entry point on this machine, called as the platform does it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def handle(data, context):
 
 
 @pytest.fixture(autouse=True)
-def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+def short_checks(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
     monkeypatch.setattr(web, "LOAD_S", 0.3)
     monkeypatch.setattr(web, "LOAD_CLIENTS", 2)
     for module, limits in (
@@ -45,7 +45,7 @@ def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
         (aws_lambda, ("SHORT_TIMEOUT_S", "STOP_TIMEOUT_S", "MAX_INIT_S")),
     ):
         for limit in limits:
-            # A busy machine needs longer.
+            # A busy machine needs more time than the platform allows.
             monkeypatch.setattr(module, limit, 30.0)
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
 
@@ -55,7 +55,7 @@ def archive(tmp_path: Path) -> Path:
     return make_model(tmp_path / "echo.mar", ECHO)
 
 
-def checked(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Any]:
+def run_check(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Any]:
     """Run `tsx check`, and return its report."""
     assert main(["check", *map(str, arguments), *QUICK, "--json"]) == code, capsys.readouterr()
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -63,7 +63,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -
 
 
 def by_name(report: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
-    """Return whether each check holds, and its advice."""
+    """Return the result and the advice of each check."""
     return {check["what"]: (check["ok"], check["way"]) for check in report["checks"]}
 
 
@@ -77,11 +77,11 @@ def write_samples(directory: Path, **contents: bytes) -> list[object]:
     return arguments
 
 
-def test_each_promise_to_sagemaker_is_measured(
+def test_each_requirement_of_sagemaker_is_checked(
     capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
     samples = write_samples(tmp_path, good=b"good", stream=b"stream")
-    report = checked(capsys, archive, "--contract", "sagemaker", *samples, code=0)
+    report = run_check(capsys, archive, "--contract", "sagemaker", *samples, code=0)
     assert report["holds"] is True
     assert {
         "ready",
@@ -97,12 +97,12 @@ def test_each_promise_to_sagemaker_is_measured(
     assert all(check["measured"] for check in report["checks"] if check["limit"])
 
 
-def test_lambda_is_played_with_its_runtime_api(
+def test_the_lambda_check_uses_the_runtime_api(
     capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
     samples = write_samples(tmp_path, good=b"good", bad=b"bad", large=bytes(5 << 20))
     arguments = (archive, "--contract", "lambda", "--timeout", "30s", *samples)
-    checks = by_name(checked(capsys, *arguments, code=1))
+    checks = by_name(run_check(capsys, *arguments, code=1))
     failed = {name for name, (ok, _) in checks.items() if ok is False}
     assert failed == {"sample bad.bin", "sample large.bin"}, checks
     assert "no such input" in checks["sample bad.bin"][1]
@@ -123,18 +123,18 @@ def test_a_failed_check_is_reported_with_a_remedy(
     samples = write_samples(tmp_path, bad=b"bad", large=bytes(7 << 20))
     arguments = ["check", archive, "--target", "container", *samples, *QUICK]
     assert main([str(argument) for argument in arguments]) == 1
-    printed = capsys.readouterr()
-    assert "FAILED: sample bad.bin" in printed.out
-    assert "FAILED: sample large.bin" in printed.out
-    assert "ok  the image's health check" in " ".join(printed.out.split("   "))
-    assert "2 requirements of container's contract" in printed.err
+    output = capsys.readouterr()
+    assert "FAILED: sample bad.bin" in output.out
+    assert "FAILED: sample large.bin" in output.out
+    assert "ok  the image's health check" in " ".join(output.out.split("   "))
+    assert "2 requirements of container's contract" in output.err
 
 
 def test_a_failed_start_is_reported_with_the_log_and_a_diagnosis(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
-    report = checked(capsys, archive, "--contract", "sagemaker", code=1)
+    report = run_check(capsys, archive, "--contract", "sagemaker", code=1)
     (ready,) = report["checks"]
     assert (ready["what"], ready["ok"]) == ("ready", False)
     assert "no module 'nothing_like_this'" in ready["way"]
@@ -159,8 +159,8 @@ def test_invalid_options_are_refused_before_anything_starts(
         assert error in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-class Fails(torch.nn.Module):
-    """A network whose results are complex numbers, which JSON has not."""
+class ComplexOutput(torch.nn.Module):
+    """A network whose results are complex numbers, which JSON cannot express."""
 
     def forward(self, row: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(row)
@@ -169,27 +169,27 @@ class Fails(torch.nn.Module):
 def test_a_request_is_generated_for_a_model_without_samples(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    model, packed = tmp_path / "fails.pt", tmp_path / "fails.mar"
-    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), Fails())).save(model)
-    assert main(["archive", str(model), "--no-check", "-o", str(packed)]) == 0
+    model, archive_path = tmp_path / "fails.pt", tmp_path / "fails.mar"
+    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), ComplexOutput())).save(model)
+    assert main(["archive", str(model), "--no-check", "-o", str(archive_path)]) == 0
     capsys.readouterr()
-    checks = by_name(checked(capsys, packed, "--target", "container", code=1))
+    checks = by_name(run_check(capsys, archive_path, "--target", "container", code=1))
     ok, advice = checks["sample generated"]
     assert (ok, "it was answered" in advice) == (False, True)
     assert checks["requests"] == (None, "no sample was answered with 200")
 
 
-def test_without_a_known_request_no_promise_about_requests_is_said_to_hold(
+def test_requirements_about_requests_are_unknown_without_a_sample(
     capsys: pytest.CaptureFixture[str], archive: Path
 ) -> None:
-    checks = by_name(checked(capsys, archive, "--target", "container", code=0))
+    checks = by_name(run_check(capsys, archive, "--target", "container", code=0))
     ok, advice = checks["requests"]
     assert (ok, "add --sample FILE" in advice) == (None, True)
     assert "the request in flight at that time" not in checks
 
 
 class LambdaHost:
-    """A Runtime API whose function answers every event with one document."""
+    """A Runtime API whose function gives the same response to every event."""
 
     timeout = 60.0
 
@@ -211,7 +211,7 @@ LAMBDA_LINES: dict[str, tuple[Callable[[Host, ModelSample, Report], None], objec
 
 
 @pytest.mark.parametrize("kind", LAMBDA_LINES)
-def test_events_of_lambda_that_all_fail_are_not_ok(kind: str) -> None:
+def test_failed_lambda_events_fail_the_check(kind: str) -> None:
     check, failing, good = LAMBDA_LINES[kind]
     sample = ModelSample("one.json", "application/json", b"[1]")
     for answer, ok in ((failing, False), (good, True)):
@@ -220,7 +220,7 @@ def test_events_of_lambda_that_all_fail_are_not_ok(kind: str) -> None:
         assert [line.ok for line in report.checks] == [ok]
 
 
-def test_lambda_and_web_return_the_first_sample_that_was_answered_with_200(
+def test_the_sample_checks_return_the_first_sample_answered_with_200(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     samples = [ModelSample("one.json", "application/json", b"[1]")]

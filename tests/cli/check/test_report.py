@@ -1,4 +1,4 @@
-"""The report of `tsx check`: the advice of a failed check."""
+"""The report of `tsx check`: the advice for a failed check."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tsx_cli.bench.search.machine import MachineCounters, read_counters
 from tsx_cli.check.report import Report
 
 
-def busy() -> MachineCounters:
-    """Return counters by which all processes have used their time since now."""
+def busy_counters() -> MachineCounters:
+    """Return counters as if all processes had used their time since now."""
     return read_counters()._replace(processes={})
 
 
-def idle() -> MachineCounters:
-    """Return counters by which processes have used little time for long."""
+def idle_counters() -> MachineCounters:
+    """Return counters as if processes had used little time for long."""
     return read_counters()._replace(at=time.monotonic() - 1e9)
 
 
-def test_a_time_limit_that_was_broken_on_a_busy_machine_is_to_be_measured_again() -> None:
-    report = Report("sagemaker", "m.mar", before=busy())
+def test_a_missed_time_limit_on_a_busy_machine_advises_to_repeat() -> None:
+    report = Report("sagemaker", "m.mar", before=busy_counters())
     assert not report.within("/ping", 2.02, 2.0, "load the model in initialize")
     assert not report.add(
         "a sample", False, "nothing after 2 s", "an answer", "be faster", timed=True
@@ -34,11 +34,13 @@ def test_a_time_limit_that_was_broken_on_a_busy_machine_is_to_be_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("before", "timed"), [(idle(), True), (busy(), False)], ids=["idle", "untimed"]
+    ("counters", "timed"),
+    [(idle_counters(), True), (busy_counters(), False)],
+    ids=["idle", "untimed"],
 )
-def test_a_failure_without_a_busy_machine_has_its_own_advice(
-    before: MachineCounters, timed: bool
+def test_a_failure_on_an_idle_machine_has_its_own_advice(
+    counters: MachineCounters, timed: bool
 ) -> None:
-    report = Report("sagemaker", "m.mar", before=before)
+    report = Report("sagemaker", "m.mar", before=counters)
     report.add("/ping", False, "404", "200", "see its log", timed=timed)
     assert [check.way for check in report.checks] == ["see its log"]

@@ -1,4 +1,4 @@
-"""The client of a server: addresses, paths, errors."""
+"""The client of the commands: addresses, paths and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_cli.main import app
 
 
 @pytest.fixture
-def nobody(free_ports: Callable[[int], list[int]]) -> str:
+def free_url(free_ports: Callable[[int], list[int]]) -> str:
     """Return an address where nothing listens."""
     return f"http://127.0.0.1:{free_ports(1)[0]}"
 
@@ -33,16 +33,16 @@ def test_segments_and_queries_are_quoted() -> None:
     assert path("models") == "/models"
 
 
-def test_a_missing_server_is_reported_with_the_command_that_starts_it(nobody: str) -> None:
-    with pytest.raises(CliError, match=f"no server answers at {nobody}"):
-        Server(nobody).call("GET", "/ping")
+def test_a_missing_server_is_reported_with_the_command_that_starts_it(free_url: str) -> None:
+    with pytest.raises(CliError, match=f"no server answers at {free_url}"):
+        Server(free_url).call("GET", "/ping")
 
 
-def test_a_server_that_has_its_port_and_does_not_answer_yet_is_waited_for() -> None:
+def test_the_error_of_a_starting_server_says_that_its_models_load() -> None:
     # A server binds its port before its models load.
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound_socket.getsockname()[1]}"
         with pytest.raises(CliError) as caught:
             Server(url).call("GET", "/ping")
     assert "once all its models are loaded" in caught.value.message
@@ -56,25 +56,25 @@ def test_a_server_that_has_its_port_and_does_not_answer_yet_is_waited_for() -> N
     "command",
     ["models list", "models describe x", f"predict x {DIGITS}/README.md"],
 )
-def test_every_client_command_says_that_no_server_answers(
-    run: Run, nobody: str, command: str
+def test_every_client_command_reports_a_missing_server(
+    run: Run, free_url: str, command: str
 ) -> None:
-    ended = run(command, "--url", nobody)
-    assert ended.code == 1
-    assert ended.err.startswith(f"Error: no server answers at {nobody}")
+    result = run(command, "--url", free_url)
+    assert result.code == 1
+    assert result.err.startswith(f"Error: no server answers at {free_url}")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path) -> None:
+def test_the_error_of_a_disabled_model_api_names_its_setting(run: Run, tmp_path: Path) -> None:
     with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
         for command in ("register a.mar", "replace a.mar", "unregister a"):
-            ended = run(f"models {command} --url {server.management.base_url}")
-            assert ended.code == 1
-            assert "enable_model_api = true" in ended.err
+            result = run(f"models {command} --url {server.management.base_url}")
+            assert result.code == 1
+            assert "enable_model_api = true" in result.err
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
-def test_an_invalid_address_is_wrong_usage(url: str) -> None:
+def test_an_invalid_address_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError, match="is not the address of a server"):
         Server(url)
 
@@ -148,43 +148,43 @@ def test_a_response_that_is_not_the_expected_json_is_an_error(body: bytes) -> No
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_reports_a_response_that_it_cannot_read(
+def test_every_command_reports_an_unreadable_response(
     run: Run, answering: Answering, command: str
 ) -> None:
     for body in (b"[1]",) if command == "jobs cancel j" else (b"[1]", WRONG_TYPES):
-        ended = run(command, "--url", answering(200, body))
-        assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("Error: the server's answer cannot be read (")
+        result = run(command, "--url", answering(200, body))
+        assert (result.code, result.out) == (1, "")
+        assert result.err.startswith("Error: the server's answer cannot be read (")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, "replay"])
 def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: str) -> None:
     arguments = command.split()
-    shown = run(*arguments[: 2 if arguments[0] in ("models", "jobs") else 1], "--help").out
-    assert "TSX_MANAGEMENT_TOKEN" in shown
-    assert "TSX_INFERENCE_TOKEN" in shown
+    help_text = run(*arguments[: 2 if arguments[0] in ("models", "jobs") else 1], "--help").out
+    assert "TSX_MANAGEMENT_TOKEN" in help_text
+    assert "TSX_INFERENCE_TOKEN" in help_text
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS])
 def test_a_redirect_fails_every_command(run: Run, answering: Answering, command: str) -> None:
     url = answering(301, b"", location="https://other/")
-    ended = run(command, "--url", url)
-    assert (ended.code, ended.out) == (1, "")
-    assert f"Error: {url} answers /" in ended.err
-    assert "301 and names https://other/" in ended.err
+    result = run(command, "--url", url)
+    assert (result.code, result.out) == (1, "")
+    assert f"Error: {url} answers /" in result.err
+    assert "301 and names https://other/" in result.err
 
 
 def test_only_a_jobs_recorded_response_is_written(
     run: Run, answering: Answering, tmp_path: Path
 ) -> None:
     record = json.dumps({"state": "done", "status": 404}).encode()
-    ended = run("jobs show j --output answer --url", answering(200, record))
-    assert (ended.code, (tmp_path / "answer").exists()) == (1, False)
-    assert ended.err.startswith("Error: the server answered 200 OK")
+    result = run("jobs show j --output answer --url", answering(200, record))
+    assert (result.code, (tmp_path / "answer").exists()) == (1, False)
+    assert result.err.startswith("Error: the server answered 200 OK")
 
 
 @pytest.mark.parametrize("status", [204, 300, 304, 399])
-def test_only_a_status_of_2xx_is_success(answering: Answering, status: int) -> None:
+def test_only_2xx_statuses_are_success(answering: Answering, status: int) -> None:
     server = Server(answering(status, b""))
     if status < 300:
         assert server.call("GET", "/ping").status == status
@@ -194,7 +194,7 @@ def test_only_a_status_of_2xx_is_success(answering: Answering, status: int) -> N
     assert caught.value.status == status
 
 
-def test_an_error_whose_text_is_nested_too_deeply_is_reported_all_the_same() -> None:
+def test_an_error_with_deeply_nested_json_is_reported() -> None:
     assert _failure(500, b"[" * 100_000).status == 500
     assert error_text(b"[" * 100_000) == "[" * 200
 
@@ -218,7 +218,7 @@ def test_the_traceback_in_an_error_is_not_part_of_its_message() -> None:
     assert (error.message, error.traceback) == ("it did not load", traceback)
 
 
-def test_a_hint_leaves_no_doubled_punctuation() -> None:
+def test_a_hint_does_not_double_the_punctuation() -> None:
     error = failure(404, "No such thing.")
     assert error.hinted("do this").message == "No such thing; do this"
 

@@ -1,4 +1,4 @@
-"""Errors of commands on stderr, beside the log lines of a server."""
+"""Errors of commands on stderr while a server writes log lines there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report_container() -> None:
 @pytest.mark.parametrize(
     "print_error", [report_error, report_bug, report_traceback, report_container]
 )
-def test_log_lines_never_split_the_text_of_an_error(
+def test_log_lines_never_interrupt_the_text_of_an_error(
     print_error: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:

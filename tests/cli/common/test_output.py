@@ -1,4 +1,4 @@
-"""The text of figures and tables."""
+"""Formatting of numbers and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_duration_has_three_digits_and_no_exponent(value: float, text: str) ->
 
 
 @pytest.mark.parametrize("terminal", ["", "1"])
-def test_the_head_and_the_title_of_a_table_are_no_markup(
+def test_headers_and_titles_of_tables_are_not_markup(
     terminal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", terminal)
@@ -39,10 +39,10 @@ def test_the_head_and_the_title_of_a_table_are_no_markup(
 @pytest.mark.parametrize(
     "text", ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "-"]
 )
-def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
+def test_formulas_are_escaped_in_cells(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("value", ["", "a=1", "-1.5", "+2", "-3e-05", '{"a": 1}', -1.5, None, True])
-def test_numbers_and_other_texts_are_unchanged_in_a_cell(value: object) -> None:
+def test_numbers_and_plain_texts_are_unchanged_in_cells(value: object) -> None:
     assert csv_cell(value) == value

@@ -13,7 +13,7 @@ from tsx_cli.common.run_directory import NAME, JournalFile, write_files
 from tsx_cli.optimize.journal import OptimizeJournal, read_optimize_journal
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "report.md").symlink_to(tmp_path / "victim")
     assert write_files({"report.md": "text", "case/report.csv": "a,b"}, tmp_path) == [
         tmp_path / "report.md",
@@ -40,7 +40,7 @@ def test_a_run_does_not_write_into_a_directory_of_another_user(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes of directories")
-def test_a_run_that_another_user_could_have_written_is_not_resumed(tmp_path: Path) -> None:
+def test_a_run_writable_by_another_user_is_not_resumed(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     options = {"model": "/srv/m.mar", "metric": "/tmp/evil.py:run"}

@@ -1,4 +1,4 @@
-"""An empty AWS for each test of `tsx deploy` that uses it."""
+"""A mock of AWS for the tests of `tsx deploy`, empty at the start of each test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.deploying import HANDLER, Deploy
 from tests.support.models import make_model
-from tests.support.platforms.aws import Account, Course
+from tests.support.platforms.aws import Account, Scenario
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA
 from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER
 
@@ -20,8 +20,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    """Empty AWS, and return how its endpoints behave."""
+def scenario(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scenario:
+    """Empty the AWS account, and return the scenario that controls it."""
     for kind in (*SAGEMAKER.values(), *LAMBDA.values()):
         monkeypatch.setattr(kind, "poll_interval_s", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -30,6 +30,8 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.fixture
-def on(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Callable[..., Deploy]:
-    """Build the command for one target of AWS, with options of all its calls."""
+def deploy_to(
+    archive: Path, scenario: Scenario, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Deploy]:
+    """Return a function that makes the command for a target, with options of all its calls."""
     return lambda target, *always, name="digits": Deploy(archive, target, capsys, always, name)

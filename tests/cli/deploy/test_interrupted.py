@@ -1,4 +1,4 @@
-"""Calls to AWS that fail, before or after they are carried out: running the command again helps."""
+"""Failing calls to AWS: running the command again completes the deployment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.deploying import Deploy
-from tests.support.platforms.aws import IAM_ACTION_BY_OPERATION, Account, Course
+from tests.support.platforms.aws import IAM_ACTION_BY_OPERATION, Account, Scenario
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
 
-# The time since when a canary runs differs between equal calls.
+# The start time of a canary differs between otherwise equal calls.
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 IAM = Path(__file__).parents[3] / "infra" / "iam"
-READS = ("Describe", "Get", "List", "Head")
+READ_ACTIONS = ("Describe", "Get", "List", "Head")
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = ["--canary=10%", "--bake=0", "--alarm=5xx>0", "--alarm=p95>300ms"]
 SHARED = ["--set=sagemaker.component.endpoint=shared", "--set=sagemaker.component.copies=2"]
-# Two specifications, one after the other, that together have every kind of resource.
-LIVES = {
+# Sequences of two specifications that together contain every kind of resource.
+LIFECYCLES = {
     "sagemaker component": (
         [*CANARY, *SHARED, "--set=sagemaker.autoscaling.min=0"],
         [*CANARY[:2], *SHARED, "--set=sagemaker.component.memory=4096", "--set=sagemaker.component.max_instances=6"],
@@ -46,27 +46,27 @@ LIVES = {
 
 
 @pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
+def scenario(account: Account, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
     return empty(account)
 
 
-def empty(account: Account) -> Course:
+def empty(account: Account) -> Scenario:
     """Empty AWS, but for a queue."""
-    course = account.emptied()
+    scenario = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
-    return course
+    return scenario
 
 
 class Breaking:
-    """Run a command until it succeeds, while each call that changes something fails once.
+    """Run a command until it succeeds, while each changing call fails once.
 
-    One of two failing calls is carried out, and only its answer is lost.
+    Every other failing call is carried out, and only its response is lost.
     """
 
-    def __init__(self, course: Course, capsys: pytest.CaptureFixture[str]) -> None:
-        self.course, self.capsys = course, capsys
-        # The number of calls that failed, by command.
+    def __init__(self, scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+        self.scenario, self.capsys = scenario, capsys
+        # The number of failed calls by command.
         self.counts: list[int] = []
 
     def __call__(self, command: list[str]) -> None:
@@ -74,22 +74,22 @@ class Breaking:
 
         def fail(parity: int, operation: str, request: str) -> None:
             call = TIME.sub("", request)
-            is_read = operation.split(":")[1].startswith(READS)
+            is_read = operation.split(":")[1].startswith(READ_ACTIONS)
             if not is_read and call not in failed and len(failed) % 2 == parity:
                 failed.add(call)
                 error = {"Code": "InternalFailure", "Message": "broken off"}
                 raise ClientError({"Error": error}, operation)
 
-        self.course.before, self.course.after = partial(fail, 0), partial(fail, 1)
+        self.scenario.before, self.scenario.after = partial(fail, 0), partial(fail, 1)
         while main(["deploy", *command]) != 0:
             out, err = self.capsys.readouterr()
-            # Only the answer to the last call is lost.
+            # The deployment was destroyed, and only the last response was lost.
             if command[0] == "destroy" and "there is no deployment 'digits'" in err:
                 break
             assert "broken off" in err, out + err
             assert "to continue" in err
             assert len(failed) < 60
-        self.course.before = self.course.after = lambda operation, request: None
+        self.scenario.before = self.scenario.after = lambda operation, request: None
         self.counts.append(len(failed))
 
 
@@ -97,10 +97,10 @@ def once(command: list[str]) -> None:
     assert main(["deploy", *command]) == 0
 
 
-def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any]:
+def run_lifecycle(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any]:
     """Create, change, roll back and remove a deployment, and return its status after each."""
-    first, second = LIVES[kind]
-    reported = []
+    first, second = LIFECYCLES[kind]
+    statuses = []
     verb = ["--name", "digits", "--target", deploy.target, "--yes"]
     for arguments in (first, second, ["rollback", *verb, "--version=1"]):
         run(
@@ -109,13 +109,13 @@ def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any
             else [*deploy.wish(*arguments), "--yes", "--no-check"]
         )
         deploy.capsys.readouterr()
-        reported.append(deploy.reported("status"))
+        statuses.append(deploy.read_json("status"))
         if arguments is second:
             deploy.plan(*arguments, code=0)
     run(["destroy", *verb, "--purge"])
     deploy.capsys.readouterr()
     deploy.verb("status", code=1)
-    return [_without_urls(status) for status in reported]
+    return [_without_urls(status) for status in statuses]
 
 
 def _without_urls(status: Any) -> Any:
@@ -126,11 +126,11 @@ def _without_urls(status: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", list(LIVES))
-def test_a_call_that_fails_is_made_again_by_the_next_run(
+@pytest.mark.parametrize("kind", list(LIFECYCLES))
+def test_a_failed_call_is_repeated_by_the_next_run(
     kind: str,
     archive: Path,
-    course: Course,
+    scenario: Scenario,
     account: Account,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -138,34 +138,34 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     deploy = Deploy(archive, kind.split()[0], capsys)
-    expected = life(deploy, kind, once)
-    _is_allowed("deployer", deploy.target, course, 30)
-    course = empty(account)
-    breaking = Breaking(course, capsys)
-    assert life(deploy, kind, breaking) == expected
+    expected = run_lifecycle(deploy, kind, once)
+    _is_allowed("deployer", deploy.target, scenario, 30)
+    scenario = empty(account)
+    breaking = Breaking(scenario, capsys)
+    assert run_lifecycle(deploy, kind, breaking) == expected
     assert min(breaking.counts) >= 1
     assert sum(breaking.counts) > 20
     assert not boto3.client("iam").list_roles()["Roles"]
 
 
-@pytest.mark.parametrize("kind", list(LIVES))
-def test_a_plan_needs_only_the_permissions_of_the_policy_of_planners(
-    kind: str, archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", list(LIFECYCLES))
+def test_a_plan_needs_only_the_planner_policy(
+    kind: str, archive: Path, scenario: Scenario, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deploy, arguments = Deploy(archive, kind.split()[0], capsys), LIVES[kind][0]
+    deploy, arguments = Deploy(archive, kind.split()[0], capsys), LIFECYCLES[kind][0]
     deploy.apply(*arguments)
-    course.asked.clear()
+    scenario.operations.clear()
     deploy.plan(*arguments, code=0)
-    _is_allowed("planner", deploy.target, course, 10)
+    _is_allowed("planner", deploy.target, scenario, 10)
 
 
-def _is_allowed(role: str, target: str, course: Course, minimum: int) -> None:
-    """Check that a policy of infra/iam allows each call that was made."""
+def _is_allowed(role: str, target: str, scenario: Scenario, minimum: int) -> None:
+    """Check that a policy in infra/iam allows each call that was made."""
     policy = json.loads((IAM / f"{role}-{target}.json").read_text())
     allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
-    needed = {
+    required_actions = {
         IAM_ACTION_BY_OPERATION.get(operation, operation.replace("monitoring:", "cloudwatch:"))
-        for operation in course.asked
+        for operation in scenario.operations
     }
-    assert needed <= allowed, needed - allowed
-    assert len(needed) > minimum
+    assert required_actions <= allowed, required_actions - allowed
+    assert len(required_actions) > minimum

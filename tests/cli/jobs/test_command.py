@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running, serving
 
-FICKLE = """
+FAILING_HANDLER = """
 import os
 
 
@@ -28,12 +28,12 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def fickle(
+def failing_server(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Running, Path]]:
     """Start a server whose model fails until a file exists, and return both."""
     directory = tmp_path_factory.mktemp("server")
-    make_model(directory / "fickle.mar", FICKLE)
+    make_model(directory / "fickle.mar", FAILING_HANDLER)
     environment = {
         "TSX_STATE_DIR": str(directory / "state"),
         "TSX_CACHE_DIR": str(directory / "cache"),
@@ -45,13 +45,13 @@ def fickle(
 
 
 @pytest.fixture
-def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
+def jobs(run: Run, failing_server: tuple[Running, Path]) -> Callable[..., Any]:
     """Run `tsx jobs` with these arguments, and return its JSON."""
 
     def call(*arguments: str) -> Any:
-        ended = run("jobs", *arguments, "--json", "--url", fickle[0].address("models"))
-        assert ended.code == 0, ended.err
-        return json.loads(ended.out)
+        result = run("jobs", *arguments, "--json", "--url", failing_server[0].address("models"))
+        assert result.code == 0, result.err
+        return json.loads(result.out)
 
     return call
 
@@ -59,18 +59,18 @@ def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
 def test_jobs_are_listed_retried_shown_and_cancelled(
     run: Run,
     jobs: Callable[..., Any],
-    fickle: tuple[Running, Path],
+    failing_server: tuple[Running, Path],
     until: Callable[[Callable[[], object]], None],
     tmp_path: Path,
 ) -> None:
-    server, file = fickle
+    server, file = failing_server
     url = server.address("models")
     for arguments, text in (
         ("", "there are no jobs at"),
         ("--state failed", "there are no such jobs at"),
     ):
-        ended = run(f"jobs list {arguments}", "--url", url)
-        assert (ended.code, ended.out.startswith(text)) == (0, True)
+        result = run(f"jobs list {arguments}", "--url", url)
+        assert (result.code, result.out.startswith(text)) == (0, True)
     assert jobs("list") == []
     assert run("jobs cancel --all --url", url).out == "there are no jobs to change\n"
     for _ in range(2):
@@ -86,9 +86,9 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
     file.touch()
     assert jobs("retry", "--all", "--model", "fickle") == [first, second]
     until(lambda: jobs("show", second).get("status") == 200)
-    shown = run("jobs show", second, "-o", "answer.txt", "--url", url)
+    output = run("jobs show", second, "-o", "answer.txt", "--url", url)
     assert (tmp_path / "answer.txt").read_text() == "done"
-    assert "attempts" in shown.out
+    assert "attempts" in output.out
     assert second in run("jobs list --model fickle --url", url).out
     until(lambda: jobs("list", "--state", "done") and not jobs("list", "--state", "running"))
     for command, text in (
@@ -98,7 +98,7 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
         (f"retry {first} --all", "--all"),
         ("list --state lost", "--state takes"),
     ):
-        ended = run(f"jobs {command}", "--url", url)
-        assert ended.code != 0
-        assert text in ended.err
+        result = run(f"jobs {command}", "--url", url)
+        assert result.code != 0
+        assert text in result.err
     assert jobs("cancel", "--all") == []

@@ -1,4 +1,4 @@
-"""A real server of two versions of a model, whose traffic the commands change."""
+"""A real server with two versions of a model, whose traffic the commands change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TwoVersions:
         return serving(arguments, self.directory, self.environment)
 
     def ask(self, path: str = "", content: bytes = b"x") -> str:
-        """Send a request, and return the version that has answered it."""
+        """Send a request, and return the version that answered it."""
         response = self.client.post(f"/predictions/digits{path}", content=content)
         return str(response.raise_for_status().json()["label"])
 

@@ -1,4 +1,4 @@
-"""How `tsx models` shows a server's responses; a real server is in tests/cli/serve."""
+"""The output of `tsx models`; tests/cli/serve uses a real server."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def on_gpu(number: int) -> dict[str, object]:
         ([IDLE, on_gpu(0)], "cpu, gpu 0"),
     ],
 )
-def test_devices_are_reported_once_each(workers: list[dict[str, object]], expected: str) -> None:
+def test_each_device_is_reported_once(workers: list[dict[str, object]], expected: str) -> None:
     assert _devices(workers) == expected
 
 
-def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
+def test_a_model_with_too_few_workers_is_reported() -> None:
     model = {
         "modelName": "m",
         "modelVersion": "1.0",
@@ -60,7 +60,7 @@ def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
 
 
 def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[str]) -> None:
-    # The server leaves out the worker's process id.
+    # A worker without a process has no process id.
     worker = {
         **IDLE,
         "id": "9000",
@@ -73,10 +73,10 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
         "formsPassedOver": ["onnx: it was built for cuda"],
     }
     _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [worker], **further})
-    shown = capsys.readouterr().out
-    assert "FAILED" in shown
-    assert "onnx: it was built for cuda" in shown
-    assert shown.endswith("ValueError: no weights\n")
+    output = capsys.readouterr().out
+    assert "FAILED" in output
+    assert "onnx: it was built for cuda" in output
+    assert output.endswith("ValueError: no weights\n")
 
 
 def test_measured_figures_are_rounded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_measured_figures_are_rounded(capsys: pytest.CaptureFixture[str]) -> Non
     "result",
     ["registered with 0 initial workers", "the place of version 1.0 with 0 workers"],
 )
-def test_the_command_that_adds_a_worker_names_the_version(result: str) -> None:
+def test_the_hint_to_add_a_worker_names_the_version(result: str) -> None:
     message = f'Model "m" Version: 2.0 {result}.'
     command = "`tsx models scale m 1 --version 2.0` adds one."
     hint = "Use scale workers API to add workers for the model."
@@ -127,7 +127,7 @@ class FailingServer:
         ),
     ],
 )
-def test_a_file_that_the_server_refuses_differs_from_one_that_it_cannot_read(
+def test_refused_and_unreadable_files_have_different_hints(
     tmp_path: Path, message: str, before: str, after: str
 ) -> None:
     server: Any = FailingServer(RequestFailed(404, message, type="ModelNotFoundException"))
@@ -139,7 +139,7 @@ def test_a_file_that_the_server_refuses_differs_from_one_that_it_cannot_read(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_version_that_is_registered_already_is_reported_with_the_command_that_replaces_it(
+def test_the_error_of_a_registered_version_names_the_replace_command(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failure = RequestFailed(409, "Model version 1.0 is there", type="ConflictStatusException")
@@ -153,7 +153,7 @@ def test_a_version_that_is_registered_already_is_reported_with_the_command_that_
     assert (f"{server.url} loads m [1].mar" in waiting) == is_terminal
 
 
-def test_progress_shows_the_number_of_ready_workers_when_it_changes(
+def test_progress_shows_changes_of_the_number_of_ready_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "PROGRESS_S", 0)

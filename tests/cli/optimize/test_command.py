@@ -1,4 +1,4 @@
-"""The runs that `tsx optimize` refuses."""
+"""Options and runs that `tsx optimize` refuses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def inputs(run: Run) -> Path:
     return Path("in")
 
 
-def test_the_help_names_its_options_in_parts(run: Run) -> None:
-    shown = run("optimize", "--help").out
+def test_the_help_groups_its_options(run: Run) -> None:
+    help_text = run("optimize", "--help").out
     assert all(
-        part in shown
+        part in help_text
         for part in ("--max-loss", "--labels", "--keep", "--resume", "Accuracy", "Forms and time")
     )
 
@@ -56,7 +56,7 @@ WITH_INPUT = ("m.mar", "--input", "in")
         ((*WITH_INPUT, "--metric", "gone.py:f1"), "there is no file 'gone.py'"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_started(
+def test_invalid_arguments_are_refused_before_anything_starts(
     run: Run, inputs: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
     make_model(Path("m.mar"), HANDLER)
@@ -82,7 +82,7 @@ def test_a_model_with_continuous_batching_is_refused(run: Run, inputs: Path) -> 
     ],
     ids=["that loads its model itself", "that is random"],
 )
-def test_a_handler_that_no_form_can_replace_is_refused(
+def test_a_handler_without_possible_forms_is_refused(
     run: Run, inputs: Path, handler: str, reason: str
 ) -> None:
     make_model(Path("m.mar"), handler)
@@ -92,9 +92,7 @@ def test_a_handler_that_no_form_can_replace_is_refused(
 
 
 @pytest.mark.usefixtures("processes")
-def test_too_few_rows_for_the_limit_are_refused_with_the_number_that_it_needs(
-    run: Run, inputs: Path
-) -> None:
+def test_too_few_rows_are_refused_with_the_required_number(run: Run, inputs: Path) -> None:
     make_model(Path("m.mar"), HANDLER)
     result = run("optimize", *WITH_INPUT, "--output", "out")
     assert result.code == 2
@@ -104,9 +102,7 @@ def test_too_few_rows_for_the_limit_are_refused_with_the_number_that_it_needs(
     assert not Path("out").exists()
 
 
-def test_a_run_goes_on_only_with_the_same_archive_on_the_same_machine(
-    run: Run, inputs: Path
-) -> None:
+def test_a_run_resumes_only_with_the_same_archive_and_machine(run: Run, inputs: Path) -> None:
     make_model(Path("m.mar"), HANDLER, config=CONTINUOUS)
     run("optimize", *WITH_INPUT, "-o", "out")
     journal = json.loads(Path("out", NAME).read_text())

@@ -1,4 +1,4 @@
-"""The check that a form responds correctly, with real workers in place of forms."""
+"""The check that a form responds correctly, with real workers instead of forms."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def handle(data, context):
     lengths = [len(row.get("data") or row.get("body")) for row in data or []]
     return [{{"name": {name}}} for length in lengths]
 """
-RIGHT = "('even' if length % 2 == 0 else 'odd')"
+CORRECT_EXPRESSION = "('even' if length % 2 == 0 else 'odd')"
 
 
 @contextmanager
 def worker_of(directory: Path, name: str) -> Iterator[StandaloneWorker]:
-    """Run a worker that answers each row with the expression `name` of `length` and `lengths`."""
+    """Run a worker that answers each row with the expression `name` over `length` and `lengths`."""
     model = make_model(directory / f"m{len(list(directory.iterdir()))}", HANDLER.format(name=name))
     with (
         open_archive(model) as archive,
@@ -43,7 +43,7 @@ def worker_of(directory: Path, name: str) -> Iterator[StandaloneWorker]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_form_with_wrong_failing_or_batch_dependent_answers_is_refused(
+def test_wrong_failing_and_batch_dependent_forms_are_detected(
     tmp_path: Path,
 ) -> None:
     options, counts = OptimizeOptions(max_loss="exact>=-5%"), list[int]()
@@ -51,18 +51,22 @@ def test_a_form_with_wrong_failing_or_batch_dependent_answers_is_refused(
         reference, batch_dependent, wrong, failing = (
             stack.enter_context(worker_of(tmp_path, name))
             for name in (
-                RIGHT,
-                f"{RIGHT} if len(lengths) < 17 else 'many'",
-                f"{RIGHT} if length % 3 else 'none'",
-                f"1 / (length - 50) and {RIGHT}",
+                CORRECT_EXPRESSION,
+                f"{CORRECT_EXPRESSION} if len(lengths) < 17 else 'many'",
+                f"{CORRECT_EXPRESSION} if length % 3 else 'none'",
+                f"1 / (length - 50) and {CORRECT_EXPRESSION}",
             )
         )
         proof = Proof(Criteria(options), ROWS, reference, math.inf, counts.append)
         assert (proof.rows, counts[-1]) == (200, 200)
 
         assert proof.batch_difference(reference) is None
-        right = proof.verdict(reference)
-        assert (right.passed, right.loss, right.rows) == (True, 0, 200)
+        correct_verdict = proof.verdict(reference)
+        assert (correct_verdict.passed, correct_verdict.loss, correct_verdict.rows) == (
+            True,
+            0,
+            200,
+        )
 
         assert "row 1 of a batch of 17 and 16 others: name: " in str(
             proof.batch_difference(batch_dependent)
@@ -83,7 +87,7 @@ def test_a_form_with_wrong_failing_or_batch_dependent_answers_is_refused(
 
 
 @pytest.mark.usefixtures("processes")
-def test_answers_that_break_the_metric_fail_only_their_form(tmp_path: Path) -> None:
+def test_a_failing_metric_fails_only_its_form(tmp_path: Path) -> None:
     metric = tmp_path / "metrics.py"
     metric.write_text(
         "def known(answers, labels):\n"
@@ -92,8 +96,8 @@ def test_answers_that_break_the_metric_fail_only_their_form(tmp_path: Path) -> N
     )
     (models := tmp_path / "models").mkdir()
     with (
-        worker_of(models, RIGHT) as reference,
-        worker_of(models, f"{RIGHT} if length % 3 else 'none'") as wrong,
+        worker_of(models, CORRECT_EXPRESSION) as reference,
+        worker_of(models, f"{CORRECT_EXPRESSION} if length % 3 else 'none'") as wrong,
     ):
         options = OptimizeOptions(metric=f"{metric}:known")
         proof = Proof(Criteria(options), ROWS[:40], reference, math.inf, lambda _: None)
@@ -105,7 +109,7 @@ def test_answers_that_break_the_metric_fail_only_their_form(tmp_path: Path) -> N
 def test_batch_differences_beyond_rounding_must_stay_within_the_limit(
     tmp_path: Path,
 ) -> None:
-    near, far, last, sixty_four = (
+    small_error, large_error, last_row_error, batch_of_64 = (
         f"[0.25 + length, 5.0 + {off}]"
         for off in (
             "0.1 * (len(lengths) == 17)",
@@ -115,10 +119,11 @@ def test_batch_differences_beyond_rounding_must_stay_within_the_limit(
         )
     )
     rows = ROWS[20:]
-    loose = OptimizeOptions(max_loss="cosine>=0.8", batch_sizes="1")
+    loose_options = OptimizeOptions(max_loss="cosine>=0.8", batch_sizes="1")
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(worker_of(tmp_path, name)) for name in (near, far, last, sixty_four)
+            stack.enter_context(worker_of(tmp_path, name))
+            for name in (small_error, large_error, last_row_error, batch_of_64)
         ]
 
         def differing_rows(options: OptimizeOptions) -> list[str | None]:
@@ -135,7 +140,7 @@ def test_batch_differences_beyond_rounding_must_stay_within_the_limit(
             row,
             None,
         ]
-        assert differing_rows(loose) == [None, None, None, None], "the user's limit decides"
+        assert differing_rows(loose_options) == [None, None, None, None], "the user's limit decides"
         assert (
             differing_rows(OptimizeOptions(batch_sizes="64"))[3]
             == "row 1 of a batch of 64 and 63 others"

@@ -1,6 +1,6 @@
-"""Whole runs with real workers and real forms of the digits model.
+"""Complete runs with real workers and real forms of the digits model.
 
-The model waits, which no form of it does.
+The model sleeps, and its forms do not.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tsx_cli.optimize.builder import FormBuilder
 from tsx_cli.optimize.results import OptimizeResults
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
-PATIENCE = 240.0
-WAIT = "        torch.compiler.is_exporting() or __import__('time').sleep(0.02)\n"
+TIMEOUT_S = 240.0
+SLEEP_STATEMENT = "        torch.compiler.is_exporting() or __import__('time').sleep(0.02)\n"
 QUICK = ("--batch-sizes", "2", "--max-loss", "top1>=-5%")
-# A quarter is for calibration; to show a loss of less than five percent takes 59 of the rest.
+# A quarter of the rows calibrates; proving a loss below five percent takes 59 of the others.
 ROWS = 96
 
 
 def write_model(directory: Path, name: str, statement: str) -> None:
-    """Write the archive of the digits model with a statement more in its forward."""
+    """Write an archive of the digits model with an additional statement in its forward method."""
     line = "        return self.classify"
     model = directory / f"{name}.py"
     model.write_text((DIGITS / "model.py").read_text().replace(line, f"{statement}{line}"))
@@ -50,11 +50,13 @@ def write_model(directory: Path, name: str, statement: str) -> None:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make digits.mar, the images in `in`, and labels.json."""
     directory = tmp_path_factory.mktemp("optimize")
-    write_model(directory, "digits", WAIT)
+    write_model(directory, "digits", SLEEP_STATEMENT)
     (directory / "in").mkdir()
     for number, image in enumerate(images(ROWS)):
         (directory / "in" / f"{number}.png").write_bytes(image)
-    labels = {f"{at}.png": str(label) for at, label in enumerate(load_digits().target[:ROWS])}
+    labels = {
+        f"{number}.png": str(label) for number, label in enumerate(load_digits().target[:ROWS])
+    }
     (directory / "labels.json").write_text(json.dumps(labels))
     return directory
 
@@ -77,16 +79,16 @@ def optimize(directory: Path, run: Run, processes: None, monkeypatch: pytest.Mon
 
 
 def only_onnx(self: FormBuilder, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Replace a survey, whose process imports a compiler and which the interrupted run has."""
+    """Replace the survey of forms, whose process would import a compiler."""
     return {"onnx": None}, {"onnx": "ONNX Runtime"}
 
 
-def test_an_interrupted_run_goes_on_and_a_worker_then_runs_its_best_form(
+def test_an_interrupted_run_resumes_and_a_worker_runs_its_best_form(
     directory: Path, optimize: Run
 ) -> None:
     arguments = "optimize digits.mar --input in --labels labels.json --forms onnx -o out"
     command = [sys.executable, "-m", "tsx_cli", *arguments.split(), *QUICK]
-    begun = forked.Popen(
+    process = forked.Popen(
         command,
         cwd=directory,
         env=clean({}),
@@ -95,17 +97,17 @@ def test_an_interrupted_run_goes_on_and_a_worker_then_runs_its_best_form(
         text=True,
     )
     try:
-        assert begun.stderr is not None
-        assert any("72 held-out rows" in line for line in begun.stderr)
-        started = psutil.Process(begun.pid).children(recursive=True)
-        assert started
-        begun.send_signal(signal.SIGINT)
-        shown, errors = begun.communicate(timeout=PATIENCE)
+        assert process.stderr is not None
+        assert any("72 held-out rows" in line for line in process.stderr)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
-        begun.kill()
-    assert begun.returncode == 130, errors
-    assert not psutil.wait_procs(started, timeout=30)[1]
-    assert "The run was interrupted" in shown
+        process.kill()
+    assert process.returncode == 130, errors
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert "The run was interrupted" in output
     assert not OptimizeResults.model_validate_json(
         (directory / "out" / "results.json").read_text()
     ).complete
@@ -128,8 +130,8 @@ def test_an_interrupted_run_goes_on_and_a_worker_then_runs_its_best_form(
         for value in (onnx.build_seconds, onnx.load_seconds, onnx.memory_mib, onnx.size_mib)
     )
     assert results.why.startswith("onnx is ")
-    again = optimize("--resume", "out", "--keep", "none", "--json")
-    assert OptimizeResults.model_validate_json(again.out).forms == [
+    second_result = optimize("--resume", "out", "--keep", "none", "--json")
+    assert OptimizeResults.model_validate_json(second_result.out).forms == [
         onnx.model_copy(update={"state": "passed"})
     ], "nothing is tried twice"
 
@@ -147,11 +149,11 @@ def test_an_interrupted_run_goes_on_and_a_worker_then_runs_its_best_form(
     assert "no forms any more" in optimize("digits.mar", "--remove").out
 
 
-def test_a_fast_form_that_breaks_the_limit_is_not_kept(
+def test_a_fast_form_that_misses_the_limit_is_not_kept(
     directory: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    before = (directory / "digits.mar").read_bytes()
+    original_bytes = (directory / "digits.mar").read_bytes()
     arguments = "digits.mar --input in --batch-sizes 2 --tolerance exact -o exact"
     result = optimize(*arguments.split())
     assert result.code == 0, result.err
@@ -164,10 +166,10 @@ def test_a_fast_form_that_breaks_the_limit_is_not_kept(
     assert form.speedup_low is not None
     assert form.speedup_low > 1
     assert "The reference stays: no form is accurate enough." in result.out
-    assert (directory / "digits.mar").read_bytes() == before
+    assert (directory / "digits.mar").read_bytes() == original_bytes
 
 
-def test_forms_beyond_the_time_limit_are_reported_and_the_run_can_go_on(
+def test_forms_beyond_the_time_limit_are_reported_as_not_tried(
     optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
@@ -179,14 +181,14 @@ def test_forms_beyond_the_time_limit_are_reported_and_the_run_can_go_on(
     assert "tsx optimize --resume short" in result.err
 
 
-def test_a_reference_that_fails_beside_a_form_ends_the_run_and_no_form_is_blamed(
+def test_a_failing_reference_ends_the_run_without_blaming_a_form(
     directory: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    dies = (
+    crash_statement = (
         "        torch.compiler.is_exporting() or len(images) != 6 or __import__('os')._exit(3)\n"
     )
-    write_model(directory, "dying", dies)
+    write_model(directory, "dying", crash_statement)
     arguments = "dying.mar --input in --batch-sizes 6 --max-loss cosine>=0.5 -o died"
     result = optimize(*arguments.split())
     assert result.code == 1

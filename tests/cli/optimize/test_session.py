@@ -1,4 +1,4 @@
-"""The division of the inputs of a run."""
+"""The split of a run's inputs into calibration and held-out rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tsx_cli.optimize.journal import PastOptimization
 from tsx_cli.optimize.session import divide_rows
 
 
-def test_labels_stay_with_their_inputs_when_those_are_shuffled_and_drawn(
+def test_shuffled_and_sampled_inputs_keep_their_labels(
     tmp_path: Path,
 ) -> None:
-    # Some inputs come twice.
+    # Ten inputs occur twice.
     numbers = [*range(50), *range(10)]
     (tmp_path / "in.jsonl").write_text(
         "".join(json.dumps({"body": number}) + "\n" for number in numbers)
@@ -25,8 +25,8 @@ def test_labels_stay_with_their_inputs_when_those_are_shuffled_and_drawn(
     (tmp_path / "labels.jsonl").write_text("".join(f"{number}\n" for number in numbers))
     payloads = read_payloads([tmp_path / "in.jsonl"])
     labels = read_labels(tmp_path / "labels.jsonl", payloads)
-    for most, count in ((None, 38), (20, 15)):
-        rows = divide_rows(payloads, labels, 3, most)
+    for max_rows, count in ((None, 38), (20, 15)):
+        rows = divide_rows(payloads, labels, 3, max_rows)
         assert rows.labels == [json.loads(row.body) for row in rows.held_out]
         assert len(set(rows.labels)) == count
         assert rows.labels != sorted(rows.labels)
@@ -35,11 +35,13 @@ def test_labels_stay_with_their_inputs_when_those_are_shuffled_and_drawn(
     assert divide_rows(payloads, None, 3).labels is None
 
 
-def test_a_run_goes_on_only_with_the_inputs_that_it_began_with() -> None:
-    """An input that calibrated a form could test it, if there were others."""
+def test_a_run_resumes_only_with_the_same_inputs() -> None:
+    """If inputs changed, a row that calibrated a form could also test it."""
     payloads = [Payload(bytes([number])) for number in range(40)]
-    past = PastOptimization({}, None, "", "", divide_rows(payloads, list(range(40)), 3).digest())
-    past.check_inputs(divide_rows(payloads, list(range(40)), 3).digest())
-    for more, labels in (([Payload(b"new")], list(range(41))), ([], [1, *range(39)])):
+    previous_run = PastOptimization(
+        {}, None, "", "", divide_rows(payloads, list(range(40)), 3).digest()
+    )
+    previous_run.check_inputs(divide_rows(payloads, list(range(40)), 3).digest())
+    for new_inputs, labels in (([Payload(b"new")], list(range(41))), ([], [1, *range(39)])):
         with pytest.raises(CliError, match="the inputs or their labels have changed"):
-            past.check_inputs(divide_rows([*payloads, *more], labels, 3).digest())
+            previous_run.check_inputs(divide_rows([*payloads, *new_inputs], labels, 3).digest())

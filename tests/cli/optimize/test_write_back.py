@@ -1,4 +1,4 @@
-"""Forms that are written into an archive and removed again."""
+"""Forms that are written into an archive and removed from it again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def archive_in(directory: Path, form: Format = "default", **more: Any) -> Path:
     return write_archive(spec, directory, format=form)
 
 
-def built(root: Path, name: str, content: bytes = b"graph") -> BuiltForm:
+def make_form(root: Path, name: str, content: bytes = b"graph") -> BuiltForm:
     directory = root / name
     (directory / "more").mkdir(parents=True)
     (directory / "model.onnx").write_bytes(content)
@@ -66,7 +66,7 @@ def built(root: Path, name: str, content: bytes = b"graph") -> BuiltForm:
 
 
 def keep(path: Path, cache: Path, *forms: BuiltForm) -> str:
-    """Keep forms that were built of the archive as it is."""
+    """Keep forms that were built from the current archive."""
     return keep_forms(path, digest(path, cache), forms, cache)
 
 
@@ -88,12 +88,12 @@ def digest(path: Path, cache: Path) -> str:
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
-def test_forms_are_written_beside_the_original_and_removed_without_a_trace(
+def test_forms_are_added_to_the_archive_and_removed_without_a_trace(
     tmp_path: Path, form: Format
 ) -> None:
     path = archive_in(tmp_path, form)
-    before, cache = members(path), tmp_path / "cache"
-    forms = [built(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
+    members_before, cache = members(path), tmp_path / "cache"
+    forms = [make_form(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
     assert keep(path, cache, *forms) == f"{path} now runs as openvino-int8, else as onnx"
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
     record = parse_forms(read_member(path, FORMS_FILE, most=1 << 20) or b"")
@@ -107,21 +107,21 @@ def test_forms_are_written_beside_the_original_and_removed_without_a_trace(
     now = members(path)
     assert read_member(path, "tsx-forms/onnx/more/weights.bin", most=100) == b"graphgraph"
     changed = ("model-config.yaml", "MAR-INF/MANIFEST.json")
-    assert {name: now[name] for name in before if name not in changed} == {
-        name: before[name] for name in before if name not in changed
+    assert {name: now[name] for name in members_before if name not in changed} == {
+        name: members_before[name] for name in members_before if name not in changed
     }
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
     config = read_member(path, "model-config.yaml", most=4096) or b""
     assert config.startswith(b"# What the server reads about this model")
     assert "no forms any more" in remove_forms(path, cache)
-    assert members(path) == before
+    assert members(path) == members_before
     assert remove_forms(path, cache) == f"{path} has no forms"
 
 
-def test_a_link_that_a_build_leaves_behind_brings_no_file_into_the_archive(tmp_path: Path) -> None:
+def test_links_in_a_forms_directory_are_not_packed(tmp_path: Path) -> None:
     path, cache, secret = archive_in(tmp_path), tmp_path / "cache", tmp_path / "id_rsa"
     secret.write_text("a key")
-    form = built(tmp_path / "built", "onnx")
+    form = make_form(tmp_path / "built", "onnx")
     (form.directory / "more" / "link.bin").symlink_to(secret)
     keep(path, cache, form)
     assert form_files(path) == files_of("onnx")
@@ -129,8 +129,8 @@ def test_a_link_that_a_build_leaves_behind_brings_no_file_into_the_archive(tmp_p
 
 def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, config_file=None), tmp_path / "cache"
-    keep(path, cache, *(built(tmp_path / "first", name) for name in ("onnx", "bf16")))
-    keep(path, cache, built(tmp_path / "second", "bf16", b"better"))
+    keep(path, cache, *(make_form(tmp_path / "first", name) for name in ("onnx", "bf16")))
+    keep(path, cache, make_form(tmp_path / "second", "bf16", b"better"))
     assert form_files(path) == files_of("bf16")
     assert read_member(path, "tsx-forms/bf16/model.onnx", most=100) == b"better"
     assert inspect_archive(path).config.forms == ("bf16",)
@@ -140,15 +140,15 @@ def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
         assert archive.problems == []
 
 
-def test_a_directory_whose_weights_have_changed_is_refused(tmp_path: Path) -> None:
+def test_a_directory_with_changed_weights_is_refused(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, "no-archive"), tmp_path / "cache"
-    before = digest(path, cache)
+    digest_before = digest(path, cache)
     (path / "digits.pth").write_bytes(b"trained again")
     with pytest.raises(CliError, match="it has changed since"):
-        keep_forms(path, before, [built(tmp_path / "built", "onnx")], cache)
+        keep_forms(path, digest_before, [make_form(tmp_path / "built", "onnx")], cache)
 
 
-def test_forms_are_made_of_all_code_and_weights_of_the_archive(tmp_path: Path) -> None:
+def test_the_record_of_forms_covers_all_code_and_weights(tmp_path: Path) -> None:
     more = tmp_path / "blocks.py", tmp_path / "adapter.safetensors", tmp_path / "labels.txt"
     for file in more:
         file.write_bytes(b"x = 1")
@@ -163,17 +163,17 @@ def test_forms_are_made_of_all_code_and_weights_of_the_archive(tmp_path: Path) -
         ]
 
 
-def test_an_archive_that_has_changed_is_refused_and_nothing_to_keep_changes_nothing(
+def test_a_changed_archive_is_refused_and_no_forms_change_nothing(
     tmp_path: Path,
 ) -> None:
     path = archive_in(tmp_path)
-    before = path.read_bytes()
+    original = path.read_bytes()
     with pytest.raises(CliError, match="it has changed since"):
-        keep_forms(path, "0" * 64, [built(tmp_path / "built", "onnx")], tmp_path / "cache")
+        keep_forms(path, "0" * 64, [make_form(tmp_path / "built", "onnx")], tmp_path / "cache")
     assert keep_forms(path, "0" * 64, [], tmp_path / "cache") == f"{path} is left as it is"
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
 
 
-def test_an_archive_that_cannot_be_written_is_refused_before_anything_is_built() -> None:
+def test_a_read_only_archive_is_refused_before_building() -> None:
     with pytest.raises(CliError, match="--keep: /proc/version cannot be written"):
         check_writable(Path("/proc/version"), "--keep", "give --keep none")

@@ -1,4 +1,4 @@
-"""The requests of `tsx predict`, and how it shows the responses."""
+"""The requests of `tsx predict` and its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tsx_runtime.shared.content_types import guess_content_type
         ("x.tar.gz", b"\x1f\x8b", "application/octet-stream"),
     ],
 )
-def test_the_content_type_is_guessed_from_the_name_or_the_bytes(
+def test_the_content_type_is_guessed_from_name_or_content(
     name: str, data: bytes, expected: str
 ) -> None:
     assert guess_content_type(name, data) == expected
@@ -44,7 +44,7 @@ def shown(*pieces: bytes, content_type: str = "") -> str:
     return file.getvalue()
 
 
-def test_a_classifiers_answer_is_a_table_with_bars() -> None:
+def test_a_classifiers_response_is_a_table_with_bars() -> None:
     table = f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
     assert shown(b'{"cat": 0.5, "dog!": 0.25}') == table
 
@@ -53,13 +53,13 @@ def test_other_json_is_indented() -> None:
     assert shown(b'{"a":[1,"x"]}') == '{\n  "a": [\n    1,\n    "x"\n  ]\n}\n'
 
 
-def test_text_is_no_markup_and_ends_with_one_newline() -> None:
+def test_text_is_not_markup_and_ends_with_one_newline() -> None:
     assert shown(b"[red]hi[/red]") == "[red]hi[/red]\n"
     for text in (b"hello", b"hello\n"):
         assert shown(text, content_type="text/plain") == "hello\n"
 
 
-def test_an_answer_does_not_steer_the_terminal() -> None:
+def test_control_characters_of_a_response_are_escaped() -> None:
     assert shown(b"\x1b[2Ja\r\nb", content_type="text/plain") == "\\x1b[2Ja\r\nb\n"
     assert "\x1b" not in shown(b"\x1b[2J")
     assert shown('{"\x9bcat": 0.5}'.encode()).startswith(r"\x9bcat  ")
@@ -68,13 +68,13 @@ def test_an_answer_does_not_steer_the_terminal() -> None:
     assert "\x1b" not in text
 
 
-def test_json_that_is_nested_too_deeply_is_text() -> None:
+def test_deeply_nested_json_is_shown_as_text() -> None:
     body = b"[" * 100_000
     assert shown(body).replace("\n", "") == body.decode()
     assert describe(answer(body))["answer"] == body.decode()
 
 
-def test_a_stream_of_text_may_part_a_character() -> None:
+def test_a_character_may_be_split_between_chunks() -> None:
     first, second = "é".encode()[:1], "é".encode()[1:]
     assert shown(first, second, content_type="text/plain") == "é\n"
 
@@ -88,7 +88,7 @@ def test_bytes_are_not_written_to_a_terminal() -> None:
     "value",
     [[], {}, {"a": 2.0}, {"a": 1}, {"a": True}, {str(n): 0.5 for n in range(21)}, "x", None],
 )
-def test_other_values_are_not_taken_for_probabilities(value: object) -> None:
+def test_other_values_are_not_shown_as_probabilities(value: object) -> None:
     assert as_probabilities(value) == []
 
 
@@ -100,21 +100,21 @@ def test_other_values_are_not_taken_for_probabilities(value: object) -> None:
         (b"\xff", {"base64": "/w=="}),
     ],
 )
-def test_a_program_gets_the_answer_as_json_text_or_base64(
+def test_json_output_has_the_response_as_json_text_or_base64(
     body: bytes, expected: dict[str, object]
 ) -> None:
     assert describe(answer(body)) == {"status": 200, "content_type": None, **expected}
 
 
-def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
-    ended = run("predict m none.png")
-    assert "'none.png' cannot be read (No such file or directory)" in ended.err
-    assert "echo none.png | tsx predict MODEL -" in ended.err
+def test_the_error_of_an_unreadable_file_names_it(run: Run) -> None:
+    result = run("predict m none.png")
+    assert "'none.png' cannot be read (No such file or directory)" in result.err
+    assert "echo none.png | tsx predict MODEL -" in result.err
     assert "(Is a directory)" in run("predict m .").err
     assert run("predict m x --output y --json").code == 2
 
 
-def test_an_argument_is_a_file_or_a_text(tmp_path: Path) -> None:
+def test_an_argument_is_a_file_or_text(tmp_path: Path) -> None:
     (tmp_path / "a file.txt").write_bytes(b"content")
     assert _read(str(tmp_path / "a file.txt")) == ("a file.txt", "text/plain", b"content")
     plain = "text/plain; charset=utf-8"
@@ -122,7 +122,7 @@ def test_an_argument_is_a_file_or_a_text(tmp_path: Path) -> None:
         assert _read(text) == ("-", kind, text.encode())
 
 
-def test_a_form_has_its_fields_and_the_input() -> None:
+def test_a_form_contains_its_fields_and_the_input() -> None:
     file = ("cat.png", b"png", "image/png")
     assert _form(["top=3", "data", "text=a=b"], file) == [
         ("top", "3"),
@@ -136,7 +136,7 @@ def test_a_form_has_its_fields_and_the_input() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "written"),
+    ("kind", "body", "expected"),
     [
         ("text/plain", b"hello", b"hello\n"),
         ("text/plain", b"hello\n", b"hello\n"),
@@ -145,17 +145,17 @@ def test_a_form_has_its_fields_and_the_input() -> None:
         ("text/plain", b"", b""),
     ],
 )
-def test_a_printed_text_ends_a_line_and_other_bytes_are_unchanged(
-    run: Run, answering: Answering, tmp_path: Path, kind: str, body: bytes, written: bytes
+def test_printed_text_ends_with_a_newline_and_other_bytes_are_unchanged(
+    run: Run, answering: Answering, tmp_path: Path, kind: str, body: bytes, expected: bytes
 ) -> None:
     url = answering(200, body, **{"content-type": kind})
     arguments = f"predict m 'a text' --url {url}"
-    assert run(arguments).out.encode() == written
+    assert run(arguments).out.encode() == expected
     assert run(f"{arguments} -o answer").out == ""
     assert (tmp_path / "answer").read_bytes() == body
 
 
-def test_the_input_may_be_named_by_an_option(
+def test_the_input_may_be_given_by_an_option(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bodies = []
@@ -169,8 +169,8 @@ def test_the_input_may_be_named_by_an_option(
     assert run("predict m --input a.txt").code == 0
     assert bodies == [b"content"]
     for arguments in ("a.txt --input a.txt", "--sample --input a.txt", ""):
-        ended = run(f"predict m {arguments}")
-        assert (ended.code, "give one file or text, or --sample" in ended.err) == (2, True)
+        result = run(f"predict m {arguments}")
+        assert (result.code, "give one file or text, or --sample" in result.err) == (2, True)
 
 
 def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

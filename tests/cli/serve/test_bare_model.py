@@ -1,4 +1,4 @@
-"""Starts and ends of `tsx serve`: bare model files, signals, models that do not load."""
+"""`tsx serve` with model files, directories and the model store: start, errors and end."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]
         yield directory, notes
 
 
-def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
+def test_code_of_a_model_file_is_copied_and_other_files_are_linked() -> None:
     with unpacked(
         DIGITS / "digits.pth", HandlerFiles(str(DIGITS / "handler.py"), DIGITS / "model.py")
     ) as (directory, notes):
         assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
-        # The server runs no code that a link leads to.
+        # Code is copied, since the server does not run code behind links.
         for name in ("model.py", "handler.py"):
             assert not (directory / name).is_symlink()
             assert (directory / name).read_bytes() == (DIGITS / name).read_bytes()
@@ -65,7 +65,7 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
-def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_links(
+def test_the_configuration_of_a_model_directory_is_copied(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(
@@ -81,7 +81,7 @@ def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_l
             assert opened.config.raw == {"batchSize": 4}
 
 
-def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> None:
+def test_an_onnx_file_loads_with_its_external_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["y"])],
@@ -105,7 +105,7 @@ def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
+def test_a_model_file_is_served_with_a_page_until_ctrl_c(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
     command = [
@@ -114,15 +114,15 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         *shlex.split(f"--handler {DIGITS / 'handler.py'} --workers 2"),
         *FREE_PORTS,
     ]
-    # The preload is on, as by default.
+    # Preloading is enabled, as by default.
     environment = {
         "TSX_CACHE_DIR": str(session_cache),
         "TMPDIR": str(short_path),
         "TSX_WORKER_PRELOAD": "true",
     }
-    seen, code = screen(command, tmp_path, environment, until="Ctrl-C")
-    assert code == 0, seen
-    page = " ".join(seen.split())
+    screen_text, code = screen(command, tmp_path, environment, until="Ctrl-C")
+    assert code == 0, screen_text
+    page = " ".join(screen_text.split())
     for part in (
         "serves 1 model",
         "numbers",
@@ -136,7 +136,7 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         < page.index("in another terminal:")
         < page.index("model version kind device workers")
     )
-    assert "Traceback" not in seen
+    assert "Traceback" not in screen_text
     assert [path for path in short_path.iterdir() if path.name.startswith("tsx-model-")] == []
 
 
@@ -159,21 +159,21 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
+def test_a_model_that_fails_to_load_ends_the_start_with_its_reason(
     broken: Path, session_cache: Path, debug: bool
 ) -> None:
     command = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
-    ended = tsx(command, broken, {"TSX_CACHE_DIR": str(session_cache)})
-    assert ended.returncode == 1
-    assert "Error: broken.mar does not load: " in ended.stderr
-    assert "RuntimeError: the bottom" in ended.stderr
-    assert debug or ended.stderr.count("RuntimeError: the bottom") == 1, (
+    result = tsx(command, broken, {"TSX_CACHE_DIR": str(session_cache)})
+    assert result.returncode == 1
+    assert "Error: broken.mar does not load: " in result.stderr
+    assert "RuntimeError: the bottom" in result.stderr
+    assert debug or result.stderr.count("RuntimeError: the bottom") == 1, (
         "the log does not say it again"
     )
-    assert debug or "  deep.py:6 in <module>: fall(20)\n" in ended.stderr
-    assert ("--debug shows the whole traceback" in ended.stderr) is not debug
-    assert ("Traceback (most recent call last)" in ended.stderr) is debug
-    assert ("tsx_cli" in ended.stderr) is debug
+    assert debug or "  deep.py:6 in <module>: fall(20)\n" in result.stderr
+    assert ("--debug shows the whole traceback" in result.stderr) is not debug
+    assert ("Traceback (most recent call last)" in result.stderr) is debug
+    assert ("tsx_cli" in result.stderr) is debug
 
 
 @pytest.mark.usefixtures("processes")
@@ -185,7 +185,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
         (["first.tar.gz", "second.tar.gz"], ["--model-store", ".", "--set", "load_models=all"]),
     ],
 )
-def test_one_start_names_all_that_cannot_be_served(
+def test_one_start_reports_all_invalid_models(
     tmp_path: Path, session_cache: Path, names: list[str], arguments: list[str]
 ) -> None:
     for name in names:
@@ -195,9 +195,9 @@ def test_one_start_names_all_that_cannot_be_served(
             make_model(tmp_path / name, "raise ValueError('no')")
     make_model(tmp_path / "third.mar", ECHO)
     environment = {"TSX_CACHE_DIR": str(session_cache)}
-    ended = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
-    assert ended.returncode == 1
-    title, *lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    result = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
+    assert result.returncode == 1
+    title, *lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
     assert title == "Error: 2 files cannot be served:"
     reason = "is not a model archive" if "." in names[0] else "ValueError: no"
     for name, line in zip(names, lines, strict=True):
@@ -205,10 +205,10 @@ def test_one_start_names_all_that_cannot_be_served(
         assert reason in line
 
 
-def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
-    ended = run("serve", "first.mar", "second.mar", "third.war")
-    assert ended.code == 1
-    assert [f"there is no file '{name}.mar'" in ended.err for name in ("first", "second")] == [
+def test_one_start_reports_all_missing_files(run: Run) -> None:
+    result = run("serve", "first.mar", "second.mar", "third.war")
+    assert result.code == 1
+    assert [f"there is no file '{name}.mar'" in result.err for name in ("first", "second")] == [
         True,
         True,
     ]
@@ -219,14 +219,14 @@ def test_weights_that_do_not_fit_the_network_are_reported(
     tmp_path: Path, session_cache: Path
 ) -> None:
     (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    ended = tsx(
+    result = tsx(
         ["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS],
         tmp_path,
         {"TSX_CACHE_DIR": str(session_cache)},
     )
-    assert ended.returncode == 1
-    assert "digits.pth does not fit model.py" in ended.stderr
-    assert '"features.0.weight"' in ended.stderr
+    assert result.returncode == 1
+    assert "digits.pth does not fit model.py" in result.stderr
+    assert '"features.0.weight"' in result.stderr
 
 
 def make_directory(path: Path, *files: str) -> Path:
@@ -240,13 +240,13 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 @pytest.mark.parametrize(
-    ("here", "in_store", "taken"),
+    ("local_files", "in_store", "expected_path"),
     [
         (
             ("net/handler.py", "net/data.csv"),
             "net.mar/x",
             "store/net.mar",
-        ),  # sources of the archive
+        ),  # the sources of the archive, which are not a model
         (("net/handler.py",), f"net/{MANIFEST}", "store/net"),
         (("net/data.csv",), None, "net"),
         ((f"net/{MANIFEST}",), "net.mar/x", "net"),
@@ -258,25 +258,25 @@ MANIFEST = "MAR-INF/MANIFEST.json"
         (("other",), "net/MLmodel", "store/net"),
     ],
 )
-def test_a_model_in_the_working_directory_hides_one_of_the_store_and_is_named(
+def test_a_model_in_the_working_directory_overrides_one_of_the_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    here: tuple[str, ...],
+    local_files: tuple[str, ...],
     in_store: str | None,
-    taken: str,
+    expected_path: str,
 ) -> None:
-    monkeypatch.chdir(make_directory(tmp_path, *here))
+    monkeypatch.chdir(make_directory(tmp_path, *local_files))
     make_directory(tmp_path / "store", *([in_store] if in_store else []))
     source = locate("net", Settings(model_store=Path("store")))
-    assert source[:2] == (None, Path(taken))
+    assert source[:2] == (None, Path(expected_path))
     assert locate("a=net", Settings(model_store=Path("store"))) == source._replace(name="a")
-    hides = in_store is not None and taken == "net"
-    named = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
-    assert capsys.readouterr().out == named * 2 * hides
+    has_conflict = in_store is not None and expected_path == "net"
+    note = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
+    assert capsys.readouterr().out == note * 2 * has_conflict
 
 
-def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(
+def test_an_mlflow_directory_is_served_as_if_packed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_directory(tmp_path / "iris", "data/model.pth")
@@ -302,7 +302,7 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(
     assert not start.path.exists()
 
 
-def test_the_working_directory_has_its_name_as_the_address_of_its_model(
+def test_the_working_directorys_name_is_the_url_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
@@ -316,16 +316,16 @@ def test_the_working_directory_has_its_name_as_the_address_of_its_model(
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
+def test_a_duplicate_model_is_refused_before_binding_a_port(run: Run) -> None:
     make_model(Path("digits.mar"), ECHO)
     with socket.create_server(("127.0.0.1", 0)) as in_use:
-        ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
-    assert ended.code == 1
-    assert "1.0 is already registered for model digits" in ended.err
+        result = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
+    assert result.code == 1
+    assert "1.0 is already registered for model digits" in result.err
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_two_ports_in_use_that_of_http_is_reported(
+def test_the_http_port_in_use_is_reported_before_the_grpc_port(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(Path("digits.mar"), ECHO)
@@ -334,49 +334,49 @@ def test_of_two_ports_in_use_that_of_http_is_reported(
         socket.create_server(("127.0.0.1", 0)) as grpc,
     ):
         monkeypatch.setenv("TSX_GRPC_INFERENCE_PORT", str(grpc.getsockname()[1]))
-        ended = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
+        result = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
         assert (
-            f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in ended.err
+            f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in result.err
         )
-        ended = run("serve", "digits.mar", *FREE_PORTS)
+        result = run("serve", "digits.mar", *FREE_PORTS)
         assert (
             f"Port {grpc.getsockname()[1]} on 127.0.0.1 is in use (grpc_inference_port)"
-            in ended.err
+            in result.err
         )
 
 
-def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
-    ended = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
-    assert ended.code == 1
-    assert "the model store 'nowhere' is not a directory" in ended.err
+def test_the_error_of_an_invalid_model_store_names_it(run: Run) -> None:
+    result = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
+    assert result.code == 1
+    assert "the model store 'nowhere' is not a directory" in result.err
 
 
-def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path: Path) -> None:
+def test_options_for_model_files_are_refused_for_other_models(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "echo.mar", ECHO)
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
     for model in ("echo.mar", "iris", "models:/iris/1"):
-        ended = run("serve", model, "--handler", "image_classifier")
-        assert (ended.code, "apply to bare model files" in ended.err) == (2, True)
+        result = run("serve", model, "--handler", "image_classifier")
+        assert (result.code, "apply to bare model files" in result.err) == (2, True)
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
-def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(
+def test_a_missing_gpu_is_reported_before_anything_starts(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    ended = run("serve", "--device", "gpu")
-    assert ended.code == 2
-    assert "no GPU is visible here" in ended.err
+    result = run("serve", "--device", "gpu")
+    assert result.code == 2
+    assert "no GPU is visible here" in result.err
 
 
-def test_an_address_that_others_can_reach_needs_tokens(run: Run) -> None:
-    ended = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
-    assert ended.code == 1
-    assert "inference_token must be set" in ended.err
+def test_a_public_address_needs_tokens(run: Run) -> None:
+    result = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
+    assert result.code == 1
+    assert "inference_token must be set" in result.err
 
 
-def test_ports_and_host_change_only_what_they_name() -> None:
+def test_port_and_host_options_change_only_their_addresses() -> None:
     changed = with_addresses(Settings(), "::1", {"inference": 9, "management": None, "metrics": 0})
     assert (changed.inference_address, changed.management_address, changed.metrics_address) == (
         "http://[::1]:9",
@@ -390,7 +390,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
-def test_missing_parts_of_a_bare_model_are_reported() -> None:
+def test_missing_parts_of_a_model_file_are_reported() -> None:
     with (
         pytest.raises(UsageError, match="add --model-file"),
         unpacked(DIGITS / "digits.pth", HandlerFiles()),
@@ -403,7 +403,7 @@ def test_missing_parts_of_a_bare_model_are_reported() -> None:
         pass
 
 
-def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
+def test_host_and_port_options_apply_to_grpc() -> None:
     changed = with_grpc_addresses(
         Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None}
     )
@@ -412,7 +412,7 @@ def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()
 
 
-def test_a_missing_file_names_one_with_a_similar_name_here_or_in_the_store(
+def test_the_error_of_a_missing_file_suggests_a_similar_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -77,7 +77,7 @@ def describe(models: Run, *arguments: str) -> dict[str, Any]:
     return description
 
 
-def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Running) -> None:
+def test_the_start_is_reported_in_plain_lines_without_a_terminal(server: Running) -> None:
     assert server.lines[0] == "serving digits 1.0: weights, cpu, 1 worker"
     assert server.lines[1] == "serving echo 1.0: code only, cpu, 1 worker"
     assert [line.partition(" at ")[0] for line in server.lines[2:5]] == [
@@ -89,7 +89,7 @@ def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Runni
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_curl_line_works_as_it_stands(server: Running) -> None:
+def test_the_printed_curl_command_works(server: Running) -> None:
     line = server.lines[-1].removeprefix("try: ")
     assert tempfile.gettempdir() not in line
     answer = subprocess.run(
@@ -99,9 +99,7 @@ def test_the_curl_line_works_as_it_stands(server: Running) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_line_with_a_sample_works_as_it_stands(
-    server: Running, run: Run, tmp_path: Path
-) -> None:
+def test_the_printed_sample_command_works(server: Running, run: Run, tmp_path: Path) -> None:
     command = shlex.split(server.lines[-2].removeprefix("try: "))
     assert command[:4] == ["tsx", "predict", "digits", "--sample"]
     assert next(iter(json.loads(run(*command[1:]).out))) == "zero"
@@ -109,31 +107,31 @@ def test_the_line_with_a_sample_works_as_it_stands(
         next(iter(json.loads(run(*command[1:], "--version", "1.0", "--field", "data").out)))
         == "zero"
     )
-    without = run("predict", "echo", *command[3:])
-    assert (without.code, "Model echo has no sample" in without.err) == (1, True)
+    without_sample = run("predict", "echo", *command[3:])
+    assert (without_sample.code, "Model echo has no sample" in without_sample.err) == (1, True)
     assert run("predict", "digits", SEVEN, *command[3:]).code == run("predict", "digits").code == 2
 
 
-def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
-    ended = predict("digits", SEVEN)
-    assert ended.code == 0, ended.err
-    labels = json.loads(ended.out)
+def test_predict_sends_an_image_and_prints_the_response(predict: Run) -> None:
+    result = predict("digits", SEVEN)
+    assert result.code == 0, result.err
+    labels = json.loads(result.out)
     assert max(labels, key=labels.get) == "seven"
 
 
-def test_predict_sends_a_form_a_version_and_a_content_type(predict: Run, tmp_path: Path) -> None:
-    reported = json.loads(
+def test_predict_sends_form_version_and_content_type(predict: Run, tmp_path: Path) -> None:
+    output = json.loads(
         predict(
             *shlex.split(
                 f"digits {SEVEN} --field data --version 1.0 --content-type image/png --json"
             )
         ).out
     )
-    assert reported["status"] == 200
-    assert next(iter(reported["answer"])) == "seven"
+    assert output["status"] == 200
+    assert next(iter(output["answer"])) == "seven"
 
 
-def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> None:
+def test_predict_writes_a_response_unchanged(predict: Run, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\x00\xff\n")
     assert predict("echo", "in", "-o", "out").out == ""
     assert (tmp_path / "out").read_bytes() == b"\x00\xff\n"
@@ -160,9 +158,9 @@ def test_predict_reads_standard_input(server: Running, directory: Path) -> None:
     )
 
 
-def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
-    ended = predict("digit", SEVEN)
-    assert (ended.code, "did you mean 'digits'? `tsx models list`" in ended.err) == (1, True)
+def test_the_error_of_an_unknown_model_names_the_list_command(predict: Run) -> None:
+    result = predict("digit", SEVEN)
+    assert (result.code, "did you mean 'digits'? `tsx models list`" in result.err) == (1, True)
     assert "`tsx models list`" in predict("digits", SEVEN, "--version", "7").err
 
 
@@ -174,8 +172,8 @@ def test_models_are_listed_and_described(models: Run) -> None:
         "digits",
         "echo",
     }
-    reported = models("describe", "digits").out
-    assert "READY" in reported
+    description = models("describe", "digits").out
+    assert "READY" in description
     assert describe(models, "digits", "--version", "1.0")["modelVersion"] == "1.0"
     for arguments in (
         ["describe", "digit"],
@@ -190,29 +188,27 @@ def test_models_are_listed_and_described(models: Run) -> None:
         )
 
 
-def test_an_address_of_another_kind_is_reported_with_the_right_option(
-    run: Run, server: Running
-) -> None:
+def test_the_error_of_a_wrong_address_names_the_right_option(run: Run, server: Running) -> None:
     for arguments in (["list"], ["describe", "digits"], ["register", "x.mar"]):
         url = server.address("predictions")
-        ended = run("models", *arguments, "--url", url)
-        assert ended.code == 1
-        assert f"{url} answers, but it is not the management address" in ended.err
-        assert "--url, or with the setting management_address" in ended.err
+        result = run("models", *arguments, "--url", url)
+        assert result.code == 1
+        assert f"{url} answers, but it is not the management address" in result.err
+        assert "--url, or with the setting management_address" in result.err
     assert (
         "is not the inference address"
         in run("predict", "digits", SEVEN, "--url", server.address("models")).err
     )
 
 
-def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
+def test_settings_of_one_model_do_not_affect_others(models: Run) -> None:
     assert describe(models, "echo")["batchSize"] == 3
     assert describe(models, "digits")["batchSize"] == 1
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["models describe", "predict"])
-def test_completion_knows_the_models_of_the_server(
+def test_completion_lists_the_models_of_the_server(
     server: Running, directory: Path, command: str
 ) -> None:
     line = f"tsx {command} di"
@@ -243,7 +239,7 @@ def test_completion_without_a_server_offers_nothing(directory: Path) -> None:
     assert (completed.stdout.strip(), completed.stderr) == ("", "")
 
 
-def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
+def test_a_version_is_registered_made_default_and_removed(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
     assert (
         models("set-default", "echo", "--version", "2.0").out
@@ -252,28 +248,28 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
     assert describe(models, "echo", "--version", "2.0")["batchSize"] == 5
-    refused = models("unregister", "echo", "--version", "2.0")
-    assert refused.code == 1
-    assert "Cannot remove default version for model echo" in refused.err
+    refusal = models("unregister", "echo", "--version", "2.0")
+    assert refusal.code == 1
+    assert "Cannot remove default version for model echo" in refusal.err
     assert models("set-default", "echo", "1.0").code == 0
     for arguments in ([], ["1.0", "--version", "2.0"]):
-        refused = models("set-default", "echo", *arguments)
-        assert (refused.code, "`tsx models set-default echo 2.0`" in refused.err) == (2, True)
+        refusal = models("set-default", "echo", *arguments)
+        assert (refusal.code, "`tsx models set-default echo 2.0`" in refusal.err) == (2, True)
     assert (
         models("unregister", "echo", "--version", "2.0").out
         == 'Model "echo" unregistered: version 2.0\n'
     )
 
 
-def test_a_version_without_workers_does_not_become_the_default(models: Run) -> None:
+def test_a_version_without_workers_cannot_be_the_default(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 0).code == 0
-    refused = models("set-default", "echo", "2.0")
-    assert refused.code == 1
-    assert "`tsx models scale echo 1 --version 2.0`" in refused.err
+    refusal = models("set-default", "echo", "2.0")
+    assert refusal.code == 1
+    assert "`tsx models scale echo 1 --version 2.0`" in refusal.err
     assert models("unregister", "echo", "--version", "2.0").code == 0
 
 
-def test_an_archive_that_exists_here_is_the_one_that_is_meant(
+def test_a_local_archive_takes_precedence_over_one_in_the_store(
     models: Run, predict: Run, directory: Path, tmp_path: Path
 ) -> None:
     assert (
@@ -287,10 +283,10 @@ def test_an_archive_that_exists_here_is_the_one_that_is_meant(
     )
     assert main(["archive", "--name", "here", "--handler", "other.py", "-o", "echo2.0.mar"]) == 0
     for arguments in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
-        refused = models(*arguments)
+        refusal = models(*arguments)
         assert (
-            refused.code,
-            f"does not take {tmp_path / 'echo2.0.mar'}: an archive must be in" in refused.err,
+            refusal.code,
+            f"does not take {tmp_path / 'echo2.0.mar'}: an archive must be in" in refusal.err,
         ) == (1, True)
     (tmp_path / "input.bin").write_text("echoed")
     assert predict("here", "input.bin").out == "echoed"
@@ -301,7 +297,7 @@ def test_an_archive_that_exists_here_is_the_one_that_is_meant(
     )
 
 
-def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_store(
+def test_a_file_given_at_the_start_can_be_replaced_without_a_model_store(
     processes: None, run: Run, tmp_path: Path, session_cache: Path
 ) -> None:
     def pack(answer: str) -> None:
@@ -318,8 +314,8 @@ def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_sto
         ["serve", "hello.mar", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)}
     ) as running:
         pack("new")
-        replaced = run("models", "replace", "./hello.mar", "--url", running.address("models"))
-        assert replaced.code == 0, replaced.err
+        result = run("models", "replace", "./hello.mar", "--url", running.address("models"))
+        assert result.code == 0, result.err
         assert (
             run("predict", "hello", "hello.mar", "--url", running.address("predictions")).out
             == "new"
@@ -341,14 +337,18 @@ def test_workers_are_scaled(models: Run) -> None:
     )
 
 
-def test_limits_change_while_the_model_is_served(models: Run) -> None:
-    done = models("set", "echo", "batch_size=8", "overload_status=429")
-    assert (done.code, done.out) == (
+def test_limits_can_be_changed_while_a_model_is_served(models: Run) -> None:
+    result = models("set", "echo", "batch_size=8", "overload_status=429")
+    assert (result.code, result.out) == (
         0,
         'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n',
     )
-    reported = describe(models, "echo")
-    assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (
+    description = describe(models, "echo")
+    assert (
+        description["batchSize"],
+        description["overloadStatus"],
+        len(description["workers"]),
+    ) == (
         8,
         429,
         1,
@@ -364,12 +364,12 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
-def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(models: Run) -> None:
-    ended = models("register", "broken1.0.mar", "--workers", 1)
-    assert ended.code == 1
-    assert ended.err.startswith("Error: ")
-    assert "No module named 'no_such_library'" in ended.err
-    assert ended.err.rstrip().endswith(
+def test_a_loading_error_is_reported_with_its_line_or_traceback(models: Run) -> None:
+    result = models("register", "broken1.0.mar", "--workers", 1)
+    assert result.code == 1
+    assert result.err.startswith("Error: ")
+    assert "No module named 'no_such_library'" in result.err
+    assert result.err.rstrip().endswith(
         "line 1: import no_such_library\n--debug shows the whole traceback."
     )
     debugged = models("register", "broken1.0.mar", "--workers", 1, "--debug")
@@ -381,33 +381,31 @@ def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(model
     ("archive", "reason"),
     [("none.mar", "none.mar"), ("../x.mar", "Relative path is not allowed in url: ../x.mar")],
 )
-def test_an_archive_that_is_not_in_the_store_is_refused(
-    models: Run, archive: str, reason: str
-) -> None:
-    ended = models("register", archive)
-    assert ended.code == 1
-    assert reason in ended.err
-    assert "models list" not in ended.err
+def test_an_archive_outside_the_store_is_refused(models: Run, archive: str, reason: str) -> None:
+    result = models("register", archive)
+    assert result.code == 1
+    assert reason in result.err
+    assert "models list" not in result.err
 
 
-def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> None:
-    before = server.log
+def test_requests_are_not_logged(server: Running, predict: Run) -> None:
+    log_before = server.log
     assert predict("digits", SEVEN).code == 0
     assert urllib.request.urlopen(server.address("metrics") + "/metrics").status == 200
-    assert server.log == before
+    assert server.log == log_before
 
 
-def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running) -> None:
+def test_explain_reports_the_parts_of_a_requests_time(run: Run, server: Running) -> None:
     inference, management = server.address("predictions"), server.address("models")
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{inference}/predictions/digits", SEVEN.read_bytes(), {"Content-Type": "image/png"}
     )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         request_id = answer.headers["x-request-id"]
-    reported = run("explain", request_id, "--url", management)
-    assert reported.code == 0
-    assert reported.out.startswith(f"{request_id} was answered with 200 after ")
-    assert {line.split()[0] for line in reported.out.splitlines()[3:]} == {
+    explanation = run("explain", request_id, "--url", management)
+    assert explanation.code == 0
+    assert explanation.out.startswith(f"{request_id} was answered with 200 after ")
+    assert {line.split()[0] for line in explanation.out.splitlines()[3:]} == {
         "queue",
         "batch",
         "preprocess",
@@ -417,8 +415,8 @@ def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running)
     }
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
-    # An id may be cut out of a response's head.
-    assert run("explain", f" {request_id}\r\n", "--url", management).out == reported.out
+    # An id that is copied from a response header may have surrounding white space.
+    assert run("explain", f" {request_id}\r\n", "--url", management).out == explanation.out
     assert (
         "give the id of a request: it is"
         in run("explain", f"{request_id}\nand more", "--url", management).err
@@ -426,8 +424,8 @@ def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running)
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err
-    nothing = run("explain", "", "--url", management)
-    assert (nothing.code, "give the id of a request: it is" in nothing.err) == (2, True)
+    empty_result = run("explain", "", "--url", management)
+    assert (empty_result.code, "give the id of a request: it is" in empty_result.err) == (2, True)
     slow = run("slowest", "digits", "--count", "3", "--url", management)
     assert slow.code == 0
     assert slow.out.splitlines()[0].split() == [

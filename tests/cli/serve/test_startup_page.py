@@ -1,4 +1,4 @@
-"""The page that a server prints at its start, and servers whose output nobody takes."""
+"""The page that a server prints at its start, and servers whose output is not read."""
 
 from __future__ import annotations
 
@@ -75,15 +75,13 @@ def call(address, method, path):
         return response.status
 
 
-def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(
-    tmp_path, user_environment
-):
+def test_unread_output_blocks_neither_workers_nor_the_server(tmp_path, user_environment):
     reader, writer = os.pipe()
     with serving(tmp_path, user_environment, stdout=writer, stderr=writer) as (process, address):
         for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200
             assert call(address, "GET", "/livez") == 200
-        # The server logs the change of the number of workers.
+        # The server logs this change of the number of workers.
         management = user_environment["TSX_MANAGEMENT_ADDRESS"].removeprefix("http://")
         assert call(management, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200
         process.send_signal(signal.SIGTERM)
@@ -93,9 +91,7 @@ def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(
 
 
 @pytest.mark.parametrize("redirection", [">/dev/full 2>/dev/full", "<&- >&- 2>&-"])
-def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(
-    tmp_path, user_environment, redirection
-):
+def test_a_full_disk_or_closed_streams_cause_no_failures(tmp_path, user_environment, redirection):
     with serving(tmp_path, user_environment, redirection) as (process, address):
         for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200
@@ -120,7 +116,7 @@ ctypes.CDLL(None).dprintf(1, b"%s", b"\x1bcfrom native code\n")
 @pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere only what Python prints is made harmless"
 )
-def test_nothing_that_a_model_prints_steers_the_terminal(tmp_path, user_environment):
+def test_control_characters_that_a_model_prints_are_escaped(tmp_path, user_environment):
     make_model(tmp_path / "evil", STEERING)
     output, code = screen(["serve", "evil"], tmp_path, user_environment, until="Ctrl-C")
     assert code == 0
@@ -141,7 +137,7 @@ def handle(data, context):
 
 
 @pytest.mark.slow
-def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
+def test_a_long_load_shows_bytes_and_seconds(tmp_path, user_environment):
     make_model(tmp_path / "slow", SLOW)
     output, code = screen(["serve", "slow"], tmp_path, user_environment, until="Ctrl-C")
     assert code == 0
@@ -149,7 +145,7 @@ def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
     assert output.index("loading slow ...") < output.index(" serves 1 model")
 
 
-def test_progress_of_a_start_is_shown_in_bytes():
+def test_the_progress_of_a_start_is_shown_in_bytes():
     status = LoadStatus(
         12.4,
         [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)],
@@ -169,7 +165,7 @@ def test_progress_of_a_start_is_shown_in_bytes():
 CURL = "curl http://h:1/predictions/net -H 'Content-Type: text/plain'"
 
 
-def test_a_short_text_is_in_the_curl_line_itself():
+def test_a_short_text_is_part_of_the_curl_command():
     for body in (b'{"inputs": "good"}', b'{"inputs": "good"}\n'):
         line = request_line(
             "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
@@ -180,14 +176,14 @@ def test_a_short_text_is_in_the_curl_line_itself():
 @pytest.mark.parametrize(
     "body", [b"\x89PNG\r\n\x1a\n", b"@file", b"two\nlines", b"x" * 300, b"\x1b[2J"]
 )
-def test_the_curl_line_gets_any_other_sample_from_the_server(body):
+def test_the_curl_command_downloads_any_other_sample(body):
     line = request_line(
         "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
     )
     assert line == f"curl http://h:1/v2/models/net/sample -s | {CURL} --data-binary @-"
 
 
-def test_the_form_that_is_served_is_named(tmp_path):
+def test_the_page_names_the_served_form(tmp_path):
     torch.save({"weight": torch.zeros(2)}, tmp_path / "w.pth")
     archive = SimpleNamespace(manifest=SimpleNamespace(serialized_file="w.pth"), directory=tmp_path)
     for forms, text in (({}, "weights"), ({"onnx": 2}, "weights, as onnx")):

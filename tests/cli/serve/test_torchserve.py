@@ -35,7 +35,7 @@ ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) 
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
-def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
+def test_a_background_server_is_found_changed_restarted_and_stopped(
     torchserve: TorchServe,
 ) -> None:
     make_model(torchserve.directory / "store" / "echo.mar", ECHO)
@@ -54,12 +54,12 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
     assert (
         torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
     )
-    reported = torchserve.describe("echo")
+    description = torchserve.describe("echo")
     assert (
-        reported["batchSize"],
-        reported["minWorkers"],
-        reported["maxWorkers"],
-        reported["loadedAtStartup"],
+        description["batchSize"],
+        description["minWorkers"],
+        description["maxWorkers"],
+        description["loadedAtStartup"],
     ) == (4, 1, 1, True)
     assert "without effect here" in torchserve.stderr
     assert "junk.mar is not served" in torchserve.stderr
@@ -68,7 +68,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
         for process in [server, *server.children(recursive=True)]
         if MARK in (process.as_dict(["cmdline"], ad_value=[])["cmdline"])
     ]
-    # SageMaker's toolkit expects one process, and waits for its end.
+    # SageMaker's toolkit expects exactly one process and waits for its end.
     assert marked == [server]
 
     assert torchserve.call(*START)[:2] == (1, f"{RUNNING}\n")
@@ -85,7 +85,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
     assert torchserve.snapshots()[-1] == "shutdown"
     assert torchserve.call("--stop") == (0, "TorchServe is not currently running.\n", "")
 
-    # The last snapshot replaces the file.
+    # The last snapshot overrides the configuration file.
     torchserve.configure("load_models=all")
     code, lines = torchserve.start(*START, "--models", "broken.mar")
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
@@ -94,26 +94,26 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
     models = json.loads(torchserve.request("GET", f"{torchserve.management}/models"))["models"]
     assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
     assert torchserve.describe("echo")["modelVersion"] == "2.0"
-    reported = torchserve.describe("echo/1.0")
+    description = torchserve.describe("echo/1.0")
     assert (
-        reported["minWorkers"],
-        reported["maxWorkers"],
-        reported["batchSize"],
-        reported["loadedAtStartup"],
+        description["minWorkers"],
+        description["maxWorkers"],
+        description["batchSize"],
+        description["loadedAtStartup"],
     ) == (2, 3, 4, False)
 
-    # SIGKILL leaves the pid file behind.
+    # After SIGKILL, the pid file still exists.
     torchserve.end()
     code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
     assert (code, lines[0], lines[-1]) == (0, "Removing orphan pid file.", READY), torchserve.stderr
     assert torchserve.describe("other")["modelUrl"] == "echo.mar"
-    # The server before wrote the last snapshot.
+    # The previous server wrote the last snapshot.
     assert torchserve.snapshots()[-1] == "startup"
     assert torchserve.call("--stop", "--foreground")[:2] == (0, "TorchServe has stopped.\n")
 
 
-def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchServe) -> None:
-    """The snapshot keeps a model whose volume is mounted late, or whose file is damaged."""
+def test_a_temporarily_missing_archive_keeps_its_model(torchserve: TorchServe) -> None:
+    """The snapshot keeps a model whose volume is mounted late or whose file is damaged."""
     store = torchserve.directory / "store"
     for name in ("echo", "late"):
         make_model(store / f"{name}.mar", ECHO, name=name)
@@ -123,14 +123,14 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
         "PUT", f"{torchserve.management}/models/late?min_worker=0&max_worker=2&synchronous=true"
     )
     assert torchserve.call("--stop")[0] == 0
-    before = torchserve.snapshots()
+    snapshots_before = torchserve.snapshots()
 
     (store / "late.mar").rename(torchserve.directory / "late.mar")
     code, _, err = torchserve.call(*START)
     problem = "InvalidSnapshotException: Model archive file for model :late, version :1.0 not found in model store"
     assert (code, err.startswith(problem)) == (1, True), err
     assert "--ncs" in err
-    assert torchserve.snapshots() == before
+    assert torchserve.snapshots() == snapshots_before
 
     (store / "late.mar").write_text("junk")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
@@ -152,11 +152,11 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
 
     (torchserve.directory / "late.mar").rename(store / "late.mar")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
-    reported = torchserve.describe("late")
-    assert (reported["minWorkers"], reported["maxWorkers"]) == (0, 2)
+    description = torchserve.describe("late")
+    assert (description["minWorkers"], description["maxWorkers"]) == (0, 2)
 
 
-def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:
+def test_the_foreground_command_is_the_server_process(torchserve: TorchServe) -> None:
     torchserve.configure()
     command = [sys.executable, "-m", "tsx_cli.serve.torchserve", "--foreground", "--ncs"]
     with subprocess.Popen(
@@ -188,7 +188,7 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
         ("--workflow-store", "--workflow-store directory not found: nowhere"),
     ],
 )
-def test_a_missing_file_ends_the_start_in_torchserves_words(
+def test_a_missing_file_is_reported_in_torchserves_words(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -212,7 +212,7 @@ def test_a_missing_file_ends_the_start_in_torchserves_words(
         ("--stop", 0, "TorchServe is not currently running."),
     ],
 )
-def test_a_temporary_directory_that_is_not_there_is_reported(
+def test_a_missing_temporary_directory_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -226,13 +226,16 @@ def test_a_temporary_directory_that_is_not_there_is_reported(
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("alive", [False, True], ids=["ended", "another program"])
+@pytest.mark.parametrize("is_running", [False, True], ids=["ended", "another program"])
 def test_an_orphan_pid_file_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alive: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_running: bool,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    if not alive:
+    if not is_running:
         process.communicate()
     (tmp_path / ".model_server.pid").write_text(str(process.pid))
     assert main(["--stop"]) == 0
@@ -262,19 +265,19 @@ os.write(descriptor, b"1")
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("outcome", "patience", "code", "answers"),
+    ("outcome", "timeout_s", "code", "answers"),
     [("answers", 60, 0, True), ("fails", 60, 3, False), ("reads", 0, 0, False)],
 )
-def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
+def test_a_start_returns_after_a_response_an_exit_or_a_timeout(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     outcome: str,
-    patience: float,
+    timeout_s: float,
     code: int,
     answers: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(background, "START_TIMEOUT_S", patience)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", timeout_s)
     monkeypatch.setattr(
         background, "command", lambda arguments: [sys.executable, "-c", STARTING, *arguments]
     )
@@ -282,13 +285,13 @@ def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
     assert (tmp_path / "answers").exists() is answers
 
 
-def test_a_server_starts_after_its_starter_has_gone() -> None:
-    ours, theirs = os.pipe()
-    os.close(ours)
-    tell = start_notifier(theirs)
+def test_a_server_starts_even_if_its_starter_has_exited() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    tell = start_notifier(write_end)
     tell()
     tell()
-    os.close(theirs)
+    os.close(write_end)
 
 
 def test_a_failed_start_has_an_exit_code(torchserve: TorchServe) -> None:
@@ -310,7 +313,7 @@ def test_a_failed_start_has_an_exit_code(torchserve: TorchServe) -> None:
     assert not torchserve.pid_file.exists()
 
 
-def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path) -> None:
+def test_allowed_variables_are_applied_before_the_options(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     file.write_text("enable_envvars_config=true\n")
     arguments = argument_parser().parse_args(
@@ -335,7 +338,7 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     )
 
 
-def test_handler_errors_have_torchserves_status_unless_the_file_has_another(tmp_path: Path) -> None:
+def test_handler_errors_have_torchserves_status_by_default(tmp_path: Path) -> None:
     (tmp_path / "config.properties").write_text("handler_error_status=500\n")
     arguments = argument_parser().parse_args(
         ["--ncs", "--ts-config", str(tmp_path / "config.properties")]
@@ -349,7 +352,7 @@ def test_handler_errors_have_torchserves_status_unless_the_file_has_another(tmp_
     )
 
 
-def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(
+def test_a_snapshot_has_absolute_store_paths(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "config.properties"
@@ -366,24 +369,24 @@ def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_a_planted_pid_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+def test_a_pid_file_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert find_server(tmp_path / "pipe") is None
     file = tmp_path / ".model_server.pid"
     file.symlink_to(tmp_path / "victim")
     assert find_server(file) is None
-    before = os.umask(0)
+    previous_umask = os.umask(0)
     try:
         with claim_pid_file(file):
             assert not file.is_symlink()
             assert file.stat().st_mode & 0o777 == 0o644
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Path) -> None:
+def test_a_pid_file_of_another_process_stops_nothing(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert find_server(file) is None
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -400,7 +403,7 @@ def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
+def test_of_two_servers_only_one_owns_the_pid_file(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     process = subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); input()", MARK],
@@ -408,7 +411,7 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
-    # The process has its command line once it prints.
+    # The process has its own command line once it has printed a line.
     process.stdout.readline()
     file.write_text(str(process.pid))
     with pytest.raises(AlreadyRunning), claim_pid_file(file):
@@ -418,8 +421,8 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_that_is_a_zombie_has_ended(tmp_path: Path) -> None:
-    # The process becomes a zombie at its end.
+def test_a_zombie_server_counts_as_ended(tmp_path: Path) -> None:
+    # The process becomes a zombie when it ends, since nobody waits for it.
     orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
     assert end_server(psutil.Process(orphan.pid))
     assert not is_alive(psutil.Process(orphan.pid))
@@ -431,13 +434,13 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])
-def test_version_is_reported_as_torchserve_tells_it(
+def test_the_version_is_reported_as_by_torchserve(
     capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     assert main([flag]) == 0
     assert capsys.readouterr().out.startswith("TorchServe Version is 0.12.0 (tsx ")
 
 
-def test_an_unknown_option_is_wrong_usage() -> None:
+def test_an_unknown_option_is_a_usage_error() -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--frobnicate"])

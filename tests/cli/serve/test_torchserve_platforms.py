@@ -1,4 +1,4 @@
-"""Calls of `torchserve` by its container image, by SageMaker's toolkit and by KServe."""
+"""Calls of `torchserve` by its container image, SageMaker's toolkit and KServe."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tsx_cli.serve.torchserve import READY
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 
 
-def everywhere(address: str) -> str:
-    """Return the same port on all addresses of this machine, as containers have it."""
+def on_all_addresses(address: str) -> str:
+    """Return the same port on all addresses of this machine, as in containers."""
     return address.replace("127.0.0.1", "0.0.0.0")
 
 
 def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
     make_model(torchserve.directory / "store" / "echo.mar", ECHO)
     lines = [
-        f"{role}_address={everywhere(getattr(torchserve, role))}"
+        f"{role}_address={on_all_addresses(getattr(torchserve, role))}"
         for role in ("inference", "management", "metrics")
     ]
     lines += [
@@ -58,7 +58,7 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     model = make_model(torchserve.directory / "opt" / "ml" / "model", ECHO)
-    described = {
+    expected_description = {
         "model": {
             "1.0": {
                 "defaultVersion": True,
@@ -70,7 +70,8 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         }
     }
     lines = [
-        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+        f"{role}_address={on_all_addresses(torchserve.inference)}"
+        for role in ("inference", "management")
     ]
     lines += [
         "enable_envvars_config=true",
@@ -82,7 +83,7 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     lines += [
         "disable_token_authorization=true",
         "enable_model_api=truedefault_response_timeout=60",
-        f"models={json.dumps(described)}",
+        f"models={json.dumps(expected_description)}",
     ]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
     (torchserve.directory / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
@@ -97,14 +98,14 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}')
         == b'{"a": 1}'
     )
-    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
+    description = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
     assert (
-        reported["modelUrl"],
-        reported["batchSize"],
-        reported["minWorkers"],
-        reported["maxWorkers"],
+        description["modelUrl"],
+        description["batchSize"],
+        description["minWorkers"],
+        description["maxWorkers"],
     ) == (str(model), 8, 1, 2)
-    assert reported["jobQueueStatus"]["remainingCapacity"] == 7
+    assert description["jobQueueStatus"]["remainingCapacity"] == 7
 
 
 def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
@@ -120,7 +121,8 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
     }
     snapshot = {"name": "startup.cfg", "modelCount": 1, "models": {"mnist": {"1.0": version}}}
     lines = [
-        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+        f"{role}_address={on_all_addresses(torchserve.inference)}"
+        for role in ("inference", "management")
     ]
     lines += [
         f"metrics_address={torchserve.metrics}",
@@ -144,8 +146,12 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
             "models"
         ]
     ] == ["mnist"]
-    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
-    assert (reported["minWorkers"], reported["maxWorkers"], reported["maxBatchDelay"]) == (1, 5, 10)
+    description = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
+    assert (description["minWorkers"], description["maxWorkers"], description["maxBatchDelay"]) == (
+        1,
+        5,
+        10,
+    )
     assert (
         torchserve.request("POST", f"{torchserve.inference}/v1/models/mnist:predict", b"hello")
         == b"hello"

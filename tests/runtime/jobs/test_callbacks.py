@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, MOST, a_new_job
+from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.jobs import callbacks, receivers
 from tsx_runtime.jobs.callbacks import CallbackSender, backoff, signature
@@ -37,7 +37,7 @@ class WatchedStore(SqliteStore):
 
     async def add_finished(self, url: str, id: str = "a") -> None:
         """Add a job whose callback is due."""
-        await self.add(a_new_job(id, callback=url), MOST)
+        await self.add(a_new_job(id, callback=url), QUEUE_LIMIT)
         await self.claim({("m", ""): 1}, "me", 60)
         await self.finish(id, 1, "me", ANSWER, 60)
 

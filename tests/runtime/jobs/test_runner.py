@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, MOST, a_new_job
+from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
 from tsx_runtime.errors import QueueFull, StoreFull
 from tsx_runtime.jobs import runner as runner_module
 from tsx_runtime.jobs.runner import Runner
@@ -62,7 +62,7 @@ class Work:
 
     async def add(self, *ids: str) -> None:
         for id in ids:
-            await self.store.add(a_new_job(id), MOST)
+            await self.store.add(a_new_job(id), QUEUE_LIMIT)
         self.runner.added(("m", ""))
 
     async def answers(self, count: int = 1) -> None:
@@ -268,7 +268,7 @@ async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_anoth
     database: str,
 ) -> None:
     dead = postgres_store(database)
-    await dead.add(a_new_job("a"), MOST)
+    await dead.add(a_new_job("a"), QUEUE_LIMIT)
     assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
     async with working(postgres_store(database), Model(), "alive") as work:
         await work.runner.tend()

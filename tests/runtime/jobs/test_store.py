@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, MOST, REQUEST, a_new_job
+from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, REQUEST, a_new_job
 from tsx_runtime.errors import (
     BadRequest,
     JobsFull,
@@ -69,7 +69,7 @@ async def claim(
 def test_an_accepted_job_is_there_as_it_came_for_the_next_server_too(make_store: MakeStore) -> None:
     async def accept(store: SqlStore) -> None:
         fields = {"priority": 3, "callback": "http://x/", "client": "me", "deadline": 5.0}
-        await store.add(a_new_job("a", **fields), MOST)
+        await store.add(a_new_job("a", **fields), QUEUE_LIMIT)
 
     async def look(store: SqlStore) -> None:
         job = await store.get("a")
@@ -86,8 +86,8 @@ def test_an_accepted_job_is_there_as_it_came_for_the_next_server_too(make_store:
 
 async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlStore) -> None:
     for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
-        await store.add(a_new_job(id, priority=priority), MOST)
-    await store.add(a_new_job("other", version="2.0"), MOST)
+        await store.add(a_new_job(id, priority=priority), QUEUE_LIMIT)
+    await store.add(a_new_job("other", version="2.0"), QUEUE_LIMIT)
     assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
     third = await store.get("c")
     assert third is not None
@@ -99,7 +99,7 @@ async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlS
 
 
 async def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(store: SqlStore) -> None:
-    await store.add(a_new_job("a", callback="http://x/"), MOST)
+    await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store, owner="slow", seconds=-1)
     await store.reclaim()
     await claim(store, owner="quick")
@@ -119,7 +119,7 @@ async def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(store: S
 
 async def test_a_job_can_be_released_cancelled_and_run_again(store: SqlStore) -> None:
     for id in ("a", "b"):
-        await store.add(a_new_job(id), MOST)
+        await store.add(a_new_job(id), QUEUE_LIMIT)
     await claim(store, 1)
     await claim(store, owner="you")
     await store.release("me")
@@ -138,7 +138,7 @@ async def test_a_job_can_be_released_cancelled_and_run_again(store: SqlStore) ->
 
 
 async def test_an_expired_job_is_removed_and_known_for_a_while(store: SqlStore) -> None:
-    await store.add(a_new_job("a", callback="http://x/"), MOST)
+    await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store)
     await store.finish("a", 1, "me", ANSWER, -1)
     await store.expire()
@@ -166,7 +166,7 @@ async def test_one_client_and_all_together_have_a_bound_of_jobs(store: SqlStore)
 
 async def test_jobs_are_listed_by_pages_the_newest_first(store: SqlStore) -> None:
     for number in range(5):
-        await store.add(a_new_job(str(number), model="n" if number == 4 else "m"), MOST)
+        await store.add(a_new_job(str(number), model="n" if number == 4 else "m"), QUEUE_LIMIT)
     page = await store.list_jobs(limit=2)
     assert [job.id for job in page] == ["4", "3"]
     page = await store.list_jobs(before=page[-1].number, model="m")
@@ -175,10 +175,10 @@ async def test_jobs_are_listed_by_pages_the_newest_first(store: SqlStore) -> Non
 
 
 async def test_many_at_once_share_commits_and_one_that_fails_fails_alone(store: SqlStore) -> None:
-    await store.add(a_new_job("x"), MOST)
+    await store.add(a_new_job("x"), QUEUE_LIMIT)
     # The table refuses an answer without headers.
     bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]
-    adding = (store.add(a_new_job(str(n)), MOST) for n in range(50))
+    adding = (store.add(a_new_job(str(n)), QUEUE_LIMIT) for n in range(50))
     results = await asyncio.gather(*adding, bad, return_exceptions=True)
     assert [type(result) for result in results if result is not None] == [StoreUnavailable]
     assert await store.counts() == {("m", "queued"): 51}
@@ -205,9 +205,9 @@ async def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
     assert await store.begin_answer(key, "f", "you", 60) is None
     accepted = (key, StoredAnswer(202, expires=1e12))
     with pytest.raises(StoreUnavailable, match="Another server works on"):
-        await store.add(a_new_job("a"), MOST, 0, accepted, "me")
+        await store.add(a_new_job("a"), QUEUE_LIMIT, 0, accepted, "me")
     assert await store.counts() == {}
-    await store.add(a_new_job("a"), MOST, 0, accepted, "you")
+    await store.add(a_new_job("a"), QUEUE_LIMIT, 0, accepted, "you")
     assert await store.begin_answer(key, "f", "me", 60) == accepted[1]
 
 
@@ -224,7 +224,7 @@ async def test_expired_answers_are_removed_in_steps(
 async def test_callbacks_of_closed_receivers_stay_where_they_are(store: SqlStore) -> None:
     x, y, z = "http://x/", "http://x.y/", "http://z/"
     for id, receiver in (("a", x), ("b", y), ("c", z)):
-        await store.add(a_new_job(id, callback=f"{receiver}1"), MOST)
+        await store.add(a_new_job(id, callback=f"{receiver}1"), QUEUE_LIMIT)
         await claim(store)
         await store.finish(id, 1, "me", ANSWER, 60)
     assert await store.next_callback([x, y, z]) is None
@@ -234,7 +234,7 @@ async def test_callbacks_of_closed_receivers_stay_where_they_are(store: SqlStore
 
 
 async def test_a_callback_is_claimed_once_and_comes_again_after_a_while(store: SqlStore) -> None:
-    await store.add(a_new_job("a", callback="http://x/"), MOST)
+    await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store)
     await store.finish("a", 1, "me", ANSWER, 60)
     assert (await store.next_callback() or 0.0) <= 0
@@ -254,7 +254,7 @@ async def test_a_server_that_replaces_another_shares_its_file_until_that_one_has
     store = file_store
     key = AnswerKey("idempotency", "m", "k")
     for id in ("a", "b"):
-        await store.add(a_new_job(id), MOST)
+        await store.add(a_new_job(id), QUEUE_LIMIT)
     [first] = await claim(store, 1)
     assert await store.begin_answer(key, "f", "me", 60) is None
     following = SqliteStore(tmp_path / "jobs.sqlite")
@@ -265,7 +265,7 @@ async def test_a_server_that_replaces_another_shares_its_file_until_that_one_has
     assert [job.id for job in await claiming] == ["b"]
     # The run under the key goes on.
     assert (await following.begin_answer(key, "f", "other", 60)).status is None  # type: ignore[union-attr]
-    await store.add(a_new_job("c"), MOST)
+    await store.add(a_new_job("c"), QUEUE_LIMIT)
     assert await store.finish(first.id, first.attempts, "me", ANSWER, 60)
     assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == ANSWER.body  # type: ignore[union-attr]
     assert [job.id for job in await claim(following, owner="other")] == ["c"]
@@ -279,7 +279,7 @@ async def test_a_server_that_replaces_another_shares_its_file_until_that_one_has
 async def test_a_job_of_a_replaced_server_is_not_run_again_where_its_successor_was_killed(
     file_store: SqlStore, tmp_path: Path
 ) -> None:
-    await file_store.add(a_new_job("a"), MOST)
+    await file_store.add(a_new_job("a"), QUEUE_LIMIT)
     assert [job.id for job in await claim(file_store)] == ["a"]
     killed, third = SqliteStore(tmp_path / "jobs.sqlite"), SqliteStore(tmp_path / "jobs.sqlite")
     killed.follow(60)
@@ -312,7 +312,7 @@ async def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_ke
     file_store.hand_over()
     goes_on.set()
     await opened
-    await last.add(a_new_job("a"), MOST)
+    await last.add(a_new_job("a"), QUEUE_LIMIT)
     assert await state_of(waiting, "a") == "queued"
     await last.close()
     await waiting.close()
@@ -322,7 +322,7 @@ def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: 
     key = AnswerKey("idempotency", "m", "k")
 
     async def test(store: SqlStore) -> None:
-        await store.add(a_new_job("a"), MOST)
+        await store.add(a_new_job("a"), QUEUE_LIMIT)
         await claim(store)
         assert await store.begin_answer(key, "f", "me", 60) is None
         with pytest.raises(StoreUnavailable, match="in use by another running server"):
@@ -339,12 +339,12 @@ def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: 
 
 def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path) -> None:
     async def test(store: SqlStore) -> None:
-        await store.add(a_new_job("a"), MOST)
+        await store.add(a_new_job("a"), QUEUE_LIMIT)
         large = a_new_job("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
         with pytest.raises(StoreFull, match="max_jobs_size") as raised:
-            await store.add(large, MOST)
+            await store.add(large, QUEUE_LIMIT)
         assert raised.value.status == 507
-        await store.add(a_new_job("c"), MOST)
+        await store.add(a_new_job("c"), QUEUE_LIMIT)
         assert await store.counts() == {("m", "queued"): 2}
 
     run(SqliteStore(tmp_path / "jobs.sqlite", 1 << 18), test)
@@ -390,16 +390,16 @@ def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("processes")
 def test_a_lost_connection_is_made_again(database: str) -> None:
     async def test(store: SqlStore) -> None:
-        await store.add(a_new_job("a"), MOST)
+        await store.add(a_new_job("a"), QUEUE_LIMIT)
         as_postgres(
             database,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'tsx' AND datname = current_database()",
         )
-        await store.add(a_new_job("b"), MOST)
+        await store.add(a_new_job("b"), QUEUE_LIMIT)
         bad = REQUEST._replace(path="/predictions/m/1.0/\0")
         with pytest.raises(BadRequest, match="cannot be stored"):
-            await store.add(a_new_job("c")._replace(request=bad), MOST)
+            await store.add(a_new_job("c")._replace(request=bad), QUEUE_LIMIT)
         assert await store.counts() == {("m", "queued"): 2}
 
     run(postgres_store(database), test)
@@ -411,7 +411,7 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
 @pytest.mark.usefixtures("processes")
 async def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
     stores = [postgres_store(database) for _ in range(3)]
-    await asyncio.gather(*(stores[n % 3].add(a_new_job(str(n)), MOST) for n in range(60)))
+    await asyncio.gather(*(stores[n % 3].add(a_new_job(str(n)), QUEUE_LIMIT) for n in range(60)))
     claimed: list[str] = []
 
     async def work(store: SqlStore, owner: str) -> None:
@@ -464,7 +464,9 @@ def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
 
 async def test_names_are_never_sql(store: SqlStore) -> None:
     name = "x'); DROP TABLE tsx_jobs; -- {now} ? %s %(a)s {locked} \\ $$ \U0001f600"
-    await store.add(NewJob(name, name, name, REQUEST, client=name, callback=name), MOST, MOST)
+    await store.add(
+        NewJob(name, name, name, REQUEST, client=name, callback=name), QUEUE_LIMIT, QUEUE_LIMIT
+    )
     (job,) = await store.claim({(name, name): 1}, name, 60)
     assert (job.id, job.model, job.version, job.client) == (name,) * 4
     assert await store.finish(name, job.attempts, name, ANSWER, 60)
@@ -480,7 +482,7 @@ def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None
 
     async def test(store: SqlStore) -> None:
         with pytest.raises(StoreUnavailable, match="tables of another release"):
-            await store.add(a_new_job("a"), MOST)
+            await store.add(a_new_job("a"), QUEUE_LIMIT)
 
     run(make_store(), change)
     run(make_store(), test)
@@ -488,7 +490,7 @@ def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None
 
 def test_an_error_of_the_database_quotes_no_row(processes: None, database: str) -> None:
     async def test(store: SqlStore) -> None:
-        await store.add(a_new_job("a", callback="https://host/hook?key=a-secret"), MOST)
+        await store.add(a_new_job("a", callback="https://host/hook?key=a-secret"), QUEUE_LIMIT)
         with pytest.raises(StoreUnavailable, match="not-null constraint") as caught:
             await store.do(lambda session: session.run("UPDATE tsx_jobs SET model = NULL"))
         assert "a-secret" not in caught.value.message

@@ -1,4 +1,4 @@
-"""HTTP/2 frames for clients that break its rules and read only when a test says so."""
+"""A client of HTTP/2 that can break its rules and reads only when a test says so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
     """Encode an HPACK field with a literal name and value.
 
-    An `indexed` one goes into the receiver's dynamic table too.
+    If `indexed`, the receiver also adds it to its dynamic table.
     """
     return (b"\x40" if indexed else b"\x00") + _length(name) + name + _length(value) + value
 
@@ -48,14 +48,14 @@ def call_headers(path: bytes, extra: Iterable[tuple[bytes, bytes]] = ()) -> byte
 
 
 def message(data: bytes, *, compressed: bool = False) -> bytes:
-    """Encode a message of gRPC: one byte, its length, its data."""
+    """Encode a gRPC message: the compression flag, the length and the data."""
     return struct.pack(">BI", compressed, len(data)) + data
 
 
 class HostileConnection:
-    """A connection that sends any frames.
+    """A connection that sends arbitrary frames.
 
-    The server's frames are read while something is sent or waited for, and counted in `frames`.
+    The server's frames are read during sending and waiting, and counted in `frames`.
     """
 
     def __init__(self, target: str, settings: bytes = b"") -> None:
@@ -65,13 +65,13 @@ class HostileConnection:
         self.frames: Counter[int] = Counter()
         self.reset: Counter[int] = Counter()  # streams that the server has reset, by error code
         self.data: Counter[int] = Counter()  # bytes of DATA by stream
-        self.headers: dict[int, bytes] = {}  # header blocks of answers by stream, as they came
+        self.headers: dict[int, bytes] = {}  # encoded header blocks of responses by stream
         self.finished: set[int] = set()  # streams that the server has ended
-        self.max_streams: int | None = None  # the server's setting
-        self.goaway: tuple[int, bytes] | None = None  # its error code and text
+        self.max_streams: int | None = None  # the server's limit
+        self.goaway: tuple[int, bytes] | None = None  # the server's error code and text
         self.closed = False
         self._buffer = b""
-        self._acknowledge = False  # the server's settings, at the next end of a frame
+        self._acknowledge = False  # True until the server's settings are acknowledged
         self.send(PREFACE + frame(SETTINGS, 0, 0, settings))
 
     def __enter__(self) -> HostileConnection:
@@ -81,11 +81,11 @@ class HostileConnection:
         self.sock.close()
 
     def send(self, data: bytes, deadline: float = TIMEOUT) -> bool:
-        """Send bytes; return False where the server has closed or stopped reading."""
-        if self._acknowledge:  # never within a frame that is half sent
+        """Send bytes; return False if the server has closed or stopped reading."""
+        if self._acknowledge:  # here, since it must not split a frame
             self._acknowledge, data = False, frame(SETTINGS, ACK, 0) + data
-        view, until = memoryview(data), time.monotonic() + deadline
-        while view and not self.closed and time.monotonic() < until:
+        view, end_time = memoryview(data), time.monotonic() + deadline
+        while view and not self.closed and time.monotonic() < end_time:
             readable, writable, _ = select.select([self.sock], [self.sock], [], 1.0)
             if readable:
                 self._receive()
@@ -97,38 +97,38 @@ class HostileConnection:
         return not view
 
     def read_until_closed(self, deadline: float = TIMEOUT) -> bool:
-        until = time.monotonic() + deadline
-        while not self.closed and (seconds := until - time.monotonic()) > 0:
+        end_time = time.monotonic() + deadline
+        while not self.closed and (seconds := end_time - time.monotonic()) > 0:
             self.read(seconds)
         return self.closed
 
     def settle(self) -> bool:
-        """Wait until the server has read everything and answers a ping; False where it closes."""
-        seen = self.frames[PING]
+        """Wait until the server has read everything; return False if it closes."""
+        pings_before = self.frames[PING]
         self.send(frame(PING, 0, 0, b"settled?"))
-        until = time.monotonic() + TIMEOUT
-        while not self.closed and self.frames[PING] == seen:
-            assert time.monotonic() < until
+        end_time = time.monotonic() + TIMEOUT
+        while not self.closed and self.frames[PING] == pings_before:
+            assert time.monotonic() < end_time
             self.read(1.0)
         return not self.closed
 
     def status(self, stream: int) -> int | None:
-        """Return gRPC's status of the first stream; later ones refer to the HPACK table."""
+        """Return the gRPC status of the first stream; later streams use the HPACK table."""
         _, separator, value = self.headers.get(stream, b"").partition(b"grpc-status")
         return int(value[1 : 1 + value[0]]) if separator else None
 
     def wait_end(self, stream: int) -> None:
         """Wait until the server has ended the stream or the connection."""
         self.send(b"")
-        until = time.monotonic() + TIMEOUT
+        end_time = time.monotonic() + TIMEOUT
         while not self.closed and stream not in self.finished:
-            assert time.monotonic() < until
+            assert time.monotonic() < end_time
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
-        """Read the frames that come within that time.
+        """Read the frames that arrive within that time.
 
-        The server waits only a few seconds for the acknowledgement of its settings.
+        This also acknowledges the server's settings, for which it waits only a few seconds.
         """
         if select.select([self.sock], [], [], seconds)[0]:
             self._receive()
@@ -162,12 +162,14 @@ class HostileConnection:
         elif kind == GOAWAY:
             self.goaway = int.from_bytes(payload[4:8], "big"), payload[8:]
         elif kind == SETTINGS and not flags & ACK:
-            reported = {
-                int.from_bytes(payload[at : at + 2], "big"): payload[at + 2 : at + 6]
-                for at in range(0, len(payload), 6)
+            settings_by_id = {
+                int.from_bytes(payload[position : position + 2], "big"): payload[
+                    position + 2 : position + 6
+                ]
+                for position in range(0, len(payload), 6)
             }
-            if 3 in reported:
-                self.max_streams = int.from_bytes(reported[3], "big")
+            if 3 in settings_by_id:
+                self.max_streams = int.from_bytes(settings_by_id[3], "big")
             self._acknowledge = True
         if kind in (DATA, HEADERS) and flags & END_STREAM:
             self.finished.add(stream)

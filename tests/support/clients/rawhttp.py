@@ -1,4 +1,4 @@
-"""HTTP as bytes: a connection that sends any pieces and reads the bytes that come back."""
+"""HTTP as bytes: a connection that sends arbitrary pieces and reads the responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 TIMEOUT = 120.0  # seconds, on a busy machine
-VARIES = {b"date": b"-", b"x-request-id": b"-"}
+MASKED_HEADERS = {b"date": b"-", b"x-request-id": b"-"}
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Answer:
     line: bytes
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytes = b""
-    complete: bool = True  # the connection did not end within it
+    complete: bool = True  # False if the connection ended within the response
 
     @property
     def status(self) -> int:
@@ -26,7 +26,7 @@ class Answer:
 
 
 class RawConnection:
-    """A connection from the address `source`; `turn` lets the server read between pieces."""
+    """A connection from the address `source`; `turn` is called after each piece."""
 
     def __init__(
         self, address: tuple[str, int], turn: Callable[[], object] = lambda: None, source: str = ""
@@ -44,7 +44,7 @@ class RawConnection:
         self.sock.close()
 
     def send(self, *pieces: bytes) -> None:
-        """Send pieces; only reading finds out that the server has closed."""
+        """Send pieces; if the server has closed, only the next read reports it."""
         for piece in pieces:
             try:
                 self.sock.sendall(piece)
@@ -59,14 +59,14 @@ class RawConnection:
         return self._buffer
 
     def answer(self, method: bytes = b"POST") -> Answer | None:
-        """Return the next answer to a request of this method, or None at the connection's end."""
+        """Return the next response to a request of this method, or None if there is none."""
         while b"\r\n\r\n" not in self._buffer:
             if not self._more():
                 return Answer(self._buffer, complete=False) if self._buffer else None
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         line, *lines = head.split(b"\r\n")
         pairs = [entry.partition(b": ")[::2] for entry in lines]
-        answer = Answer(line, [(name, VARIES.get(name, value)) for name, value in pairs])
+        answer = Answer(line, [(name, MASKED_HEADERS.get(name, value)) for name, value in pairs])
         if method == b"HEAD" or answer.status < 200 or answer.status in (204, 304):
             return answer
         if answer.header(b"transfer-encoding") == b"chunked":
@@ -94,8 +94,8 @@ class RawConnection:
             if not self._more():
                 answer.complete = False
                 break
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken
+        data, self._buffer = self._buffer[:count], self._buffer[count:]
+        return data
 
     def _more(self) -> bool:
         try:
@@ -114,7 +114,7 @@ def request(
     body: bytes | None = None,
     version: bytes = b"1.1",
 ) -> bytes:
-    """Encode a request; without a body it has no length."""
+    """Encode a request, which has a Content-Length only if there is a body."""
     lines = [
         b"%b %b HTTP/%b" % (method, target, version),
         b"Host: 127.0.0.1",

@@ -1,4 +1,4 @@
-"""A server with scripted answers: pieces of bytes, delays, and connections that close."""
+"""A server with scripted responses: pieces of bytes, delays, and closed connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Request(NamedTuple):
 
 @contextmanager
 def scripted(script: Script, *, port: int = 0) -> Iterator[str]:
-    """Answer the n-th request, counted over all connections, by `script(n, request)`."""
+    """Answer the n-th request, counted over all connections, with `script(n, request)`."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     numbers = iter(range(10**9))
     address = ""

@@ -1,4 +1,4 @@
-"""A model whose handler acts on the text of a request, and calls of it without a server."""
+"""A model whose handler obeys the text of a request, and calls of it without a server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def ask(version: ModelVersion, body: str) -> str:
 
 
 async def until(condition) -> None:
-    """Wait for a condition, such as a worker's state, which gives no event."""
+    """Poll a condition for which no event exists, such as a worker's state."""
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -77,14 +77,14 @@ async def until(condition) -> None:
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a call as its server does when the client leaves, and wait for its end."""
+    """Cancel a call as the server does when a client disconnects, and wait for its end."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended; an orphan may stay a zombie for a while."""
+    """Tell whether a process has ended, even if it is still a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -93,7 +93,7 @@ def gone(pid: int) -> bool:
 
 @asynccontextmanager
 async def a_registry(heartbeat: float = 2, **settings) -> AsyncIterator[Registry]:
-    """Make a registry in this process; `heartbeat` are the seconds between checks of a worker."""
+    """Make a registry in this process, which checks its workers every `heartbeat` seconds."""
     with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
         registry = Registry(Settings(**settings))
         try:
@@ -117,7 +117,7 @@ async def register(
     wait: bool = True,
     **values: Any,
 ) -> ModelVersion:
-    """Write and register a model with one worker, or with the `values` of an order."""
+    """Write and register a model with one worker, or with the settings in `values`."""
     talker(path, handler, name=name, version=version, config=config)
     return await registry.register_path(path, order(**values), wait=wait)
 
@@ -125,5 +125,5 @@ async def register(
 async def a_talker(
     registry: Registry, directory: Path, handler: str = HANDLER, **values: Any
 ) -> ModelVersion:
-    """Register a model that lies in `directory / "m"`."""
+    """Register a talking model in `directory / "m"`."""
     return await register(registry, directory / "m", handler, **values)

@@ -1,1 +1,1 @@
-"""Doubles of platforms, which speak their documented protocols."""
+"""Doubles of platforms that implement their documented protocols."""

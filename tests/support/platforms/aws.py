@@ -1,8 +1,8 @@
 """A double of AWS in this process: moto, and the parts of SageMaker that moto lacks.
 
 Calls of boto3 are answered without a socket. moto has no `UpdateEndpoint`, knows the instance types
-of 2020, and creates endpoints at once. Here an endpoint changes for as many looks as a test says,
-fails with a reason, and goes back to its last configuration.
+of 2020, and creates endpoints at once. Here an endpoint changes for as many polls as a test says,
+may fail with a reason, and then returns to its last configuration.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ IAM_ACTION_BY_OPERATION = {
 
 
 @dataclass
-class Course:
-    """The settings of a test for what it deploys, and the calls that were made.
+class Scenario:
+    """The behaviour of AWS that a test sets, and the calls that were made.
 
-    Endpoints change for `looks` looks at them, and then fail where `failure` says why.
+    A changing endpoint is ready after `polls` descriptions of it, or fails if `failure` is set.
     """
 
-    looks: int = 0
+    polls: int = 0
     failure: str = ""
-    looks_left: dict[str, int] = field(default_factory=dict)
+    polls_left: dict[str, int] = field(default_factory=dict)
     # The next configuration of each endpoint, and whether it is a creation or an update.
     target: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
@@ -54,31 +54,31 @@ class Course:
     provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     components: dict[str, FakeComponent] = field(default_factory=dict)
-    # Alarms that went off, and when.
+    # The alarms that went off, with their times.
     alarmed: list[tuple[str, datetime]] = field(default_factory=list)
     # All operations in order, as `service:Operation`.
-    asked: list[str] = field(default_factory=list)
-    # Functions that are called with each operation and the text of its request: before it is
-    # carried out, and between that and its answer.
+    operations: list[str] = field(default_factory=list)
+    # Functions that are called with each operation and the text of its request, before and after
+    # the operation is carried out.
     before: Callable[[str, str], None] = lambda operation, call: None
     after: Callable[[str, str], None] = lambda operation, call: None
-    last_call: str = ""  # the text of the last request
-    # The account that the bucket had to belong to, for each operation of S3.
+    last_request: str = ""  # the text of the last request
+    # The account that each S3 operation expected to own the bucket.
     owners: dict[str, str] = field(default_factory=dict)
 
 
 class Account:
-    """The account that boto3 finds by the environment; `emptied` begins anew."""
+    """The account that boto3 finds in the environment; `emptied` removes everything in it."""
 
     def __init__(self) -> None:
-        self.course = Course()
+        self.scenario = Scenario()
 
-    def emptied(self) -> Course:
+    def emptied(self) -> Scenario:
         from moto.moto_api._internal.models import moto_api_backend
 
         moto_api_backend.reset()
-        self.course = Course()
-        return self.course
+        self.scenario = Scenario()
+        return self.scenario
 
 
 @contextmanager
@@ -108,7 +108,8 @@ def aws() -> Generator[Account, None, None]:
         )
         patch.setattr(boto3, "DEFAULT_SESSION", None)
         patch.setattr(
-            "boto3.session.Session", cache(lambda **which: _report_calls(make(**which), account))
+            "boto3.session.Session",
+            cache(lambda **options: _report_calls(make(**options), account)),
         )
         patch.setattr(
             FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None
@@ -116,7 +117,7 @@ def aws() -> Generator[Account, None, None]:
         patch.setattr(
             SageMakerResponse,
             "update_endpoint",
-            lambda self: _update(self, account.course),
+            lambda self: _update(self, account.scenario),
             raising=False,
         )
         for name in ("create_endpoint", "describe_endpoint"):
@@ -134,7 +135,7 @@ def aws() -> Generator[Account, None, None]:
 
 
 def _answer(request: AWSPreparedRequest, **options: Any) -> AWSResponse | None:
-    """Return moto's answer, or None for an address outside AWS, which botocore then calls."""
+    """Return moto's response, or None for an address outside AWS, to which botocore connects."""
     from moto.core.botocore_stubber import BotocoreStubber, MockRawResponse
 
     answer = BotocoreStubber().process_request(request)
@@ -148,16 +149,16 @@ def _report_calls(session: Any, account: Account) -> Any:
     """Have a session report its calls to the test."""
 
     def before(model: Any, params: Any, **options: Any) -> None:
-        operation, course = f"{model.service_model.service_name}:{model.name}", account.course
-        course.asked.append(operation)
-        course.last_call = f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
+        operation, scenario = f"{model.service_model.service_name}:{model.name}", account.scenario
+        scenario.operations.append(operation)
+        scenario.last_request = f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
         if operation.startswith("s3:"):
-            _check_owner(course, model, params["headers"].get("x-amz-expected-bucket-owner", ""))
-        course.before(operation, course.last_call)
+            _check_owner(scenario, model, params["headers"].get("x-amz-expected-bucket-owner", ""))
+        scenario.before(operation, scenario.last_request)
 
     def after(model: Any, **options: Any) -> None:
-        account.course.after(
-            f"{model.service_model.service_name}:{model.name}", account.course.last_call
+        account.scenario.after(
+            f"{model.service_model.service_name}:{model.name}", account.scenario.last_request
         )
 
     make = session.client
@@ -165,16 +166,16 @@ def _report_calls(session: Any, account: Account) -> Any:
 
     def client(service: str, **options: Any) -> Any:
         address = options.get("region_name"), options.get("endpoint_url")
-        which = (
+        client_key = (
             service,
             *address,
             os.environ.get("AWS_ENDPOINT_URL"),
             os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"),
         )
-        # A client takes as long to make as ten calls of it.
-        if which not in clients:
-            clients[which] = make(service, **options)
-        return clients[which]
+        # Clients are cached, since creating one takes as long as ten calls.
+        if client_key not in clients:
+            clients[client_key] = make(service, **options)
+        return clients[client_key]
 
     session.client = client
     session.events.register("before-call", before)
@@ -182,13 +183,13 @@ def _report_calls(session: Any, account: Account) -> Any:
     return session
 
 
-def _check_owner(course: Course, model: Any, expected: str) -> None:
+def _check_owner(scenario: Scenario, model: Any, expected: str) -> None:
     """Check the expected owner of a bucket; ACCOUNT owns all of them here.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html
     """
     if "ExpectedBucketOwner" in model.input_shape.members:
-        course.owners[model.name] = expected
+        scenario.owners[model.name] = expected
     if expected not in ("", ACCOUNT):
         code = (
             ("403", "Forbidden")
@@ -200,11 +201,11 @@ def _check_owner(course: Course, model: Any, expected: str) -> None:
 
 def _endpoint(response: Any) -> Any:
     name = response._get_param("EndpointName")
-    response.sagemaker_backend.describe_endpoint(name)  # raises where there is none
+    response.sagemaker_backend.describe_endpoint(name)  # raises an error if there is none
     return response.sagemaker_backend.endpoints[name]
 
 
-def _update(response: Any, course: Course) -> Any:
+def _update(response: Any, scenario: Scenario) -> Any:
     """Answer UpdateEndpoint.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_UpdateEndpoint.html
@@ -215,53 +216,56 @@ def _update(response: Any, course: Course) -> Any:
     endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
     configuration = response.sagemaker_backend.describe_endpoint_config(config)
     name = endpoint.endpoint_name
-    if course.looks_left.get(name):
+    if scenario.polls_left.get(name):
         raise ValidationError(f"Cannot update in-progress endpoint {name}.")
-    course.calls.append(f"UpdateEndpoint {config}")
-    course.target[name] = (config, "update")
-    if not response._get_param("RetainAllVariantProperties") and not course.failure:
+    scenario.calls.append(f"UpdateEndpoint {config}")
+    scenario.target[name] = (config, "update")
+    if not response._get_param("RetainAllVariantProperties") and not scenario.failure:
         endpoint.production_variants = endpoint._process_production_variants(
             configuration["ProductionVariants"]
         )
-    _begin(endpoint, course, "Updating")
+    _begin(endpoint, scenario, "Updating")
     return ActionResult({"EndpointArn": endpoint.arn})
 
 
 def _endpoint_operation(name: str, real: Any, account: Account) -> Any:
     def create_endpoint(response: Any) -> Any:
-        answer, course = real(response), account.course
+        answer, scenario = real(response), account.scenario
         endpoint = _endpoint(response)
-        course.calls.append(f"CreateEndpoint {endpoint.endpoint_config_name}")
-        course.target[endpoint.endpoint_name] = (endpoint.endpoint_config_name, "create")
-        _begin(endpoint, course, "Creating")
+        scenario.calls.append(f"CreateEndpoint {endpoint.endpoint_config_name}")
+        scenario.target[endpoint.endpoint_name] = (endpoint.endpoint_config_name, "create")
+        _begin(endpoint, scenario, "Creating")
         return answer
 
     def describe_endpoint(response: Any) -> Any:
-        endpoint, course = _endpoint(response), account.course
+        endpoint, scenario = _endpoint(response), account.scenario
         name = endpoint.endpoint_name
-        if course.looks_left.get(name, 0) > 0:
-            course.looks_left[name] -= 1
-        elif name in course.target:
-            _settle(endpoint, course, *course.target.pop(name))
+        if scenario.polls_left.get(name, 0) > 0:
+            scenario.polls_left[name] -= 1
+        elif name in scenario.target:
+            _settle(endpoint, scenario, *scenario.target.pop(name))
         return real(response)
 
     return create_endpoint if name == "create_endpoint" else describe_endpoint
 
 
-def _begin(endpoint: Any, course: Course, status: str) -> None:
+def _begin(endpoint: Any, scenario: Scenario, status: str) -> None:
     endpoint.endpoint_status = status
     endpoint.pending_deployment_summary = {
-        "EndpointConfigName": course.target[endpoint.endpoint_name][0]
+        "EndpointConfigName": scenario.target[endpoint.endpoint_name][0]
     }
-    course.looks_left[endpoint.endpoint_name] = course.looks
+    scenario.polls_left[endpoint.endpoint_name] = scenario.polls
 
 
-def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
-    """End a creation or an update; an update that fails goes back, and says why."""
+def _settle(endpoint: Any, scenario: Scenario, config: str, outcome: str) -> None:
+    """End a creation or an update.
+
+    A failed update restores the last configuration and has a reason.
+    """
     endpoint.pending_deployment_summary = None
-    if course.failure:
-        endpoint.endpoint_status = "Failed" if way == "create" else "InService"
-        endpoint.failure_reason = course.failure
+    if scenario.failure:
+        endpoint.endpoint_status = "Failed" if outcome == "create" else "InService"
+        endpoint.failure_reason = scenario.failure
         return
     endpoint.endpoint_status, endpoint.endpoint_config_name, endpoint.failure_reason = (
         "InService",

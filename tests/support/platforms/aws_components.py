@@ -4,8 +4,8 @@ It has their operations, and Application Auto Scaling's reaction to an alarm:
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateInferenceComponent.html and its
 neighbours;
 https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html. A
-component is on an endpoint that is in service and whose variant names no model; it cannot be
-changed or deleted while it starts or changes; a failed update restores what was before.
+component belongs to an endpoint that is in service and whose variant has no model. It cannot be
+changed or deleted while it starts or changes. A failed update restores the previous state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 DIMENSION = "sagemaker:inference-component:DesiredCopyCount"
 # Fields of an endpoint's configuration that moto drops.
-KEPT = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
+PRESERVED_FIELDS = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 
 
 @dataclass
@@ -36,10 +36,10 @@ class FakeComponent:
     current: int = 0
     status: str = "Creating"
     reason: str = ""
-    looks_left: int = 0  # looks for which it goes on changing
-    coming: dict[str, Any] | None = None  # the specification that an update brings
-    coming_copies: int = 0
-    deployment: dict[str, Any] | None = None  # how the last update was made
+    polls_left: int = 0  # descriptions until its change has ended
+    new_specification: dict[str, Any] | None = None  # the specification of the update in progress
+    new_copies: int = 0
+    deployment: dict[str, Any] | None = None  # the options of the last update
     created: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
 
@@ -73,11 +73,11 @@ def patch_components(patch: pytest.MonkeyPatch, account: Any) -> None:
         lambda self: _keep_fields(self, create_config(self)),
     )
     checked = SageMakerModelBackend.validate_production_variants
-    named = "ModelName"
+    model_key = "ModelName"
     patch.setattr(
         SageMakerModelBackend,
         "validate_production_variants",
-        lambda self, all: checked(self, [variant for variant in all if named in variant]),
+        lambda self, all: checked(self, [variant for variant in all if model_key in variant]),
     )
     known = {value.name: value.value for value in autoscaling.ScalableDimensionValueSet}
     for module in (autoscaling, responses):
@@ -95,7 +95,9 @@ def _method(operation: Callable[[Any, Any], Any], account: Any) -> Callable[[Any
 def _keep_fields(response: Any, answer: Any) -> Any:
     config = response.sagemaker_backend.endpoint_configs[response._get_param("EndpointConfigName")]
     for name, attribute in zip(
-        KEPT, ("execution_role_arn", "vpc_config", "enable_network_isolation"), strict=True
+        PRESERVED_FIELDS,
+        ("execution_role_arn", "vpc_config", "enable_network_isolation"),
+        strict=True,
     ):
         setattr(config, attribute, response._get_param(name))
     return answer
@@ -111,7 +113,7 @@ def _tag(backend: Any, arn: str, tags: list[dict[str, str]]) -> list[dict[str, s
 
 def _of_arn(account: Any, arn: str) -> Any:
     return next(
-        (component for component in account.course.components.values() if component.arn == arn),
+        (component for component in account.scenario.components.values() if component.arn == arn),
         None,
     )
 
@@ -125,17 +127,17 @@ def _refuse(message: str) -> Exception:
 def _component(account: Any, response: Any) -> FakeComponent:
     name = response._get_param("InferenceComponentName")
     try:
-        component: FakeComponent = account.course.components[name]
+        component: FakeComponent = account.scenario.components[name]
     except KeyError:
         raise _refuse(f"Could not find inference component '{name}'.") from None
     return component
 
 
-def _settled_component(account: Any, response: Any, doing: str) -> FakeComponent:
+def _settled_component(account: Any, response: Any, change: str) -> FakeComponent:
     component = _component(account, response)
     if component.status in ("Creating", "Updating", "Deleting"):
         raise _refuse(
-            f"Cannot {doing} inference component {component.name} in {component.status} state."
+            f"Cannot {change} inference component {component.name} in {component.status} state."
         )
     return component
 
@@ -147,13 +149,13 @@ def _answer(answer: dict[str, Any]) -> Any:
 
 
 def _create(account: Any, response: Any) -> Any:
-    course, backend, get = account.course, response.sagemaker_backend, response._get_param
+    scenario, backend, get = account.scenario, response.sagemaker_backend, response._get_param
     name, endpoint, specification = (
         get("InferenceComponentName"),
         get("EndpointName"),
         get("Specification"),
     )
-    if name in course.components:
+    if name in scenario.components:
         raise _refuse(f"Cannot create already existing inference component {name}.")
     status = backend.describe_endpoint(endpoint)["EndpointStatus"]
     if status != "InService":
@@ -178,19 +180,19 @@ def _create(account: Any, response: Any) -> Any:
         specification,
         copies,
         get("Tags") or [],
-        looks_left=course.looks,
+        polls_left=scenario.polls,
     )
-    course.components[name] = component
-    course.calls.append(f"CreateInferenceComponent {name}")
+    scenario.components[name] = component
+    scenario.calls.append(f"CreateInferenceComponent {name}")
     return _answer({"InferenceComponentArn": arn})
 
 
 def _describe(account: Any, response: Any) -> Any:
     component = _component(account, response)
-    if component.looks_left > 0:
-        component.looks_left -= 1
+    if component.polls_left > 0:
+        component.polls_left -= 1
     elif component.status == "Deleting":
-        del account.course.components[component.name]
+        del account.scenario.components[component.name]
         raise _refuse(f"Could not find inference component '{component.name}'.")
     elif component.status in ("Creating", "Updating"):
         _settle(account, response, component)
@@ -215,16 +217,18 @@ def _describe(account: Any, response: Any) -> Any:
 
 
 def _settle(account: Any, response: Any, component: FakeComponent) -> None:
-    failure, is_new = account.course.failure, component.status == "Creating"
+    failure, is_new = account.scenario.failure, component.status == "Creating"
     component.status = "Failed" if failure and is_new else "InService"
     component.reason = failure.strip()
     if not failure:
-        component.desired = component.coming_copies if component.coming else component.desired
+        component.desired = (
+            component.new_copies if component.new_specification else component.desired
+        )
         component.specification, component.current = (
-            component.coming or component.specification,
+            component.new_specification or component.specification,
             component.desired,
         )
-    component.coming = None
+    component.new_specification = None
     _set_instances(account, response, component.endpoint)
 
 
@@ -234,7 +238,7 @@ def _set_instances(account: Any, response: Any, name: str) -> None:
     if endpoint is not None:
         copies = sum(
             component.current
-            for component in account.course.components.values()
+            for component in account.scenario.components.values()
             if component.endpoint == name
         )
         config = response.sagemaker_backend.describe_endpoint_config(endpoint.endpoint_config_name)
@@ -246,7 +250,7 @@ def _list(account: Any, response: Any) -> Any:
     endpoint = response._get_param("EndpointNameEquals")
     components = [
         component
-        for component in account.course.components.values()
+        for component in account.scenario.components.values()
         if endpoint in (None, component.endpoint)
     ]
     keys = {
@@ -267,24 +271,24 @@ def _list(account: Any, response: Any) -> Any:
 
 def _update(account: Any, response: Any) -> Any:
     component = _settled_component(account, response, "update")
-    component.coming, component.deployment = (
+    component.new_specification, component.deployment = (
         response._get_param("Specification"),
         response._get_param("DeploymentConfig"),
     )
-    component.coming_copies = (
+    component.new_copies = (
         response._get_param("RuntimeConfig") or {"CopyCount": component.desired}
     )["CopyCount"]
-    response.sagemaker_backend.describe_model(component.coming["ModelName"])
-    component.status, component.looks_left = "Updating", account.course.looks
-    account.course.calls.append(f"UpdateInferenceComponent {component.name}")
+    response.sagemaker_backend.describe_model(component.new_specification["ModelName"])
+    component.status, component.polls_left = "Updating", account.scenario.polls
+    account.scenario.calls.append(f"UpdateInferenceComponent {component.name}")
     return _answer({"InferenceComponentArn": component.arn})
 
 
 def _set_copies(account: Any, response: Any) -> Any:
     component = _settled_component(account, response, "update")
     component.desired = response._get_param("DesiredRuntimeConfig")["CopyCount"]
-    component.status, component.looks_left = "Updating", account.course.looks
-    account.course.calls.append(
+    component.status, component.polls_left = "Updating", account.scenario.polls
+    account.scenario.calls.append(
         f"UpdateInferenceComponentRuntimeConfig {component.name} {component.desired}"
     )
     return _answer({"InferenceComponentArn": component.arn})
@@ -292,19 +296,19 @@ def _set_copies(account: Any, response: Any) -> Any:
 
 def _delete(account: Any, response: Any) -> Any:
     component = _settled_component(account, response, "delete")
-    component.status, component.looks_left = "Deleting", account.course.looks
-    account.course.calls.append(f"DeleteInferenceComponent {component.name}")
+    component.status, component.polls_left = "Deleting", account.scenario.polls
+    account.scenario.calls.append(f"DeleteInferenceComponent {component.name}")
     return _answer({})
 
 
 def scale(name: str, copies: int) -> None:
     """Scale a component as Application Auto Scaling does, within its scalable target."""
-    which = {
+    target_key = {
         "ServiceNamespace": "sagemaker",
         "ResourceIds": [f"inference-component/{name}"],
         "ScalableDimension": DIMENSION,
     }
-    [target] = boto3.client("application-autoscaling").describe_scalable_targets(**which)[
+    [target] = boto3.client("application-autoscaling").describe_scalable_targets(**target_key)[
         "ScalableTargets"
     ]
     allowed = max(target["MinCapacity"], min(copies, target["MaxCapacity"]))
@@ -318,10 +322,10 @@ def scale(name: str, copies: int) -> None:
 def count_failure_without_capacity(name: str) -> None:
     """Count a request that found no copy, and carry out the policies of the alarms on it."""
     metric = {"Namespace": "AWS/SageMaker", "MetricName": "NoCapacityInvocationFailures"}
-    which = [{"Name": "InferenceComponentName", "Value": name}]
-    for alarm in boto3.client("cloudwatch").describe_alarms_for_metric(**metric, Dimensions=which)[
-        "MetricAlarms"
-    ]:
+    dimensions = [{"Name": "InferenceComponentName", "Value": name}]
+    for alarm in boto3.client("cloudwatch").describe_alarms_for_metric(
+        **metric, Dimensions=dimensions
+    )["MetricAlarms"]:
         assert (alarm["Statistic"], alarm["ComparisonOperator"]) == (
             "Sum",
             "GreaterThanOrEqualToThreshold",
@@ -331,7 +335,7 @@ def count_failure_without_capacity(name: str) -> None:
                 _carry_out(name, action, 1 - alarm["Threshold"])
 
 
-def _carry_out(name: str, action: str, above: float) -> None:
+def _carry_out(name: str, action: str, excess: float) -> None:
     policies = boto3.client("application-autoscaling").describe_scaling_policies(
         ServiceNamespace="sagemaker"
     )["ScalingPolicies"]
@@ -339,7 +343,7 @@ def _carry_out(name: str, action: str, above: float) -> None:
     rule = policy["StepScalingPolicyConfiguration"]
     assert rule["AdjustmentType"] == "ChangeInCapacity"
     [step] = [
-        entry for entry in rule["StepAdjustments"] if entry["MetricIntervalLowerBound"] <= above
+        entry for entry in rule["StepAdjustments"] if entry["MetricIntervalLowerBound"] <= excess
     ]
     component = boto3.client("sagemaker").describe_inference_component(InferenceComponentName=name)
     scale(name, component["RuntimeConfig"]["DesiredCopyCount"] + step["ScalingAdjustment"])

@@ -1,7 +1,7 @@
 """A double of the documented parts of Lambda that moto lacks, and of CloudWatch's alarm history.
 
-Updates take time, versions never change, their numbers never come again; there are provisioned
-concurrency, capacity providers, and answers of images.
+Updates take time, versions are immutable, and version numbers are never reused. There are
+provisioned concurrency, capacity providers, and responses of images.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
 
 def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> None:
     function, storage = models.LambdaFunction, models.LambdaStorage
-    configured, coded, reported = (
+    original_update, original_code_update, original_configuration = (
         function.update_configuration,
         function.update_function_code,
         function.get_configuration,
@@ -72,20 +72,20 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
         self.extra = {
             key: spec[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in spec
         }
-        self.failed = account.course.failure
+        self.failed = account.scenario.failure
         if self.failed:
             self.state = "Failed"
-        account.course.looks_left[self.function_name] = account.course.looks
+        account.scenario.polls_left[self.function_name] = account.scenario.polls
 
     def change(self: Any, real: Any, request: dict[str, Any]) -> Any:
-        if account.course.looks_left.get(self.function_name, 0) > 0:
+        if account.scenario.polls_left.get(self.function_name, 0) > 0:
             raise _error(
                 "ResourceConflictException",
                 f"An update is in progress for resource: {self.function_arn}",
             )
-        account.course.looks_left[self.function_name] = account.course.looks
-        self.failed = account.course.failure
-        return reported(self) if self.failed else real(self, request)
+        account.scenario.polls_left[self.function_name] = account.scenario.polls
+        self.failed = account.scenario.failure
+        return original_configuration(self) if self.failed else real(self, request)
 
     def configure(self: Any, request: dict[str, Any]) -> Any:
         if "EphemeralStorage" in request:
@@ -95,13 +95,13 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             for key in ("CapacityProviderConfig", "AcceleratorConfig")
             if key in request
         }
-        return configured(self, request)
+        return original_update(self, request)
 
     def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
-        config: dict[str, Any] = {**reported(self, on_create), **self.extra}
-        looks = account.course.looks_left.get(self.function_name, 0)
-        if looks:
-            account.course.looks_left[self.function_name] = looks - 1
+        config: dict[str, Any] = {**original_configuration(self, on_create), **self.extra}
+        polls = account.scenario.polls_left.get(self.function_name, 0)
+        if polls:
+            account.scenario.polls_left[self.function_name] = polls - 1
             config["LastUpdateStatus"] = "InProgress"
         elif self.failed:
             config |= {
@@ -140,13 +140,15 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
         function, "update_configuration", lambda self, request: change(self, configure, request)
     )
     patch.setattr(
-        function, "update_function_code", lambda self, request: change(self, coded, request)
+        function,
+        "update_function_code",
+        lambda self, request: change(self, original_code_update, request),
     )
     patch.setattr(function, "get_configuration", configuration)
     patch.setattr(storage, "publish_version", publish)
     patch.setattr(storage, "del_function", delete)
-    # An update of the code is carried out once: moto does it twice, as publishing may stand
-    # between.
+    # moto carries out an update of the code twice, and an update may publish a version in between.
+    # Here the update is carried out once.
     patch.setattr(
         models.LambdaBackend,
         "update_function_code",
@@ -165,30 +167,30 @@ def _concurrency(account: Any) -> dict[str, Any]:
         name = response.path.split("/")[-2]
         response.backend.get_alias(
             response.querystring["Qualifier"][0], name
-        )  # raises where there is none
+        )  # raises an error if there is none
         return f"{name}:{response.querystring['Qualifier'][0]}"
 
     def put(self: Any) -> Any:
         number = self.json_body["ProvisionedConcurrentExecutions"]
         numbers = dict.fromkeys(("Requested", "Available", "Allocated"), number)
-        reported = {
+        concurrency = {
             f"{key}ProvisionedConcurrentExecutions": value for key, value in numbers.items()
         } | {"Status": "READY"}
-        account.course.provisioned[alias_path(self)] = reported
-        return 202, {"status": 202}, json.dumps(reported)
+        account.scenario.provisioned[alias_path(self)] = concurrency
+        return 202, {"status": 202}, json.dumps(concurrency)
 
     def get(self: Any) -> Any:
-        reported = account.course.provisioned.get(alias_path(self))
-        if reported is None:
+        concurrency = account.scenario.provisioned.get(alias_path(self))
+        if concurrency is None:
             raise _error(
                 "ProvisionedConcurrencyConfigNotFoundException",
                 "No Provisioned Concurrency Config found for this function",
                 404,
             )
-        return json.dumps(reported)
+        return json.dumps(concurrency)
 
     def delete(self: Any) -> Any:
-        account.course.provisioned.pop(alias_path(self), None)
+        account.scenario.provisioned.pop(alias_path(self), None)
         return 204, {"status": 204}, ""
 
     suffix = "provisioned_concurrency_config"
@@ -200,19 +202,23 @@ def _providers(account: Any) -> dict[str, Any]:
 
     def provider_of(response: Any) -> dict[str, Any]:
         name = response.path.split("/")[-1]
-        if name not in account.course.providers:
+        if name not in account.scenario.providers:
             raise _error("ResourceNotFoundException", f"no capacity provider {name} is found", 404)
-        return dict(account.course.providers[name])
+        return dict(account.scenario.providers[name])
 
     def create(self: Any) -> Any:
         provider = dict(self.json_body)
         name = provider.pop("CapacityProviderName")
         arn = f"arn:aws:lambda:eu-central-1:123456789012:capacity-provider:{name}"
-        account.course.providers[name] = {**provider, "CapacityProviderArn": arn, "State": "Active"}
+        account.scenario.providers[name] = {
+            **provider,
+            "CapacityProviderArn": arn,
+            "State": "Active",
+        }
         return (
             202,
             {"status": 202},
-            json.dumps({"CapacityProvider": account.course.providers[name]}),
+            json.dumps({"CapacityProvider": account.scenario.providers[name]}),
         )
 
     def get(self: Any) -> Any:
@@ -220,7 +226,7 @@ def _providers(account: Any) -> dict[str, Any]:
 
     def delete(self: Any) -> Any:
         gone = provider_of(self)
-        del account.course.providers[self.path.split("/")[-1]]
+        del account.scenario.providers[self.path.split("/")[-1]]
         return 202, {"status": 202}, json.dumps({"CapacityProvider": gone})
 
     return {
@@ -231,11 +237,11 @@ def _providers(account: Any) -> dict[str, Any]:
 
 
 def _provider(account: Any, arn: str) -> Any:
-    """Return the tags under this ARN where it is a capacity provider's."""
+    """Return the tags of the capacity provider with this ARN, or None."""
     provider = next(
         (
             candidate
-            for candidate in account.course.providers.values()
+            for candidate in account.scenario.providers.values()
             if candidate["CapacityProviderArn"] == arn
         ),
         None,
@@ -244,15 +250,17 @@ def _provider(account: Any, arn: str) -> Any:
 
 
 def _invoke(response: Any) -> Any:
-    """Answer as an image of tsx does: with the body of the event, or with an error."""
+    """Answer as an image of tsx does: with the body of the event or an error."""
     event = json.loads(response.body)
     body = base64.b64decode(event["body"])
     if body == b"raise":
-        reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
+        error_body = json.dumps(
+            {"errorMessage": "the model did not load", "errorType": "LoadFailed"}
+        )
         return (
             200,
             {"content-type": "application/json", "x-amz-function-error": "Unhandled"},
-            reported,
+            error_body,
         )
     status, headers = 400 if body == b"bad" else 200, {"content-type": "application/json"}
     return (
@@ -275,8 +283,13 @@ def _history(account: Any) -> Any:
 
     data = json.dumps({"newState": {"stateValue": "ALARM"}})
     items = [
-        {"AlarmName": name, "Timestamp": at, "HistoryItemType": "StateUpdate", "HistoryData": data}
-        for name, at in account.course.alarmed
+        {
+            "AlarmName": name,
+            "Timestamp": time,
+            "HistoryItemType": "StateUpdate",
+            "HistoryData": data,
+        }
+        for name, time in account.scenario.alarmed
     ]
     return ActionResult({"AlarmHistoryItems": items})
 

@@ -1,10 +1,10 @@
 """A double of docker and podman: a program with docker's command line and containers in a file.
 
-`Engine` puts it on the PATH of a test. Its state tells how containers get on: `healths` are the
-states of the next ones, one for each that starts. Without `has_systemd` it reports them as starting
-until `healthcheck run` checks them, as podman does. `refusal` is the exit code and the text with
-which it starts nothing. It runs by itself (`python -IS docker.py`), so it imports nothing but the
-standard library.
+`Engine` puts it on the PATH of a test. Its state controls the containers: `healths` are the health
+states of the next started containers. Without `has_systemd`, containers are reported as starting
+until `healthcheck run` checks them, as in podman. `refusal` is the exit code and the text of a
+failing start. It runs as a program (`python -IS docker.py`), so it imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EMPTY: dict[str, Any] = {
 
 
 class Engine:
-    """The program under some names in a directory, which a test puts first on the PATH."""
+    """The program under several names in a directory, which a test puts first on the PATH."""
 
     def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
@@ -57,9 +57,9 @@ class Engine:
             program.chmod(0o755)
 
     def here(self, patch: pytest.MonkeyPatch) -> Engine:
-        """Answer calls in this process, which spares each of them the start of a program.
+        """Answer calls in this process, without starting a program for each.
 
-        At least one test calls the program.
+        At least one test starts the program.
         """
         from tsx_cli.deploy.image.programs import Program
 
@@ -165,14 +165,14 @@ def image(state: dict[str, Any], arguments: list[str]) -> int:
 
 
 def digest(reference: str) -> str:
-    """Return the digest of the image that is pushed under this name."""
+    """Return the digest of the image that is pushed with this reference."""
     return f"sha256:{hashlib.sha256(reference.encode()).hexdigest()}"
 
 
 def buildx(state: dict[str, Any], arguments: list[str]) -> int:
     if arguments == ["version"]:
         return fail("docker: 'buildx' is not a docker command.") if state["broken_buildx"] else 0
-    if arguments[-1] in state["digests"]:  # images of other registries
+    if arguments[-1] in state["digests"]:  # an image in another registry
         print(state["digests"][arguments[-1]])
         return 0
     if arguments[-1] not in state["pushed"] or state["broken_buildx"]:
@@ -212,7 +212,9 @@ def healthcheck(state: dict[str, Any], arguments: list[str]) -> int:
         return fail(f"Error: {arguments[1]} is not running", 125)
     health = container["State"]["Health"]
     is_well = container["health"] == "healthy"
-    container["health"] = container["health"].replace("busy", "healthy")  # fails one check
+    container["health"] = container["health"].replace(
+        "busy", "healthy"
+    )  # a busy container fails only one check
     health["FailingStreak"] = 0 if is_well else health.get("FailingStreak", 0) + 1
     if is_well:
         health["Status"] = "healthy"  # a failure of the start period is not counted
@@ -221,7 +223,7 @@ def healthcheck(state: dict[str, Any], arguments: list[str]) -> int:
 
 def run(state: dict[str, Any], arguments: list[str]) -> int:
     if arguments == ["--help"]:
-        state["calls"].pop()  # the call starts nothing
+        state["calls"].pop()  # the call starts no container
         print(
             "      --health-start-interval duration   Time between running the check during the start period"
         )
@@ -292,11 +294,11 @@ def rm(state: dict[str, Any], arguments: list[str]) -> int:
 
 
 def ps(state: dict[str, Any], arguments: list[str]) -> int:
-    wanted = dict(
+    required_labels = dict(
         label.removeprefix("label=").split("=", 1) for label in values(arguments, "--filter")
     )
     for name, container in state["containers"].items():
-        if wanted.items() <= container["Config"]["Labels"].items():
+        if required_labels.items() <= container["Config"]["Labels"].items():
             print(name)
     return 0
 

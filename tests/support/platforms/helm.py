@@ -1,4 +1,4 @@
-"""Helm, by its program or by the library of helm-python-sdk: its linter and its templates."""
+"""Helm, as a program or through helm-python-sdk: its linter and its template renderer."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ print(json.dumps([found, rendered]))
 def render(
     directory: Path, name: str, namespace: str, cases: Sequence[Any]
 ) -> tuple[list[str], list[str]]:
-    """Return the linter's findings and the chart's YAML with each of the values.
+    """Return the linter's findings and the chart rendered with each of the values.
 
-    Values that Helm refuses give a comment that says why.
+    For values that Helm refuses, the result is a comment with the reason.
     """
     texts = [json.dumps(values) for values in cases]
     if shutil.which("helm") is None:
-        # The library is a runtime of Go, which needs a process of its own.
+        # The library runs in a subprocess, since it contains Go's runtime.
         command = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        findings, rendered = json.loads(done.stdout)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        findings, rendered = json.loads(result.stdout)
         return findings, rendered
     linted = subprocess.run(
         ["helm", "lint", "--strict", directory],
@@ -57,7 +57,7 @@ def render(
     for text in texts:
         (directory.parent / "values.json").write_text(text)
         more = ["--namespace", namespace, "--values", str(directory.parent / "values.json")]
-        done = subprocess.run(
+        result = subprocess.run(
             ["helm", "template", name, str(directory), *more],
             capture_output=True,
             text=True,
@@ -65,9 +65,9 @@ def render(
             check=False,
         )
         rendered.append(
-            done.stdout
-            if done.returncode == 0
-            else "".join(f"# {line}\n" for line in done.stderr.splitlines())
+            result.stdout
+            if result.returncode == 0
+            else "".join(f"# {line}\n" for line in result.stderr.splitlines())
         )
     return [] if linted.returncode == 0 else [linted.stdout], rendered
 

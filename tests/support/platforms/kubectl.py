@@ -32,11 +32,11 @@ PLURALS = {
 
 
 class Cluster:
-    """A cluster whose rollouts last for `looks` looks at them.
+    """A cluster whose rollouts are complete after `polls` polls.
 
-    The pods of the Deployment `failing`, or of all, wait for ever for `failure`. `forwarded` is the
-    output of `kubectl port-forward`. The containers of canaries have restarted `restarts` times.
-    One pod of the Deployment `scaling` is not ready.
+    If `failure` is set, rollouts of the Deployment `failing`, or of all if it is empty, fail.
+    `forwarded` is the output of `kubectl port-forward`. The containers of canaries have restarted
+    `restarts` times. One pod of the Deployment `scaling` is not ready.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
@@ -47,12 +47,12 @@ class Cluster:
         self.calls: list[list[str]] = []
         self.applied: list[dict[str, Any]] = []  # whole manifests of the manager of deployments
         self.unknown = unknown
-        self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
+        self.polls, self.polls_left, self.failure, self.failing = 0, 0, "", ""
         self.forwarded, self.restarts, self.scaling = "", 0, ""
         # KServe's status of an InferenceService.
-        self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}
-        # A Gateway's status of routes and its reason; an empty status stands for none yet.
-        self.taken: tuple[str, str] = ("True", "")
+        self.service_status: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}
+        # The status of routes at the Gateway and its reason; it is empty before the first status.
+        self.route_status: tuple[str, str] = ("True", "")
         patch.setattr(
             Program,
             "run_unchecked",
@@ -77,10 +77,10 @@ class Cluster:
         self.calls.append(arguments)
         yield self.forwarded if arguments[0] == "port-forward" else "[pod/digits-1/tsx] loading"
 
-    def _kind(self, type_: str) -> str:
-        kind = PLURALS[type_.partition(".")[0]]
+    def _kind(self, resource_type: str) -> str:
+        kind = PLURALS[resource_type.partition(".")[0]]
         if kind in self.unknown:
-            raise LookupError(f'error: the server doesn\'t have a resource type "{type_}"')
+            raise LookupError(f'error: the server doesn\'t have a resource type "{resource_type}"')
         return kind
 
     def _get(self, arguments: list[str], stdin: str) -> str:
@@ -89,14 +89,20 @@ class Cluster:
             if item_kind in ("Deployment", "HTTPRoute", "InferenceService"):
                 getattr(self, f"_get_on_{item_kind.lower()}")(item)
         if "--selector" in arguments:
-            wanted = dict(
+            required_labels = dict(
                 pair.split("=") for pair in arguments[arguments.index("--selector") + 1].split(",")
             ).items()
             items = [item for key, item in self.objects.items() if key[0] == kind] + (
                 self._pods() if kind == "Pod" else []
             )
             return json.dumps(
-                {"items": [item for item in items if wanted <= item["metadata"]["labels"].items()]}
+                {
+                    "items": [
+                        item
+                        for item in items
+                        if required_labels <= item["metadata"]["labels"].items()
+                    ]
+                }
             )
         item = self.objects.get((kind, arguments[1]))
         return "" if item is None else json.dumps(item)
@@ -118,7 +124,7 @@ class Cluster:
         return pods
 
     def _get_on_httproute(self, route: dict[str, Any]) -> None:
-        status, reason = self.taken
+        status, reason = self.route_status
         if status:
             condition = {
                 "observedGeneration": route["metadata"]["generation"],
@@ -129,21 +135,25 @@ class Cluster:
                 "parents": [
                     {
                         "conditions": [
-                            {"type": type_, **condition} for type_ in ("Accepted", "ResolvedRefs")
+                            {"type": resource_type, **condition}
+                            for resource_type in ("Accepted", "ResolvedRefs")
                         ]
                     }
                 ]
             }
 
     def _get_on_inferenceservice(self, service: dict[str, Any]) -> None:
-        service["status"] = {"observedGeneration": service["metadata"]["generation"], **self.served}
+        service["status"] = {
+            "observedGeneration": service["metadata"]["generation"],
+            **self.service_status,
+        }
 
     def _get_on_deployment(self, deployment: dict[str, Any]) -> None:
-        wanted = deployment["spec"].get("replicas", 1)
+        replicas = deployment["spec"].get("replicas", 1)
         status = {
             "observedGeneration": deployment["metadata"]["generation"],
-            "replicas": wanted,
-            "updatedReplicas": wanted,
+            "replicas": replicas,
+            "updatedReplicas": replicas,
         }
         if self.failure and self.failing in ("", deployment["metadata"]["name"]):
             failed = {
@@ -154,50 +164,54 @@ class Cluster:
             }
             deployment["status"] = {**status, "availableReplicas": 0, "conditions": [failed]}
             return
-        self.left = max(0, self.left - 1)
-        ready = wanted - (self.left > 0 or self.scaling == deployment["metadata"]["name"])
+        self.polls_left = max(0, self.polls_left - 1)
+        ready = replicas - (self.polls_left > 0 or self.scaling == deployment["metadata"]["name"])
         deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
 
     def _apply(self, arguments: list[str], stdin: str) -> str:
         """Apply a manifest by the rules of server-side apply.
 
-        A field that a manager applies no more goes, unless another manager has applied it too.
+        A field that a manager no longer applies is removed, unless another manager applies it too.
         """
         manifest, manager = json.loads(stdin), arguments[arguments.index("--field-manager") + 1]
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self.applied += [manifest] if manager == "tsx" else []
-        before = self.objects.get((kind, name))
+        previous = self.objects.get((kind, name))
         if (
             kind == "Deployment"
-            and before
-            and before["spec"]["selector"]
-            != manifest["spec"].get("selector", before["spec"]["selector"])
+            and previous
+            and previous["spec"]["selector"]
+            != manifest["spec"].get("selector", previous["spec"]["selector"])
         ):
             raise LookupError(
                 f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable'
             )
-        # A platform adds the address.
-        fresh: dict[str, Any] = {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
-        merged = copy.deepcopy(before) if before else fresh
-        owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(manifest))
+        # The cluster adds the address.
+        new_object: dict[str, Any] = {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
+        merged = copy.deepcopy(previous) if previous else new_object
+        owners, applied_fields = self.owners.setdefault((kind, name), {}), dict(_fields(manifest))
         for fields in owners.values():
             fields.difference_update(
-                {field for field in fields if field in now and _at(merged, field) != now[field]}
+                {
+                    field
+                    for field in fields
+                    if field in applied_fields and _at(merged, field) != applied_fields[field]
+                }
             )
-        foreign = set[tuple[str, ...]]().union(
+        foreign_fields = set[tuple[str, ...]]().union(
             *(fields for owner, fields in owners.items() if owner != manager)
         )
-        for field in owners.get(manager, set()) - set(now) - foreign:
+        for field in owners.get(manager, set()) - set(applied_fields) - foreign_fields:
             _at(merged, field[:-1]).pop(field[-1], None)
-        for field, value in now.items():
+        for field, value in applied_fields.items():
             parent = merged
             for key in field[:-1]:
                 parent = parent.setdefault(key, {})
             parent[field[-1]] = value
-        owners[manager] = set(now)
-        generation = before["metadata"]["generation"] if before else 0
+        owners[manager] = set(applied_fields)
+        generation = previous["metadata"]["generation"] if previous else 0
         merged["metadata"]["generation"] = generation + (
-            before is None or before["spec"] != merged["spec"]
+            previous is None or previous["spec"] != merged["spec"]
         )
         merged["metadata"].setdefault("creationTimestamp", "2026-11-21T20:00:00Z")
         merged["metadata"]["managedFields"] = [
@@ -214,7 +228,7 @@ class Cluster:
             merged["spec"].setdefault("replicas", 1)
             annotations = merged["metadata"].setdefault("annotations", {})
             annotations.setdefault(REVISION, "0")
-            if before is None or before["spec"]["template"] != merged["spec"]["template"]:
+            if previous is None or previous["spec"]["template"] != merged["spec"]["template"]:
                 self._roll_out(merged)
         return ""
 
@@ -230,7 +244,7 @@ class Cluster:
         return ""
 
     def _roll_out(self, deployment: dict[str, Any]) -> None:
-        self.left = self.looks
+        self.polls_left = self.polls
         template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
         number = str(int(deployment["metadata"]["annotations"][REVISION]) + 1)
         deployment["metadata"]["annotations"][REVISION] = number
@@ -260,7 +274,7 @@ class Cluster:
         )
         deployment["spec"]["template"] = copy.deepcopy(replica_set["spec"]["template"])
         annotation = {REVISION: deployment["metadata"]["annotations"][REVISION]}
-        # As `kubectl rollout undo` does.
+        # `kubectl rollout undo` does the same.
         deployment["metadata"]["annotations"] |= {
             **replica_set["metadata"]["annotations"],
             **annotation,
@@ -286,14 +300,14 @@ class Cluster:
 
 
 def _fields(
-    manifest: dict[str, Any], above: tuple[str, ...] = ()
+    manifest: dict[str, Any], parents: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and the value of each field; a list is one field."""
     for key, value in manifest.items():
         if isinstance(value, dict) and value:
-            yield from _fields(value, (*above, key))
+            yield from _fields(value, (*parents, key))
         else:
-            yield (*above, key), value
+            yield (*parents, key), value
 
 
 def _at(document: dict[str, Any], field: tuple[str, ...]) -> Any:

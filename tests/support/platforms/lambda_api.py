@@ -1,4 +1,4 @@
-"""A double of Lambda: its Runtime API in front of the image's entry, and its services' events."""
+"""A double of Lambda: its Runtime API for the image's entry point, and events of its services."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
 
 
 def answer_of(answered: Any) -> bytes:
-    """Return the body that a client of the service gets."""
+    """Return the body that the service's client receives."""
     body: str = answered["body"]
     return base64.b64decode(body) if answered["isBase64Encoded"] else body.encode()
 
@@ -37,9 +37,9 @@ def answer_of(answered: Any) -> bytes:
 def function(
     directory: Path, environment: Mapping[str, str] = {}, **limits: Any
 ) -> Generator[Host, None, None]:
-    """Start the image's entry with the model in `directory`/model.
+    """Start the image's entry point with the model in `directory`/model.
 
-    Its own limits are tested; Lambda's would make a busy machine fail.
+    By default, Lambda's time limits do not apply, since a busy machine would exceed them.
     """
     limits = {"init": DEADLINE, "grace": DEADLINE, **limits}
     host = Host(

@@ -1,7 +1,7 @@
 """A double of SageMaker's host: it unpacks a model, starts `serve`, pings, invokes and stops.
 
-Its documented limits: a ping is answered within 2 s, an invocation within 60 s, 6 MiB each way,
-SIGKILL 30 s after SIGTERM.
+The documented limits are 2 s for a ping, 60 s for an invocation, 6 MiB for each body, and 30 s
+between SIGTERM and SIGKILL.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 """
 
@@ -27,8 +27,8 @@ from tests.support.servers import DEADLINE, clean
 from tsx_cli.deploy.engine.facts import write_model_data
 
 PING, INVOCATION, STOP = 2.0, 60.0, 30.0  # seconds
-MOST = 6 << 20
-# The only header of a client that arrives beside the content type.
+MAX_BODY_BYTES = 6 << 20
+# Besides the content type, this is the only client header that reaches the container.
 PASSED_ON = "x-amzn-sagemaker-custom-attributes"
 
 
@@ -57,7 +57,7 @@ class Host:
     ) -> Answered:
         headers = {"Content-Type": content_type, **({PASSED_ON: attributes} if attributes else {})}
         answered = self._ask("POST", "/invocations", INVOCATION, body, headers)
-        assert len(answered.body) <= MOST
+        assert len(answered.body) <= MAX_BODY_BYTES
         return answered
 
     def get(self, path: str) -> Answered:
@@ -77,12 +77,12 @@ class Host:
     def begun(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Generator[Callable[[], Answered], None, None]:
-        """Send a request whose answer is read later."""
+        """Send a request whose response is read later."""
         with ThreadPoolExecutor(1) as thread:
             yield thread.submit(self.post, path, body, headers).result
 
     def processes(self) -> list[int]:
-        """Return the processes of the container without its first one."""
+        """Return the processes of the container except the first."""
         return [
             process.pid
             for process in psutil.Process(self.process.pid).children(recursive=True)
@@ -96,7 +96,7 @@ class Host:
     def opened(
         self, path: str, body: bytes, headers: Mapping[str, str], limit: float
     ) -> Generator[http.client.HTTPResponse, None, None]:
-        """Yield an answer whose body is still to be read."""
+        """Yield a response whose body has not been read."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)
         try:
             connection.request("POST", path, body, dict(headers))
@@ -159,7 +159,7 @@ class Host:
 def container(
     directory: Path, port: int, environment: Mapping[str, str]
 ) -> Generator[Host, None, None]:
-    """Start the image's entry with the model in `directory`/model; kill it at the end."""
+    """Start the image's entry point with the model in `directory`/model, and kill it at the end."""
     log_file = directory / "container.log"
     variables = {
         "SAGEMAKER_BASE_DIR": str(directory),

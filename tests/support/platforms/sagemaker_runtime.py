@@ -1,10 +1,11 @@
 """A double of SageMaker's runtime API in front of a container's host, for boto3's client.
 
-It has real-time, streamed and asynchronous invocations, and many models, as documented:
+It implements real-time, streamed and asynchronous invocations, and multi-model endpoints:
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Operations_Amazon_SageMaker_Runtime.html
-and mms-container-apis.html. 6 MiB each way; an answer of 4xx or 5xx is a ModelError, 424; a stream
-is an event stream; an asynchronous input comes from S3, and its answer goes there; a model that is
-asked for is loaded first, in the place of others where there is no memory.
+and mms-container-apis.html. Bodies have at most 6 MiB. A response with status 4xx or 5xx becomes a
+ModelError with status 424. A streamed response is an event stream. Input and output of an
+asynchronous invocation are objects in S3. A requested model is loaded first, and replaces others if
+the memory is full.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from urllib.parse import quote, urlsplit
 
 import boto3
 
-from tests.support.platforms.sagemaker_host import INVOCATION, MOST, Host
+from tests.support.platforms.sagemaker_host import INVOCATION, MAX_BODY_BYTES, Host
 
-# All headers of a client that arrive.
+# The client headers that reach the container.
 PASSED_ON = (
     "content-type",
     "accept",
@@ -39,7 +40,7 @@ PASSED_ON = (
     "x-amzn-sagemaker-target-model",
     "x-amzn-sagemaker-inference-component",
 )
-GIVEN_BACK = (
+RETURNED_HEADERS = (
     "content-type",
     "x-amzn-sagemaker-custom-attributes",
     "x-amzn-sagemaker-new-session-id",
@@ -61,18 +62,18 @@ class ModelFailed(Exception):
 
 
 class NoCapacity(Exception):
-    """An inference component has no copy."""
+    """The error of an inference component without copies."""
 
 
 class Loader:
-    """The models of a prefix, archives below `store`, which are loaded at their first request.
+    """The models of a prefix, archives in `store` that are loaded at their first request.
 
-    Where memory is short, the least recently used one is unloaded.
+    If the memory is full, the least recently used model is unloaded.
     """
 
     def __init__(self, host: Host, store: Path, directory: Path) -> None:
         self._host, self._store, self._directory = host, store, directory
-        self.loaded: list[str] = []  # opaque names, the least recently used first
+        self.loaded: list[str] = []  # opaque names, sorted by last use
         self.unloaded: list[str] = []
         self._lock = threading.Lock()
 
@@ -113,15 +114,15 @@ class Runtime(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         """Print nothing."""
 
-    def do_POST(self) -> None:  # the library's name
+    def do_POST(self) -> None:  # named by http.server
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         kind = urlsplit(self.path).path.rpartition("/")[2]
         headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
-        if len(body) > MOST:
+        if len(body) > MAX_BODY_BYTES:
             self._refuse(
                 400,
                 "ValidationError",
-                {"Message": f"the body has {len(body)} bytes; {MOST} are the most"},
+                {"Message": f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are the most"},
             )
             return
         try:
@@ -151,17 +152,22 @@ class Runtime(BaseHTTPRequestHandler):
         answered = host.post(self._path(), body, headers)
         if answered.status >= 400:
             raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
-        if len(answered.body) > MOST:
+        if len(answered.body) > MAX_BODY_BYTES:
             raise ModelFailed(
-                500, f"the model's answer has {len(answered.body)} bytes; {MOST} are the most"
+                500,
+                f"the model's answer has {len(answered.body)} bytes; {MAX_BODY_BYTES} are the most",
             )
-        back = {name: value for name, value in answered.headers.items() if name in GIVEN_BACK}
+        returned_headers = {
+            name: value for name, value in answered.headers.items() if name in RETURNED_HEADERS
+        }
         self._answer(
-            200, answered.body, {**back, "x-Amzn-Invoked-Production-Variant": "AllTraffic"}
+            200,
+            answered.body,
+            {**returned_headers, "x-Amzn-Invoked-Production-Variant": "AllTraffic"},
         )
 
     def _stream(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send parts as they come; a stream that breaks off ends with ModelStreamError."""
+        """Send parts as they arrive; an interrupted stream ends with ModelStreamError."""
         with self.server.host.opened(self._path(), body, headers, INVOCATION) as answer:
             if answer.status >= 400:
                 raise ModelFailed(answer.status, answer.read().decode("utf-8", "replace"))
@@ -178,11 +184,13 @@ class Runtime(BaseHTTPRequestHandler):
                         event({":event-type": "PayloadPart", ":message-type": "event"}, part)
                     )
             except (OSError, http.client.HTTPException) as error:
-                reported = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
+                error_body = json.dumps(
+                    {"Message": str(error), "ErrorCode": "StreamBroken"}
+                ).encode()
                 self.wfile.write(
                     event(
                         {":exception-type": "ModelStreamError", ":message-type": "exception"},
-                        reported,
+                        error_body,
                     )
                 )
             self.close_connection = True
@@ -194,20 +202,20 @@ class Runtime(BaseHTTPRequestHandler):
             self.headers["x-amzn-sagemaker-inputlocation"],
             self.headers.get("x-amzn-sagemaker-inference-id") or "1",
         )
-        to = f"{self.server.output}/{inference}.out"
-        task = threading.Thread(target=self.server.run, args=(source, to, headers))
+        output_url = f"{self.server.output}/{inference}.out"
+        task = threading.Thread(target=self.server.run, args=(source, output_url, headers))
         task.start()
         self.server.tasks.append(task)
         self._answer(
             202,
             json.dumps({"InferenceId": inference}).encode(),
-            {"X-Amzn-SageMaker-OutputLocation": to},
+            {"X-Amzn-SageMaker-OutputLocation": output_url},
         )
 
-    def _refuse(self, status: int, kind: str, reported: Mapping[str, Any]) -> None:
+    def _refuse(self, status: int, kind: str, error_body: Mapping[str, Any]) -> None:
         self._answer(
             status,
-            json.dumps(reported).encode(),
+            json.dumps(error_body).encode(),
             {"x-amzn-errortype": kind, "content-type": "application/json"},
         )
 
@@ -234,14 +242,14 @@ class _Server(ThreadingHTTPServer):
         self.host, self.loader, self.output, self.components = host, loader, output, components
         self.tasks: list[threading.Thread] = []
 
-    def run(self, source: str, to: str, headers: Mapping[str, str]) -> None:
-        """Run an asynchronous invocation from S3 to S3; an error goes to a `.failure`."""
+    def run(self, source: str, output_url: str, headers: Mapping[str, str]) -> None:
+        """Run an asynchronous invocation from S3 to S3; errors become `.failure` objects."""
         s3 = boto3.client("s3")
         bucket, _, key = source.removeprefix("s3://").partition("/")
         body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
         assert len(body) <= MOST_ASYNCHRONOUS
         with self.host.opened("/invocations", body, headers, ASYNCHRONOUS) as answer:
-            bucket, _, key = to.removeprefix("s3://").partition("/")
+            bucket, _, key = output_url.removeprefix("s3://").partition("/")
             kind = (
                 {"ContentType": answer.headers["content-type"]}
                 if "content-type" in answer.headers
@@ -266,10 +274,10 @@ def _model_error(status: int, message: str) -> dict[str, Any]:
 
 
 def event(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """Return one message of an event stream.
+    """Encode one message of an event stream.
 
-    It has lengths, a checksum of them, headers, the payload, and a checksum of all. Texts have the
-    type 7.
+    It consists of lengths, their checksum, headers, the payload, and a checksum of everything.
+    Header values of type 7 are text.
 
     https://docs.aws.amazon.com/transcribe/latest/dg/event-stream.html
     """

@@ -1,5 +1,6 @@
-"""A double of SageMaker's batch transform: records of S3 in requests to a container, answers to S3.
+"""A double of SageMaker's batch transform: records from S3 become requests to a container.
 
+The responses are written to S3.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-batch-code.html and
 API_CreateTransformJob.html: the job's parameters override those of the container's
 /execution-parameters, which override the defaults.
@@ -21,7 +22,7 @@ STRATEGIES = {"MultiRecord": "MULTI_RECORD", "SingleRecord": "SINGLE_RECORD"}
 
 
 def run_job(name: str, started: Callable[..., Host]) -> dict[str, Any]:
-    """Run a job and return the parameters of its requests.
+    """Run a job, and return the parameters of its requests.
 
     `started(model, **environment)` starts a container of the model.
     """
@@ -57,7 +58,7 @@ def _inputs(source: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
 def _requests(
     body: bytes, transform_input: Mapping[str, Any], used: Mapping[str, Any]
 ) -> list[bytes]:
-    """Return the bodies of requests: one line each, or as many as fit."""
+    """Return the bodies of requests, with one line each or as many lines as fit."""
     most = used["MaxPayloadInMB"] << 20
     if transform_input.get("SplitType", "None") == "None":
         return [body]

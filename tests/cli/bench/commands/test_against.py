@@ -1,4 +1,4 @@
-"""`tsx bench --against` with real servers, by every protocol."""
+"""`tsx bench --against` with real servers, for every protocol."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ECHO = """
 def handle(data, context):
     return [{"got": str(sorted(row))[:100]} for row in data or []]
 """
-TEXT = "--against http://h --model m --input-kind text"
-SHORT = ("--duration", 0.1, "--warm-up", 0, "--connections", 2)
+BASE_OPTIONS = "--against http://h --model m --input-kind text"
+SHORT_LOAD = ("--duration", 0.1, "--warm-up", 0, "--connections", 2)
 Run = Callable[..., Any]
 
 
@@ -54,16 +54,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     "protocol",
     ["tsx", "torchserve", "kserve-v1", "kserve-v2", "invocations", "grpc", "kserve-v2-grpc"],
 )
-def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
+def test_every_protocol_gets_responses(served: Running, protocol: str) -> None:
     url = served.address("gRPC predictions" if "grpc" in protocol else "predictions")
     payloads = (Payload(b"[1, 2]", "application/json"), Payload(b"\xff", "image/png"))
     plan = LoadPlan(url, "echo", payloads, protocol, connections=2, seconds=0.1, warm_up=0.0)
-    reported = asyncio.run(run_load(plan))
-    assert (reported.errors, reported.refused, reported.unanswered) == ({}, 0, 0)
-    assert reported.ok == reported.sent > 0
+    load_round = asyncio.run(run_load(plan))
+    assert (load_round.errors, load_round.refused, load_round.unanswered) == ({}, 0, 0)
+    assert load_round.ok == load_round.sent > 0
 
 
-def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> None:
+def test_a_missing_model_is_also_an_error_over_grpc(served: Running) -> None:
     payloads = (Payload(b"x"),)
     plan = LoadPlan(
         served.address("gRPC predictions"),
@@ -76,30 +76,32 @@ def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> N
         seconds=0.1,
         warm_up=0.0,
     )
-    reported = asyncio.run(run_load(plan))
-    assert reported.ok == 0
-    # TorchServe reports the same name.
-    assert set(reported.errors) == {"INTERNAL"}
+    load_round = asyncio.run(run_load(plan))
+    assert load_round.ok == 0
+    # TorchServe reports the same gRPC status.
+    assert set(load_round.errors) == {"INTERNAL"}
 
 
-def test_measurements_are_a_table_and_a_file(served: Running, run: Run) -> None:
+def test_measurements_are_printed_as_a_table_and_written_to_a_file(
+    served: Running, run: Run
+) -> None:
     (Path("in")).mkdir()
     for name in "ab":
         (Path("in") / name).write_text(name * 10)
     options = ("--against", served.address("predictions"), "--model", "echo", "--input", "in")
-    done = run(
+    result = run(
         "bench",
         *options,
-        *SHORT,
+        *SHORT_LOAD,
         *shlex.split("--rounds 2 --json out.json --slo 'p99<100s,errors<1%'"),
     )
-    assert done.code == 0, done.err
-    shown = {line.split("  ")[0]: line for line in done.out.splitlines()}
+    assert result.code == 0, result.err
+    rows = {line.split("  ")[0]: line for line in result.out.splitlines()}
     for row in ("load", "sent", "answers/s", "p50", "p99", "p99.9", "generator", "bounds"):
-        assert row in shown, done.out
-    assert "±" in shown["answers/s"]
-    assert "2 different, 10 bytes" in shown["sent"]
-    assert shown["bounds"].endswith("errors<1%: hold")
+        assert row in rows, result.out
+    assert "±" in rows["answers/s"]
+    assert "2 different, 10 bytes" in rows["sent"]
+    assert rows["bounds"].endswith("errors<1%: hold")
     results = read_results(Path("out.json"))
     point = results.trials[0].points[0]
     assert len(point.rounds) == 2
@@ -108,17 +110,17 @@ def test_measurements_are_a_table_and_a_file(served: Running, run: Run) -> None:
     assert (results.against, results.protocol, results.model.name) == (options[1], "tsx", "echo")
 
 
-def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_code(
+def test_an_open_loop_reports_its_rate_and_missed_limits_set_the_exit_code(
     served: Running, run: Run
 ) -> None:
     options = shlex.split(
         f"--against {served.address('predictions')} --model echo --input-kind text --rate 50 "
         "--arrivals constant"
     )
-    done = run("bench", *options, "--duration", 0.2, "--warm-up", 0.1, "--slo", "p50<0.001us")
-    assert done.code == 1, done.err
-    assert "p50<0.001us: do not hold" in done.out
-    assert "50 requests/s, constant" in done.out
+    result = run("bench", *options, "--duration", 0.2, "--warm-up", 0.1, "--slo", "p50<0.001us")
+    assert result.code == 1, result.err
+    assert "p50<0.001us: do not hold" in result.out
+    assert "50 requests/s, constant" in result.out
 
 
 def test_a_ramp_finds_the_knee_of_a_running_server(
@@ -133,23 +135,28 @@ def test_a_ramp_finds_the_knee_of_a_running_server(
     options = shlex.split(
         "--against http://127.0.0.1:9 --model echo --input small --input large --connections 1"
     )
-    done = run("bench", *options, "--duration", 0.2, "--warm-up", 0, "--slo", "p50<50ms,errors<1%", "--ramp", "--price-per-hour", 0.5,
+    result = run("bench", *options, "--duration", 0.2, "--warm-up", 0, "--slo", "p50<50ms,errors<1%", "--ramp", "--price-per-hour", 0.5,
                "--junit", "out.xml", "--json", "out.json")  # fmt: skip
-    assert done.code == 0, done.err
+    assert result.code == 0, result.err
     results = read_results(Path("out.json"))
     points = results.trials[0].points
     assert points[0].offered.mode == "closed"
     rates = open_loops(points)
     assert len(rates) > 3
-    held, broken = knee_of(points)
-    assert held is not None
-    assert broken is not None
-    assert results.trials[0].chosen == held
-    assert len(held.rounds) >= 3
-    assert f"knee: {rate(held)} holds, {rate(broken)} does not (p50<50ms,errors<1%)" in done.out
-    assert "cost/M" in done.out
-    assert 150 < (held.offered.rate or 0.0) < 170 <= (broken.offered.rate or 0.0) < 190
-    assert re.search(r"9,150 to 12,044 bytes +[\d,]+ ", done.out)
+    passing_point, failing_point = knee_of(points)
+    assert passing_point is not None
+    assert failing_point is not None
+    assert results.trials[0].chosen == passing_point
+    assert len(passing_point.rounds) >= 3
+    assert (
+        f"knee: {rate(passing_point)} holds, {rate(failing_point)} does not (p50<50ms,errors<1%)"
+        in result.out
+    )
+    assert "cost/M" in result.out
+    assert (
+        150 < (passing_point.offered.rate or 0.0) < 170 <= (failing_point.offered.rate or 0.0) < 190
+    )
+    assert re.search(r"9,150 to 12,044 bytes +[\d,]+ ", result.out)
     cases = {
         case.get("name"): len(case)
         for case in ElementTree.parse("out.xml").getroot().iter("testcase")
@@ -157,48 +164,48 @@ def test_a_ramp_finds_the_knee_of_a_running_server(
     assert cases == {"p50<50ms": 0, "errors<1%": 0, "the throughput follows the rate": 0}
 
 
-@pytest.mark.parametrize(("reached", "code"), [(100.0, 0), (0.0, 1)])
-def test_a_ramp_keeps_its_rounds_if_the_server_ends_and_needs_a_first_answer(
-    run: Run, monkeypatch: pytest.MonkeyPatch, reached: float, code: int
+@pytest.mark.parametrize(("first_throughput", "code"), [(100.0, 0), (0.0, 1)])
+def test_a_ramp_keeps_its_rounds_if_the_server_stops_after_the_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch, first_throughput: float, code: int
 ) -> None:
     def measure(plan: LoadPlan, **_: object) -> Round:
         if (plan.rate or 0.0) > 50:
             raise CliError("no server answers")
         return one_round(plan.rate or 100.0, 10, plan.seed).model_copy(
-            update={} if reached else {"throughput": 0.0}
+            update={} if first_throughput else {"throughput": 0.0}
         )
 
     monkeypatch.setattr("tsx_cli.bench.commands.against.measure", measure)
-    done = run("bench", *TEXT.split(), *SHORT, "--ramp", "--slo", "p50<50ms")
-    assert done.code == code, done.err
+    result = run("bench", *BASE_OPTIONS.split(), *SHORT_LOAD, "--ramp", "--slo", "p50<50ms")
+    assert result.code == code, result.err
     if code:
-        assert "--ramp: no answer came within 0.1 s" in done.err
+        assert "--ramp: no answer came within 0.1 s" in result.err
     else:
         assert re.search(
-            r"note: the ramp ended at 5\d\.\d requests/s: no server answers\n", done.out
+            r"note: the ramp ended at 5\d\.\d requests/s: no server answers\n", result.out
         )
         assert re.search(
-            r"knee: 3\d\.\d/s holds, the load ended before one that does not", done.out
+            r"knee: 3\d\.\d/s holds, the load ended before one that does not", result.out
         )
 
 
-def test_a_rate_alone_has_no_knee_even_where_the_generator_was_the_limit(
+def test_a_single_rate_has_no_knee_even_if_the_generator_is_the_limit(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limited = one_round(10, 10, 0, limited="it was late")
+    limited_round = one_round(10, 10, 0, limited="it was late")
     monkeypatch.setattr(
         "tsx_cli.bench.commands.against.measure",
-        lambda plan, **_: limited.model_copy(update={"sent": 1000}),
+        lambda plan, **_: limited_round.model_copy(update={"sent": 1000}),
     )
-    done = run("bench", *TEXT.split(), "--duration", 0.1, "--warm-up", 0, "--rate", 100)
-    assert "the load generator and not the server: it was late" in done.out
-    assert "knee" not in done.out
+    result = run("bench", *BASE_OPTIONS.split(), "--duration", 0.1, "--warm-up", 0, "--rate", 100)
+    assert "the load generator and not the server: it was late" in result.out
+    assert "knee" not in result.out
 
 
-def test_a_bound_that_breaks_is_a_failure_in_the_junit_file(served: Running, run: Run) -> None:
+def test_a_missed_limit_is_a_failure_in_the_junit_file(served: Running, run: Run) -> None:
     options = (
         *shlex.split(f"--against {served.address('predictions')} --model echo --input-kind text"),
-        *SHORT,
+        *SHORT_LOAD,
     )
     assert run("bench", *options, "--slo", "p50<0.001us", "--junit", "out.xml").code == 1
     (failure,) = ElementTree.parse("out.xml").getroot().iter("failure")
@@ -212,8 +219,8 @@ def test_a_report_is_written(served: Running, run: Run) -> None:
     options = shlex.split(
         f"--against {served.address('predictions')} --model echo --input-kind text"
     )
-    done = run("bench", *options, *SHORT, "--output", "out", "--json", "-")
-    assert (done.code, json.loads(done.out)["against"]) == (0, options[1])
+    result = run("bench", *options, *SHORT_LOAD, "--output", "out", "--json", "-")
+    assert (result.code, json.loads(result.out)["against"]) == (0, options[1])
     assert {file.name for file in Path("out").iterdir()} == {
         "report.html",
         "report.md",
@@ -223,15 +230,17 @@ def test_a_report_is_written(served: Running, run: Run) -> None:
     assert f"Measured at: **{options[1]}**" in Path("out/report.md").read_text()
 
 
-def test_a_token_is_sent_and_not_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[bytes] = set()
+def test_a_token_is_sent_but_never_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    authorizations: set[bytes] = set()
     Path("token").write_text("secret\n")
     with scripted(
-        lambda _, request: [seen.add(request.headers.get(b"authorization", b"")) or OK]
+        lambda _, request: [authorizations.add(request.headers.get(b"authorization", b"")) or OK]
     ) as url:
         options = ("--against", url, "--model", "m", "--input-kind", "text")
-        assert run("bench", *options, *SHORT, "--token", "@token", "--json", "out.json").code == 0
-    assert seen == {b"Bearer secret"}
+        assert (
+            run("bench", *options, *SHORT_LOAD, "--token", "@token", "--json", "out.json").code == 0
+        )
+    assert authorizations == {b"Bearer secret"}
     assert "secret" not in Path("out.json").read_text()
     monkeypatch.setattr(sys, "argv", ["tsx", "bench", "--token", "secret"])
     assert command_line("secret") == "tsx bench --token ..."
@@ -240,51 +249,59 @@ def test_a_token_is_sent_and_not_reported(run: Run, monkeypatch: pytest.MonkeyPa
     assert command_line("") == command_line(None)
 
 
-def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running, run: Run) -> None:
+def test_a_server_that_refuses_every_request_is_an_error_with_its_reason(
+    served: Running, run: Run
+) -> None:
     Path("x").write_text("x")
-    done = run(
+    result = run(
         *shlex.split(f"bench --against {served.address('predictions')} --model ehco --input x"),
-        *SHORT,
+        *SHORT_LOAD,
     )
-    assert done.code == 1
-    assert "accepted no request: 404" in done.err
-    assert "'ehco'" in done.err
+    assert result.code == 1
+    assert "accepted no request: 404" in result.err
+    assert "'ehco'" in result.err
 
 
 @pytest.mark.parametrize(
-    ("options", "reported"),
+    ("options", "message"),
     [
         ("--against http://h", "--model NAME"),
         ("--against http://h --model m", "--input FILE"),
         ("--against ftp://h --model m --input-kind text", "is not the address of a server"),
-        (f"{TEXT} --warm-up long", "--warm-up: 'long' is not a time"),
-        (f"{TEXT} --slo 'p42<1ms'", "--slo: 'p42<1ms'"),
-        (f"{TEXT} --arrivals constant", "needs a rate"),
-        (f"{TEXT} --rounds 0", "--rounds: 0"),
+        (f"{BASE_OPTIONS} --warm-up long", "--warm-up: 'long' is not a time"),
+        (f"{BASE_OPTIONS} --slo 'p42<1ms'", "--slo: 'p42<1ms'"),
+        (f"{BASE_OPTIONS} --arrivals constant", "needs a rate"),
+        (f"{BASE_OPTIONS} --rounds 0", "--rounds: 0"),
         ("--against http://h --model m --input-shape x", "--input-shape"),
         ("--against http://a..b --model m --input-kind text", "is not the address of a server"),
-        (f"{TEXT} --json none/x.json", "--json: 'none/x.json' cannot be a file"),
+        (f"{BASE_OPTIONS} --json none/x.json", "--json: 'none/x.json' cannot be a file"),
         ("--against 'http://a b' --model m --input-kind text", "is not the address of a server"),
-        (f"{TEXT} --token 'a\r\nb: c'", "a token is one word"),
-        (f"{TEXT} --token ''", "a token is one word"),
-        (f"{TEXT} --content-type a/b", "--content-type applies to --input only"),
-        (f"{TEXT} --speed 2 --rate 9", "--speed is that of a recording"),
-        (f"{TEXT} --certificate c.pem", "--certificate: 'http://h' is not an https address"),
-        (f"{TEXT} --ramp --rate 9", "--ramp chooses the rates itself"),
-        (f"{TEXT} --junit out.xml", "--junit reports what is judged"),
-        (f"{TEXT} --junit no/out.xml --slo 'p50<1s'", "--junit: 'no/out.xml' cannot be a file"),
-        (f"{TEXT} --generator-cores 4000", "--generator-cores: "),
-        (f"{TEXT} --price-per-hour inf", "--price-per-hour: inf is not a number"),
-        (f"{TEXT} model.mar", "unexpected extra argument"),
+        (f"{BASE_OPTIONS} --token 'a\r\nb: c'", "a token is one word"),
+        (f"{BASE_OPTIONS} --token ''", "a token is one word"),
+        (f"{BASE_OPTIONS} --content-type a/b", "--content-type applies to --input only"),
+        (f"{BASE_OPTIONS} --speed 2 --rate 9", "--speed is that of a recording"),
+        (
+            f"{BASE_OPTIONS} --certificate c.pem",
+            "--certificate: 'http://h' is not an https address",
+        ),
+        (f"{BASE_OPTIONS} --ramp --rate 9", "--ramp chooses the rates itself"),
+        (f"{BASE_OPTIONS} --junit out.xml", "--junit reports what is judged"),
+        (
+            f"{BASE_OPTIONS} --junit no/out.xml --slo 'p50<1s'",
+            "--junit: 'no/out.xml' cannot be a file",
+        ),
+        (f"{BASE_OPTIONS} --generator-cores 4000", "--generator-cores: "),
+        (f"{BASE_OPTIONS} --price-per-hour inf", "--price-per-hour: inf is not a number"),
+        (f"{BASE_OPTIONS} model.mar", "unexpected extra argument"),
     ],
 )
-def test_a_bad_option_says_what_to_do(run: Run, options: str, reported: str) -> None:
-    done = run("bench", *shlex.split(options))
-    assert done.code == 2, done.err
-    assert reported in done.err
+def test_an_invalid_option_gets_a_remedy(run: Run, options: str, message: str) -> None:
+    result = run("bench", *shlex.split(options))
+    assert result.code == 2, result.err
+    assert message in result.err
 
 
-def test_the_help_of_both_ways(run: Run) -> None:
+def test_both_variants_of_the_command_have_help(run: Run) -> None:
     help_text = run("bench", "--help").out
     assert "--against" in help_text
     assert "poisson, if not given, constant or recorded" in " ".join(
@@ -293,10 +310,10 @@ def test_the_help_of_both_ways(run: Run) -> None:
     assert "--protocol" in run("bench", "--against=x", "--help").out
 
 
-def test_a_server_that_is_not_there_and_a_token_file_that_is_not_there(run: Run) -> None:
+def test_a_missing_server_and_a_missing_token_file_are_reported(run: Run) -> None:
     options = (
         *shlex.split("bench --against http://127.0.0.1:9 --model m --input-kind text"),
-        *SHORT,
+        *SHORT_LOAD,
     )
     assert "no server answers at http://127.0.0.1:9" in run(*options).err
     assert "--token: gone cannot be read" in run(*options, "--token", "@gone").err

@@ -1,4 +1,4 @@
-"""The forms of an archive in a benchmark: real workers and servers, and the written record."""
+"""Forms of a model in a benchmark, with real workers and servers, and the written record."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
-FITS = FormRecord("channels-last", {"device": "cpu", "machine": platform.machine()})
-FOREIGN = FormRecord("onnx", {"device": "cpu", "machine": "pdp11"})
+SUPPORTED_FORM = FormRecord("channels-last", {"device": "cpu", "machine": platform.machine()})
+UNSUPPORTED_FORM = FormRecord("onnx", {"device": "cpu", "machine": "pdp11"})
 BATCHES = ("--workers", "1", "--batch-sizes", "1", "--connections", "2")
-SHORT = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%")
+SHORT_LOAD = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%")
 
 
-def archive_in(directory: Path) -> Path:
-    """Make an archive with two forms, of which this machine runs the second."""
+def write_archive_with_forms(directory: Path) -> Path:
+    """Make an archive with two forms, of which this machine supports the second."""
     (directory / "config.yaml").write_text("threads: 1\n")
     spec = ArchiveSpec(
         "digits",
@@ -45,7 +45,7 @@ def archive_in(directory: Path) -> Path:
     keep_forms(
         path,
         digest,
-        [BuiltForm(record, directory / "empty") for record in (FOREIGN, FITS)],
+        [BuiltForm(record, directory / "empty") for record in (UNSUPPORTED_FORM, SUPPORTED_FORM)],
         directory / "cache",
     )
     return path
@@ -53,13 +53,13 @@ def archive_in(directory: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(
-    run: Run, tmp_path: Path
-) -> None:
-    archive_in(tmp_path)
-    ended = run("bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out")
+def test_forms_are_measured_and_unsupported_ones_have_a_reason(run: Run, tmp_path: Path) -> None:
+    write_archive_with_forms(tmp_path)
+    result = run(
+        "bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT_LOAD, "-o", "out"
+    )
     measured = read_results(tmp_path / "out" / "results.json")
-    assert measured.baseline == 0, ended.err
+    assert measured.baseline == 0, result.err
     by_form = {trial.as_configuration().form: trial for trial in measured.trials}
     assert measured.trials[0] is by_form["reference"]
     assert {form: trial.state for form, trial in by_form.items()} == {
@@ -81,8 +81,8 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
     assert accuracy.same
 
 
-def test_the_form_that_wins_comes_first_and_the_others_follow(tmp_path: Path) -> None:
-    path, measured = archive_in(tmp_path), results()
+def test_the_winning_form_is_listed_first(tmp_path: Path) -> None:
+    path, measured = write_archive_with_forms(tmp_path), results()
     assert measured.winner is not None
     for form, expected in (
         ("channels-last", ("channels-last", "onnx")),

@@ -1,4 +1,4 @@
-"""`tsx bench --profile`: the files about a worker's time, with py-spy and without."""
+"""`tsx bench --profile`: files about a worker's time, with py-spy and without."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PAYLOADS = [Payload(b"a", "text/plain")]
-# BaseHandler under the switch has its tests in tests/runtime/worker/handlers.
+# tests/runtime/worker/handlers tests the profiler of BaseHandler.
 SOURCE = """
     import os, tempfile
     from pathlib import Path
@@ -53,8 +53,8 @@ def archive(tmp_path: Path) -> Iterator[OpenArchive]:
         yield opened
 
 
-def with_spy(monkeypatch: pytest.MonkeyPatch, directory: Path, script: str | None) -> None:
-    """Make a directory with this py-spy, or with none, the whole path."""
+def replace_py_spy(monkeypatch: pytest.MonkeyPatch, directory: Path, script: str | None) -> None:
+    """Replace py-spy by a shell script, or remove it from the PATH if there is no script."""
     directory.mkdir()
     if script is not None:
         (directory / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
@@ -67,49 +67,49 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, directory: Path, script: str | Non
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
+def test_without_py_spy_cprofile_writes_a_profile_without_a_graph(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_spy(monkeypatch, tmp_path / "bin", None)
+    replace_py_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
-    reported = profile_worker(
+    profile = profile_worker(
         archive,
         Configuration(batch_size=2),
         [Payload(b"b", "text/plain")],
         Path("out"),
         seconds=0.2,
     )
-    assert [file.name for file in reported.files] == [
+    assert [file.name for file in profile.files] == [
         "steps.txt",
         "worker.prof",
         "torch-trace.json",
     ]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
-        file.name for file in reported.files
+        file.name for file in profile.files
     )
-    assert len(reported.notes) == 1
-    assert "pip install 'tsx-serve[bench]'" in reported.notes[0]
+    assert len(profile.notes) == 1
+    assert "pip install 'tsx-serve[bench]'" in profile.notes[0]
     functions = {name for _, _, name in pstats.Stats(str(tmp_path / "out" / "worker.prof")).stats}  # type: ignore[attr-defined]
     assert {"handle", "weigh"} <= functions
     assert "batch 2" in (tmp_path / "out" / "steps.txt").read_text()
 
 
 @pytest.mark.usefixtures("processes")
-def test_with_py_spy_the_graph_is_its_own(
+def test_py_spy_writes_the_flame_graph(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
-    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
-        reported.notes
+    replace_py_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
+    profile = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert [file.name for file in profile.files] == ["steps.txt", "flame.svg", "worker.prof"], (
+        profile.notes
     )
-    assert "weigh" in {name for _, _, name in pstats.Stats(str(reported.files[2])).stats}  # type: ignore[attr-defined]
-    command = reported.files[1].read_text().split()
+    assert "weigh" in {name for _, _, name in pstats.Stats(str(profile.files[2])).stats}  # type: ignore[attr-defined]
+    command = profile.files[1].read_text().split()
     assert (command[:2], command[3:]) == (
         ["record", "--pid"],
-        ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])],
+        ["--duration", "1", "--rate", "200", "--output", str(profile.files[1])],
     )
-    (note,) = reported.notes
+    (note,) = profile.notes
     assert "does not run the steps of BaseHandler" in note
 
 
@@ -118,39 +118,39 @@ def test_with_py_spy_the_graph_is_its_own(
     shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None,
     reason="needs py-spy, which brings the extra bench",
 )
-def test_the_real_py_spy_sees_the_calls_of_the_handler(
+def test_the_real_py_spy_records_the_calls_of_the_handler(
     archive: OpenArchive, tmp_path: Path
 ) -> None:
-    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
-    if any("could not look into the worker" in note for note in reported.notes):
-        pytest.skip(reported.notes[0])
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
-        reported.notes
+    profile = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
+    if any("could not look into the worker" in note for note in profile.notes):
+        pytest.skip(profile.notes[0])
+    assert [file.name for file in profile.files] == ["steps.txt", "flame.svg", "worker.prof"], (
+        profile.notes
     )
     titles = [
         node.text or ""
-        for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")
+        for node in ElementTree.parse(profile.files[1]).iter("{http://www.w3.org/2000/svg}title")
     ]
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
 
 @pytest.mark.usefixtures("processes")
-def test_where_py_spy_may_not_look_the_reason_is_reported(
+def test_the_reason_is_reported_if_py_spy_has_no_permission(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
-    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert "worker.prof" in [file.name for file in reported.files]
-    assert reported.notes[0].endswith("the worker: Permission denied")
+    replace_py_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
+    profile = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert "worker.prof" in [file.name for file in profile.files]
+    assert profile.notes[0].endswith("the worker: Permission denied")
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_best_is_profiled_and_a_failure_is_a_note(
+def test_the_best_configuration_is_profiled_and_a_failure_becomes_a_note(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_spy(monkeypatch, tmp_path / "bin", 'touch "$9"')
-    quick = partial(profile_worker, seconds=0.1)
-    monkeypatch.setattr("tsx_cli.bench.commands.profile.profile_worker", quick)
+    replace_py_spy(monkeypatch, tmp_path / "bin", 'touch "$9"')
+    quick_profile = partial(profile_worker, seconds=0.1)
+    monkeypatch.setattr("tsx_cli.bench.commands.profile.profile_worker", quick_profile)
     trials = [Trial(configuration=Configuration(batch_size=size).as_json()) for size in (1, 4)]
     results = a_run(trials=trials, baseline=0, winner=1)
     profile_best(archive, results, PAYLOADS, tmp_path / "out")
@@ -164,18 +164,20 @@ def test_the_best_is_profiled_and_a_failure_is_a_note(
         .startswith("m: cpu, 1 worker, batch 4\n")
     )
 
-    lost = a_run(trials=[Trial(configuration=Configuration(device="cuda").as_json())], baseline=0)
+    failing_run = a_run(
+        trials=[Trial(configuration=Configuration(device="cuda").as_json())], baseline=0
+    )
     monkeypatch.setattr("tsx_cli.bench.search.worker.gpu_count", lambda: 0)
-    profile_best(archive, lost, PAYLOADS, tmp_path / "out")
-    (note,) = lost.notes
+    profile_best(archive, failing_run, PAYLOADS, tmp_path / "out")
+    (note,) = failing_run.notes
     assert "The profile failed: there is no GPU" in note
-    nothing = a_run()
-    profile_best(archive, nothing, PAYLOADS, tmp_path / "out")
-    (note,) = nothing.notes
+    empty_run = a_run()
+    profile_best(archive, empty_run, PAYLOADS, tmp_path / "out")
+    (note,) = empty_run.notes
     assert "Nothing was profiled" in note
 
 
-def test_steps_are_a_table_that_adds_up() -> None:
+def test_the_times_of_the_steps_add_up_to_the_batch_time() -> None:
     point = point_of(4, [BatchTiming(0.010, (0.002, 0.005, float("nan")))] * 3, 0.02)
     assert steps_table(point, "m").splitlines() == [
         "m",

@@ -48,10 +48,12 @@ def handle(data, context):
     return [{"length": len(row.get("data") or row.get("body")) + (size == 4)} for row in data]
 """
 CONFIG = "# its own words\nbatchSize: 1  # alone\nmaxBatchDelay: 50\nthreads: 1\n"
-QUICK = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%", "--workers", "1")
-PATIENCE = 120.0
+SHORT_LOAD = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%", "--workers", "1")
+TIMEOUT_S = 120.0
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-PINS = ("--server-cores", str(CORES[0]), "--generator-cores", str(CORES[-1])) if CORES else ()
+PINNING_OPTIONS = (
+    ("--server-cores", str(CORES[0]), "--generator-cores", str(CORES[-1])) if CORES else ()
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +73,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(processes: None, directory: Path) -> Results:
     """Run a benchmark that writes its results into the archive."""
     loads = ("--batch-sizes", "1,2,4,8", "--connections", "4", "--exhaustive")
-    command = ["bench", "lengths.mar", "--slo", "p99<20s", *loads, *QUICK, "-o", "out", "--write"]
-    ended = tsx(command, directory, {})
-    assert ended.returncode == 0, ended.stderr
-    assert "lengths.mar now runs with" in ended.stdout
+    command = [
+        "bench",
+        "lengths.mar",
+        "--slo",
+        "p99<20s",
+        *loads,
+        *SHORT_LOAD,
+        "-o",
+        "out",
+        "--write",
+    ]
+    result = tsx(command, directory, {})
+    assert result.returncode == 0, result.stderr
+    assert "lengths.mar now runs with" in result.stdout
     return read_results(directory / "out" / "results.json")
 
 
-def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
+def test_a_run_has_a_winner_with_a_reason(results: Results) -> None:
     assert results.complete
     assert results.winner is not None
     assert results.baseline == 0
@@ -90,7 +102,7 @@ def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
     assert results.environment.fingerprint
 
 
-def test_a_trial_has_the_stages_and_the_usage(results: Results) -> None:
+def test_a_trial_has_stages_and_usage(results: Results) -> None:
     trial = results.trials[0]
     assert trial.stages is not None
     assert trial.stages.inference_ms > 3
@@ -107,19 +119,19 @@ def test_a_trial_has_the_stages_and_the_usage(results: Results) -> None:
     assert any(point.offered.mode == "open" for trial in results.trials for point in trial.points)
 
 
-def test_trials_that_die_fail_or_answer_differently_are_results_that_cannot_win(
+def test_trials_that_crash_fail_or_change_responses_cannot_win(
     results: Results,
 ) -> None:
-    by_size = {trial.as_configuration().batch_size: trial for trial in results.trials}
-    assert by_size[2].state == "failed"
-    assert "a worker died" in str(by_size[2].reason)
-    assert by_size[8].state == "failed"
-    assert "no room for so much" in str(by_size[8].reason)
-    assert by_size[1].accuracy is not None
-    assert by_size[1].accuracy.same
-    assert by_size[4].accuracy is not None
-    assert not by_size[4].accuracy.same
-    assert "its answers differ: input 1" in str(by_size[4].reason)
+    by_batch_size = {trial.as_configuration().batch_size: trial for trial in results.trials}
+    assert by_batch_size[2].state == "failed"
+    assert "a worker died" in str(by_batch_size[2].reason)
+    assert by_batch_size[8].state == "failed"
+    assert "no room for so much" in str(by_batch_size[8].reason)
+    assert by_batch_size[1].accuracy is not None
+    assert by_batch_size[1].accuracy.same
+    assert by_batch_size[4].accuracy is not None
+    assert not by_batch_size[4].accuracy.same
+    assert "its answers differ: input 1" in str(by_batch_size[4].reason)
     assert results.curves[0].failed
 
 
@@ -128,15 +140,15 @@ def test_the_archive_has_the_winners_settings_and_figures(
 ) -> None:
     archive = directory / "lengths.mar"
     assert not [finding for finding in verify_archive(archive) if finding.is_fault]
-    reported = inspect_archive(archive)
+    inspection = inspect_archive(archive)
     assert results.winner is not None
     winner = results.trials[results.winner].as_configuration()
     assert (
-        reported.config.batch_size,
-        reported.config.max_workers,
-        reported.config.max_batch_delay,
+        inspection.config.batch_size,
+        inspection.config.max_workers,
+        inspection.config.max_batch_delay,
     ) == (winner.batch_size, 1, 50)
-    assert "jobQueueSize" not in reported.config.raw
+    assert "jobQueueSize" not in inspection.config.raw
     record = read_record(archive)
     assert record is not None
     assert record.here
@@ -146,8 +158,8 @@ def test_the_archive_has_the_winners_settings_and_figures(
     assert all(0 < (point.utilisation or 0) <= 1 for point in record.points), [
         point.utilisation for point in record.points
     ]
-    shown = tsx(["archive", "inspect", archive], directory, {}).stdout
-    assert f"measured {record.measured[:10]} on " in shown
+    output = tsx(["archive", "inspect", archive], directory, {}).stdout
+    assert f"measured {record.measured[:10]} on " in output
 
 
 def test_a_server_reports_the_measured_figures(directory: Path, results: Results) -> None:
@@ -155,30 +167,30 @@ def test_a_server_reports_the_measured_figures(directory: Path, results: Results
         with urllib.request.urlopen(
             f"{server.address('models')}/models/lengths", timeout=30
         ) as answer:
-            (described,) = json.load(answer)
-        assert described["measured"]["here"] is True
-        assert described["measured"]["slo"] == "p99<20s"
-        assert described["measured"]["throughput"] > 0
+            (description,) = json.load(answer)
+        assert description["measured"]["here"] is True
+        assert description["measured"]["slo"] == "p99<20s"
+        assert description["measured"]["throughput"] > 0
         command = ["models", "describe", "lengths", "--url", server.address("models")]
         assert "measured configuration" in tsx(command, directory, {}).stdout
         assert "requests/s, p99" in server.log
 
 
 @pytest.fixture
-def begin(directory: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Return a function that starts a long run and waits until it has printed a text."""
+def start_run(directory: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Return a function that starts a long run and waits until it has printed `text`."""
     loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
     arguments = [
         *shlex.split(f"bench {directory / 'lengths.mar'} --batch-sizes 1,3"),
-        *QUICK,
+        *SHORT_LOAD,
         *loads,
-        *(PINS if len(CORES) > 1 else ()),
+        *(PINNING_OPTIONS if len(CORES) > 1 else ()),
         "-o",
         "out",
     ]
-    begun = []
+    started_processes = []
 
-    def start(until: str) -> subprocess.Popen[str]:
+    def start(text: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tsx_cli", *map(str, arguments)]
         environment = clean({"TMPDIR": str(temporary)})
         process = forked.Popen(
@@ -189,15 +201,15 @@ def begin(directory: Path, tmp_path: Path) -> Iterator[Callable[[str], subproces
             stderr=subprocess.PIPE,
             text=True,
         )
-        begun.append(process)
+        started_processes.append(process)
         assert process.stderr is not None
-        assert any(until in line for line in process.stderr)
+        assert any(text in line for line in process.stderr)
         return process
 
-    # Servers make sockets in the directory, whose paths must be short.
+    # Servers make sockets in this directory, so its path must be short.
     with tempfile.TemporaryDirectory() as temporary:
         yield start
-        for process in begun:
+        for process in started_processes:
             process.kill()
             process.communicate()
         assert not list(Path(temporary).glob("tsx-bench-*")), (
@@ -206,52 +218,58 @@ def begin(directory: Path, tmp_path: Path) -> Iterator[Callable[[str], subproces
 
 
 @pytest.mark.usefixtures("processes")
-def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
-    begin: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+def test_an_interrupted_run_has_a_report_and_can_be_resumed(
+    start_run: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    begun = begin("requests/s")
-    servers = psutil.Process(begun.pid).children(recursive=True)
+    process = start_run("requests/s")
+    servers = psutil.Process(process.pid).children(recursive=True)
     assert servers
     if len(CORES) > 1:
         assert CORES[:1] in [server.cpu_affinity() for server in servers]
-    begun.send_signal(signal.SIGINT)
-    reported, errors = begun.communicate(timeout=PATIENCE)
-    assert begun.returncode == 130, errors
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, errors
     assert not psutil.wait_procs(servers, timeout=30)[1]
-    partial = read_results(tmp_path / "out" / "results.json")
-    assert not partial.complete
-    assert (partial.winner, partial.faster_unmeasured) == (None, 1)
-    assert [trial.state for trial in partial.trials] == ["measured", "predicted"]
-    assert "The time was too short to choose" in reported
-    assert "The run was interrupted" in reported
-    ended = tsx(["bench", "--resume", "out", "--time-limit", "1s", "--json"], tmp_path, {})
-    # Exit code 1 reports that the time was too short to choose.
-    assert ended.returncode in (0, 1), ended.stderr
-    printed = Results.model_validate_json(ended.stdout)
-    assert printed.complete
-    assert printed.started == partial.started
+    partial_results = read_results(tmp_path / "out" / "results.json")
+    assert not partial_results.complete
+    assert (partial_results.winner, partial_results.faster_unmeasured) == (None, 1)
+    assert [trial.state for trial in partial_results.trials] == ["measured", "predicted"]
+    assert "The time was too short to choose" in output
+    assert "The run was interrupted" in output
+    result = tsx(["bench", "--resume", "out", "--time-limit", "1s", "--json"], tmp_path, {})
+    # Exit code 1 means that the time was too short to choose a configuration.
+    assert result.returncode in (0, 1), result.stderr
+    final_results = Results.model_validate_json(result.stdout)
+    assert final_results.complete
+    assert final_results.started == partial_results.started
     if len(CORES) > 1:
         assert (
-            printed.pinning
-            == partial.pinning
+            final_results.pinning
+            == partial_results.pinning
             == PinnedCores(server=CORES[:1], generator=CORES[-1:])
         )
-        assert printed.environment.cores == 1
-    before, after = partial.trials[0].points[0], printed.trials[0].points[0]
-    assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)
-    assert best_point(printed.trials[0].points) is not None
+        assert final_results.environment.cores == 1
+    first_point, resumed_point = (
+        partial_results.trials[0].points[0],
+        final_results.trials[0].points[0],
+    )
+    assert (resumed_point.offered, resumed_point.rounds[: len(first_point.rounds)]) == (
+        first_point.offered,
+        first_point.rounds,
+    )
+    assert best_point(final_results.trials[0].points) is not None
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(
-    begin: Callable[[str], subprocess.Popen[str]],
+def test_a_second_interrupt_ends_the_run_at_once_without_leftover_servers(
+    start_run: Callable[[str], subprocess.Popen[str]],
 ) -> None:
-    begun = begin("a batch takes")
-    servers = psutil.Process(begun.pid).children(recursive=True)
+    process = start_run("a batch takes")
+    servers = psutil.Process(process.pid).children(recursive=True)
     assert servers
-    # The signal is that of a closed terminal.
-    begun.send_signal(signal.SIGHUP)
-    begun.send_signal(signal.SIGINT)
-    begun.communicate(timeout=PATIENCE)
-    assert begun.returncode == 130
+    # A terminal sends this signal when it closes.
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
     assert not psutil.wait_procs(servers, timeout=30)[1]

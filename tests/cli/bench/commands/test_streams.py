@@ -1,4 +1,4 @@
-"""`tsx bench` of a model that streams tokens, and comparisons of two runs."""
+"""`tsx bench` of a model that streams tokens, and the comparison of its runs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     )
     assert result.code == 0, result.out + result.err
     results = read_results(Path("out/results.json"))
-    # The model does not support batching.
+    # There are no batch times to measure, since the model does not support batching.
     assert not results.curves
     assert {trial.as_configuration().batch_size for trial in results.trials} == {1}
     assert results.inputs.source == "generated: 256 different prompts of 8 words"

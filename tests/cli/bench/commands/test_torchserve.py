@@ -1,4 +1,4 @@
-"""TorchServe's auto-benchmark: its configuration files, its runs, and its reports' columns."""
+"""TorchServe's auto-benchmark: its configuration files, its runs, and its report's columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_cli.bench.load.results import Trial, read_results
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
 
-MODEL = """
+MODEL_CONFIG = """
 echo:
   eager_mode:
     benchmark_engine: "ab"
@@ -36,7 +36,7 @@ echo:
       - "cpu"
       - "gpus": "all"
 """
-TOP = """
+BENCHMARK_CONFIG = """
 ts_version:
   release: "0.12.0"
 models:
@@ -61,8 +61,10 @@ def handle(data, context):
 """
 
 
-def written(directory: Path, model: str = MODEL, top: str = TOP, url: str = "echo.mar") -> Path:
-    """Write the auto-benchmark's file, in the layout of TorchServe's repository."""
+def write_plan(
+    directory: Path, model: str = MODEL_CONFIG, top: str = BENCHMARK_CONFIG, url: str = "echo.mar"
+) -> Path:
+    """Write the auto-benchmark's files as in TorchServe's repository, and return the main one."""
     (directory / "models_config").mkdir(parents=True)
     (directory / "models_config" / "echo.yaml").write_text(model.format(url=url))
     (directory / "input.txt").write_text("some words")
@@ -70,8 +72,8 @@ def written(directory: Path, model: str = MODEL, top: str = TOP, url: str = "ech
     return directory / "benchmark_config.yaml"
 
 
-def test_a_file_is_a_case_for_each_number_of_workers_and_batch_size(tmp_path: Path) -> None:
-    plan = read_plan(written(tmp_path))
+def test_a_file_has_one_case_per_number_of_workers_and_batch_size(tmp_path: Path) -> None:
+    plan = read_plan(write_plan(tmp_path))
     assert [case.name for case in plan.cases] == ["eager_mode_echo_w1_b1", "eager_mode_echo_w1_b4"]
     case = plan.cases[0]
     assert (case.batch_delay, case.requests, case.concurrency, case.device, case.served_as) == (
@@ -85,20 +87,20 @@ def test_a_file_is_a_case_for_each_number_of_workers_and_batch_size(tmp_path: Pa
     assert [note.split(":")[0] for note in plan.notes] == ["ts_version", "metrics_cmd"]
 
 
-def test_a_model_s_own_file_is_enough_and_gpus_are_for_that_hardware(tmp_path: Path) -> None:
-    top = written(tmp_path, top=TOP.replace('"cpu"', '"gpu"'))
+def test_a_models_file_can_be_read_without_the_main_file(tmp_path: Path) -> None:
+    top = write_plan(tmp_path, top=BENCHMARK_CONFIG.replace('"cpu"', '"gpu"'))
     assert {case.device for case in read_plan(top).cases} == {"cuda"}
-    alone = read_plan(tmp_path / "models_config" / "echo.yaml")
-    assert {case.device for case in alone.cases} == {"cpu"}
-    assert not alone.notes
+    single_plan = read_plan(tmp_path / "models_config" / "echo.yaml")
+    assert {case.device for case in single_plan.cases} == {"cpu"}
+    assert not single_plan.notes
 
 
 def test_keys_without_effect_are_reported_once(tmp_path: Path) -> None:
-    more = (
-        MODEL.replace("    exec_env: local", "")
+    model_text = (
+        MODEL_CONFIG.replace("    exec_env: local", "")
         + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
     )
-    plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
+    plan = read_plan(write_plan(tmp_path, model=model_text, top=BENCHMARK_CONFIG + "colour: red\n"))
     assert [
         note
         for note in plan.notes
@@ -132,16 +134,16 @@ def test_keys_without_effect_are_reported_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_makes_no_sense_is_reported_with_its_place(
+def test_an_invalid_file_is_reported_with_the_key(
     tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    assert old in MODEL
+    assert old in MODEL_CONFIG
     with pytest.raises(UsageError, match=problem):
-        read_plan(written(tmp_path, model=MODEL.replace(old, new)))
+        read_plan(write_plan(tmp_path, model=MODEL_CONFIG.replace(old, new)))
 
 
-def test_files_that_are_none_are_reported(tmp_path: Path) -> None:
-    top = written(tmp_path, top=TOP.replace("echo.yaml", "bert.yaml"))
+def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
+    top = write_plan(tmp_path, top=BENCHMARK_CONFIG.replace("echo.yaml", "bert.yaml"))
     with pytest.raises(CliError, match=r"bert\.yaml does not exist"):
         read_plan(top)
     for text, problem in (
@@ -176,7 +178,7 @@ def a_case(**changes: object) -> Case:
     return case._replace(**changes)  # type: ignore[arg-type]  # of its own fields
 
 
-def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> None:
+def test_the_ab_report_is_two_lines_with_torchserves_columns(tmp_path: Path) -> None:
     position = logs.log_position(tmp_path)
     lines = [
         f"2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:1"
@@ -187,8 +189,8 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
         "2026-05-30T21:46:03,626 [INFO ] W-9000 TS_METRICS - PredictionTime.Milliseconds:2.5|#ModelName:mnist,Level:Model|#hostname:box\n"
         "2026-05-30T21:46:03,626 - ts_handler_inference.ms:1.5|#ModelName:mnist|#hostname:box\nnot one of them\n"
     )
-    reported = logs.values_since(position)
-    columns = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), reported)
+    log_values = logs.values_since(position)
+    columns = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), log_values)
     text = csv_text(columns)
     assert text.splitlines()[0] == COLUMNS
     assert len(text.splitlines()) == 2
@@ -214,16 +216,16 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
         "2.5",
         "0.0",
     )
-    profiled = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), reported)
-    assert list(profiled)[-3:] == [
+    profiled_row = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), log_values)
+    assert list(profiled_row)[-3:] == [
         "handler_preprocess_mean",
         "handler_inference_mean",
         "handler_postprocess_mean",
     ]
-    assert profiled["handler_inference_mean"] == 1.5
+    assert profiled_row["handler_inference_mean"] == 1.5
 
 
-def test_only_new_lines_of_a_log_count(tmp_path: Path) -> None:
+def test_only_new_lines_of_a_log_are_read(tmp_path: Path) -> None:
     line = "2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{}|#Level:Host|#hostname:box\n"
     log = tmp_path / "ts_metrics.log"
     log.write_text(line.format(1) + line.format(2))
@@ -234,7 +236,7 @@ def test_only_new_lines_of_a_log_count(tmp_path: Path) -> None:
     assert logs.values_since(position) == {"QueueTime": [7.0]}, "the log was replaced"
 
 
-def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() -> None:
+def test_the_duration_of_a_load_follows_from_the_pilots_rate() -> None:
     assert [run.round_seconds(100, rate, max_s=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [
         10.0,
         1.0,
@@ -243,7 +245,7 @@ def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() ->
     ]
 
 
-def test_the_words_say_which_command_it_is() -> None:
+def test_the_arguments_decide_which_command_runs() -> None:
     assert replacing_module(["compare", "a", "b"]) == COMPARE
     assert replacing_module(["config.yaml", "--against", "http://h"]) == TORCHSERVE
     assert replacing_module(["--against", "http://h", "config.yml"]) == TORCHSERVE
@@ -263,7 +265,7 @@ def test_the_words_say_which_command_it_is() -> None:
         ("127.0.0.1:7000", "http://127.0.0.1:7001"),
     ],
 )
-def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -> None:
+def test_the_management_port_follows_the_inference_port(inference: str, management: str) -> None:
     assert run.management_of(inference) == management
 
 
@@ -285,40 +287,40 @@ def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -
         ("other.yaml", 2, "unexpected extra argument"),
     ],
 )
-def test_a_bad_option_says_what_to_do(
+def test_an_invalid_option_gets_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, code: int, problem: str
 ) -> None:
-    assert main(["bench", str(written(tmp_path)), *shlex.split(options)]) == code
+    assert main(["bench", str(write_plan(tmp_path)), *shlex.split(options)]) == code
     assert problem in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_run_with_the_finished_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(case: Case, *_: object) -> run.CaseResult:
+    def measure_case(case: Case, *_: object) -> run.CaseResult:
         if case.batch_size == 4:
             raise KeyboardInterrupt
-        point_ = point(2, [one_round(100, 10, 1)])
-        trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
-        return run.CaseResult(case, trial, row(case, point_, {}))
+        load_point = point(2, [one_round(100, 10, 1)])
+        trial = Trial(configuration=case.configuration.as_json(), points=[load_point], best=0)
+        return run.CaseResult(case, trial, row(case, load_point, {}))
 
-    monkeypatch.setattr(run, "_measure_case", measured)
-    assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
+    monkeypatch.setattr(run, "_measure_case", measure_case)
+    assert main(["bench", str(write_plan(tmp_path)), "-o", str(tmp_path / "out")]) == 130
     assert (tmp_path / "out" / "eager_mode_echo_w1_b1" / "ab_report.csv").exists()
     assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_file_runs_against_a_server_of_its_own(
+def test_a_file_runs_against_its_own_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_model(tmp_path / "echo.mar", HANDLER)
-    absent = MODEL.replace("echo:", "gone:").replace("[1, 4]", "[1]")
-    file = written(
+    absent = MODEL_CONFIG.replace("echo:", "gone:").replace("[1, 4]", "[1]")
+    file = write_plan(
         tmp_path,
         url=str(tmp_path / "echo.mar"),
-        model=MODEL.replace("[1, 4]", "[4]"),
-        top=TOP.replace('"echo.yaml"', '"echo.yaml", gone.yaml'),
+        model=MODEL_CONFIG.replace("[1, 4]", "[4]"),
+        top=BENCHMARK_CONFIG.replace('"echo.yaml"', '"echo.yaml", gone.yaml'),
     )
     file.write_text(
         file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml')
@@ -329,9 +331,9 @@ def test_a_file_runs_against_a_server_of_its_own(
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
         "one of the two has no archive"
     )
-    reported = capsys.readouterr()
-    assert "1 of 2: eager_mode_echo_w1_b4" in reported.err
-    assert "gone.mar does not exist" in reported.out
+    output = capsys.readouterr()
+    assert "1 of 2: eager_mode_echo_w1_b4" in output.err
+    assert "gone.mar does not exist" in output.out
     values = next(
         csv.DictReader(
             (tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()
@@ -343,12 +345,12 @@ def test_a_file_runs_against_a_server_of_its_own(
         "4",
     )
     assert float(values["TS throughput"]) > 0
-    reported = {
+    figures = {
         column: float(values[column])
         for column in ("predict_mean", "Model_p50", "memory_percentage_mean")
     }
-    assert reported["predict_mean"] >= 2, "from the server's own log"
-    assert min(reported.values()) > 0
+    assert figures["predict_mean"] >= 2, "from the server's own log"
+    assert min(figures.values()) > 0
     assert "eager" in (tmp_path / "out" / "eager_mode_echo" / "report.md").read_text()
     results = read_results(tmp_path / "out" / "eager_mode_echo" / "results.json")
     assert results.winner == 0

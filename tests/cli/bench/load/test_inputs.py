@@ -1,4 +1,4 @@
-"""The inputs of a load: files, directories, lists, recordings, samples, and generated ones."""
+"""The inputs of a load: files, directories, lists, recordings, samples and generated inputs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
 from tsx_runtime.settings.schema import Settings
 
-HANDLE = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
+HANDLER = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
 
 
-def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
+def test_files_and_directories_are_sent_unchanged(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "b.json").write_text("[1]")
     (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG")
@@ -44,16 +44,16 @@ def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
     assert {
         payload.content_type for payload in read_payloads([tmp_path / "in"], content_type="a/b")
     } == {"a/b"}
-    reported = mix(payloads, "somewhere")
-    assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
-    assert reported.content_types == {
+    summary = mix(payloads, "somewhere")
+    assert (summary.count, summary.smallest, summary.median, summary.largest) == (3, 1, 3, 4)
+    assert summary.content_types == {
         "image/png": 1,
         "application/json": 1,
         "application/octet-stream": 1,
     }
 
 
-def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
+def test_a_list_has_one_request_per_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("text")
     lines = [
         {"body": {"x": "ä"}},
@@ -71,7 +71,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reported"),
+    ("line", "message"),
     [
         ("{", "line 2: "),
         ("[]", "a request is an object"),
@@ -96,15 +96,15 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_list_is_reported_with_its_line(
-    tmp_path: Path, line: str, reported: str
+    tmp_path: Path, line: str, message: str
 ) -> None:
     (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
     with pytest.raises(CliError, match="line 2") as error:
         read_payloads([tmp_path / "list.jsonl"])
-    assert reported in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_read(
+def test_a_list_may_have_a_byte_order_mark_but_must_be_utf_8(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "list.jsonl").write_bytes(b'\xef\xbb\xbf{"body": 1, "query": "n=\xc3\xa9"}\r\n')
@@ -116,15 +116,15 @@ def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_
         read_payloads([tmp_path / "list.jsonl"])
 
 
-def test_too_large_an_input_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+def test_a_too_large_input_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        # The sparse file takes no room on the disk.
+        # The file is sparse, so it takes no disk space.
         file.truncate(MAX_PAYLOAD_BYTES + 1)
     with pytest.raises(CliError, match="the limit for one input"):
         read_payloads([tmp_path / "large"])
 
 
-def test_the_server_takes_inputs_of_any_size_and_keeps_its_limit_of_answers() -> None:
+def test_the_request_limit_is_raised_for_large_inputs() -> None:
     settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
     assert size_limits_of(settings, [Payload(b"x")]) == {
         "max_request_size": 100,
@@ -133,37 +133,39 @@ def test_the_server_takes_inputs_of_any_size_and_keeps_its_limit_of_answers() ->
     assert size_limits_of(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
 
 
-def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
+def test_a_recording_keeps_times_and_headers_except_secrets(tmp_path: Path) -> None:
     headers = (
         ("Content-Type", "a/b"),
         ("X-Own", "o"),
         ("Authorization", "Bearer x"),
         ("content-length", "1"),
     )
-    entries = [Recorded(10.0 + at, "1.0", "q=1", headers, b"x") for at in (0.0, 0.25)]
+    entries = [Recorded(10.0 + seconds, "1.0", "q=1", headers, b"x") for seconds in (0.0, 0.25)]
     (tmp_path / "a.tsxrec").write_bytes(file_head("m") + b"".join(map(encode, entries)))
     payloads = read_payloads([tmp_path / "a.tsxrec"])
     assert payloads == read_payloads([tmp_path])
-    assert payloads == [Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", at) for at in (0.0, 0.25)]
+    assert payloads == [
+        Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", seconds) for seconds in (0.0, 0.25)
+    ]
 
 
-def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
+def test_invalid_inputs_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.tsxrec").write_bytes(b"PK")
     (tmp_path / "none.jsonl").write_text("\n")
-    for name, reported in (
+    for name, message in (
         ("gone", "there is no input"),
         ("empty", "contains no file"),
         ("bad.tsxrec", "not a recording"),
         ("none.jsonl", "no request"),
     ):
-        with pytest.raises(CliError, match=reported):
+        with pytest.raises(CliError, match=message):
             read_payloads([tmp_path / name])
     with pytest.raises(UsageError, match="--input"):
         read_payloads([])
 
 
-def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs() -> None:
+def test_generated_images_have_the_given_shape_and_a_realistic_size() -> None:
     for kind, form, shape, mode in (
         ("image", "JPEG", (3, 48, 64), "RGB"),
         ("png", "PNG", (1, 48, 64), "L"),
@@ -180,13 +182,13 @@ def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs(
     assert 20_000 < len(large) < 400_000
 
 
-def test_texts_numbers_and_files_that_are_made_up() -> None:
+def test_generated_texts_numbers_and_files_have_the_given_size() -> None:
     assert all(8 <= len(payload.body.split()) <= 60 for payload in generate_payloads("text", 5))
     assert len(generate_payloads("text", 1, shape=(7,))[0].body.split()) == 7
     rows = json.loads(generate_payloads("json", 2, 3, (2, 3))[1].body)
     assert [len(row) for row in rows] == [3, 3]
     assert len(generate_payloads("file", 1, shape=(1000,))[0].body) == 1000
-    # Large inputs are generated in smaller numbers.
+    # Fewer inputs are generated if they are large.
     assert len(generate_payloads("file", shape=(1 << 25,))) == 2
     for kind in KINDS:
         assert (
@@ -197,7 +199,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "reported"),
+    ("call", "message"),
     [
         (lambda: generate_payloads("sound"), "'sound' is unknown"),
         (lambda: generate_payloads("json"), "--input-kind json needs the shape"),
@@ -211,17 +213,15 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: choose_payloads(None, [Path("a")], kind="text"), "give only one of them"),
     ],
 )
-def test_inputs_that_cannot_be_generated_are_refused(
-    call: Callable[[], Any], reported: str
-) -> None:
+def test_inputs_that_cannot_be_generated_are_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
         call()
-    assert reported in str(error.value)
+    assert message in str(error.value)
     assert parse_shape("1x28,28") == (1, 28, 28)
 
 
-def test_samples_come_before_warm_up_requests_and_generated_inputs(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
+def test_samples_take_precedence_over_warm_up_requests_and_generated_inputs(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m", HANDLER, config="warmup:\n  - file: warm.json\n")
     (model / "warm.json").write_text("[1]")
     assert choose_payloads(model) == (
         [Payload(b"[1]", "application/json")],
@@ -243,7 +243,7 @@ def test_samples_come_before_warm_up_requests_and_generated_inputs(tmp_path: Pat
         "x",
     )
     with pytest.raises(UsageError, match="has no samples"):
-        choose_payloads(make_model(tmp_path / "own.mar", HANDLE))
+        choose_payloads(make_model(tmp_path / "own.mar", HANDLER))
     (tmp_path / "i" / "MAR-INF").mkdir(parents=True)
     manifest = {
         "runtime": "python",
@@ -263,7 +263,7 @@ def test_samples_come_before_warm_up_requests_and_generated_inputs(tmp_path: Pat
         ("no Python", None),
     ],
 )
-def test_the_input_kind_of_a_handler_is_read_from_its_text(
+def test_the_input_kind_of_a_handler_is_read_from_its_source_code(
     tmp_path: Path, code: str, kind: str | None
 ) -> None:
     assert kind_of(inspect_archive(make_model(tmp_path / "m.mar", code))) == kind

@@ -1,4 +1,4 @@
-"""The plan of a load: its arrivals, its bytes on the wire, and the counting of latencies."""
+"""The plan of a load: its arrival times, its requests as bytes, and the statistics of latencies."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ from tsx_cli.bench.load.plan import LoadPlan, constant, poisson, recorded
 from tsx_cli.bench.load.protocols import PROTOCOLS, read_target, render, tensor_of
 from tsx_cli.common.failure import UsageError
 
-ONE = (Payload(b'{"x":1}', "application/json"),)
-TIMED = (Payload(b"x", at=0.0), Payload(b"x", at=1.0))
+ONE_PAYLOAD = (Payload(b'{"x":1}', "application/json"),)
+RECORDED_PAYLOADS = (Payload(b"x", at=0.0), Payload(b"x", at=1.0))
 OK = b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 2\r\nx-c: d\r\n\r\nOK"
 
 
-def plan(**more: Any) -> LoadPlan:
-    return LoadPlan(**{"url": "http://127.0.0.1:8080", "model": "m", "payloads": ONE} | more)
+def plan(**changes: Any) -> LoadPlan:
+    return LoadPlan(
+        **{"url": "http://127.0.0.1:8080", "model": "m", "payloads": ONE_PAYLOAD} | changes
+    )
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reported"),
+    ("changes", "message"),
     [
         ({"payloads": ()}, "--input"),
         ({"protocol": "soap"}, "--protocol: 'soap'"),
@@ -60,13 +62,16 @@ def plan(**more: Any) -> LoadPlan:
         ({"mode": "open", "rate": math.nan}, "needs a rate"),
         ({"mode": "open", "rate": 1e9}, "too much"),
         (
-            {"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED},
+            {"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": RECORDED_PAYLOADS},
             "cannot be combined",
         ),
         ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
-        ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
         (
-            {"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9},
+            {"mode": "open", "arrivals": "recorded", "payloads": RECORDED_PAYLOADS, "speed": 0.0},
+            "--speed: 0",
+        ),
+        (
+            {"mode": "open", "arrivals": "recorded", "payloads": RECORDED_PAYLOADS, "speed": 1e9},
             "--speed 1e+09",
         ),
         ({"url": "ftp://there"}, "is not the address of a server"),
@@ -74,27 +79,30 @@ def plan(**more: Any) -> LoadPlan:
         ({"url": "http://there:99999"}, "is not the address of a server"),
     ],
 )
-def test_a_plan_with_a_wrong_value_is_refused(wrong: dict[str, Any], reported: str) -> None:
+def test_a_plan_with_an_invalid_value_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        plan(**wrong)
-    assert reported in str(error.value)
+        plan(**changes)
+    assert message in str(error.value)
 
 
-def test_a_recording_is_offered_at_its_own_rate_times_the_speed() -> None:
-    assert plan(payloads=TIMED, mode="open", arrivals="recorded", speed=2.0).offered.rate == 2.0
+def test_a_recording_is_replayed_at_its_rate_times_the_speed() -> None:
+    assert (
+        plan(payloads=RECORDED_PAYLOADS, mode="open", arrivals="recorded", speed=2.0).offered.rate
+        == 2.0
+    )
 
 
 @given(st.floats(1, 5000), st.floats(0.1, 3), st.integers(0, 5))
-def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(
+def test_arrival_times_are_sorted_and_have_the_given_rate(
     rate: float, seconds: float, seed: int
 ) -> None:
-    for due, spread in (
+    for arrival_times, spread in (
         (constant(rate, seconds), 0.0),
         (poisson(rate, seconds, seed), 6 * math.sqrt(rate * seconds) + 5),
     ):
-        assert list(due) == sorted(due)
-        assert all(0 <= moment < seconds for moment in due) or len(due) == 1
-        assert abs(len(due) - rate * seconds) <= spread + 1
+        assert list(arrival_times) == sorted(arrival_times)
+        assert all(0 <= moment < seconds for moment in arrival_times) or len(arrival_times) == 1
+        assert abs(len(arrival_times) - rate * seconds) <= spread + 1
     assert poisson(rate, seconds, seed) == poisson(rate, seconds, seed)
 
 
@@ -103,22 +111,26 @@ def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(
     st.sampled_from([0.5, 1.0, 4.0]),
     st.integers(1, 30),
 )
-def test_recorded_arrivals_keep_their_pauses_and_begin_again(
+def test_recorded_arrivals_keep_their_pauses_and_repeat(
     pauses: list[int], speed: float, seconds: int
 ) -> None:
     times, now = [], 100.0
     for pause in pauses:
         now += pause
         times.append(now)
-    due = recorded(times, speed, float(seconds))
-    assert list(due) == sorted(due)
-    assert due[0] == 0
-    assert all(moment < seconds for moment in due)
-    for number in range(min(len(times), len(due))):
-        assert due[number] == pytest.approx((times[number] - times[0]) / speed)
+    arrival_times = recorded(times, speed, float(seconds))
+    assert list(arrival_times) == sorted(arrival_times)
+    assert arrival_times[0] == 0
+    assert all(moment < seconds for moment in arrival_times)
+    for number in range(min(len(times), len(arrival_times))):
+        assert arrival_times[number] == pytest.approx((times[number] - times[0]) / speed)
     if times[-1] > times[0]:
-        again = (times[-1] - times[0]) * (1 + 1 / max(1, len(times) - 1)) / speed
-        assert again >= seconds or len(due) > len(times) - times.count(times[0]) or due[-1] < again
+        repeat_after = (times[-1] - times[0]) * (1 + 1 / max(1, len(times) - 1)) / speed
+        assert (
+            repeat_after >= seconds
+            or len(arrival_times) > len(times) - times.count(times[0])
+            or arrival_times[-1] < repeat_after
+        )
 
 
 @given(
@@ -126,30 +138,30 @@ def test_recorded_arrivals_keep_their_pauses_and_begin_again(
     st.lists(st.floats(0, 100), max_size=50),
     st.sampled_from([0.5, 0.9, 0.99, 0.999]),
 )
-def test_percentiles_are_those_of_all_values_and_of_all_rounds(
-    first: list[float], second: list[float], which: float
+def test_percentiles_cover_the_values_of_all_rounds(
+    first: list[float], second: list[float], quantile: float
 ) -> None:
     histogram = Histogram()
     histogram.add(first)
     histogram.add(second)
-    ordered = sorted(first + second)
-    assert len(histogram) == len(ordered)
-    assert sum(count for _, count in histogram.coarse()) == len(ordered)
-    if not ordered:
-        assert histogram.quantile(which) == histogram.latency().p99_ms == 0
+    all_values = sorted(first + second)
+    assert len(histogram) == len(all_values)
+    assert sum(count for _, count in histogram.coarse()) == len(all_values)
+    if not all_values:
+        assert histogram.quantile(quantile) == histogram.latency().p99_ms == 0
         return
-    exact = ordered[max(0, math.ceil(len(ordered) * which - 1e-9) - 1)]
-    assert exact - UNIT_S <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT_S
-    assert histogram.latency().max_ms == pytest.approx(1000 * ordered[-1])
-    assert histogram.latency().mean_ms == pytest.approx(1000 * sum(ordered) / len(ordered))
+    exact = all_values[max(0, math.ceil(len(all_values) * quantile - 1e-9) - 1)]
+    assert exact - UNIT_S <= histogram.quantile(quantile) <= exact * 1.001 + 2 * UNIT_S
+    assert histogram.latency().max_ms == pytest.approx(1000 * all_values[-1])
+    assert histogram.latency().mean_ms == pytest.approx(1000 * sum(all_values) / len(all_values))
 
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
-def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: bytes) -> None:
+def test_only_a_complete_response_with_keep_alive_is_plain(name: bytes) -> None:
     answer = OK.replace(b"content-length", name)
     assert _plain_ok(answer)
     assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
-    # The tokens of an event stream are counted.
+    # Event streams are not plain, since their tokens are counted.
     assert not _plain_ok(
         answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n")
     )
@@ -164,7 +176,7 @@ def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: by
         assert not _plain_ok(variant)
 
 
-def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
+def test_a_stall_is_longer_than_responses_and_the_gaps_between_them() -> None:
     gaps = [(0.0, 0.02), (0.2, 0.5), (1.0, 1.09), (2.0, 2.4)]
     assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.001) == [
         (pytest.approx(0.1), 0.3),
@@ -180,12 +192,12 @@ def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
     ]
 
 
-def test_the_corrected_percentile_is_that_of_clients_who_arrive_all_the_time() -> None:
-    seen = Histogram()
-    seen.add([0.001] * 990 + [0.5])
-    assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
-    # One per cent of 1490 clients is 15, which come 2 ms apart.
-    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)
+def test_the_corrected_percentile_includes_clients_during_a_stall() -> None:
+    histogram = Histogram()
+    histogram.add([0.001] * 990 + [0.5])
+    assert histogram.latency().p99_ms == pytest.approx(1, rel=0.01)
+    # One per cent of 1490 clients are 15 clients, who arrive 2 ms apart.
+    assert corrected_p99(histogram, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +211,14 @@ def test_the_corrected_percentile_is_that_of_clients_who_arrive_all_the_time() -
         (0.5, 0, 0.5, 0.6, False),
     ],
 )
-def test_the_generator_says_when_it_is_the_limit(
+def test_the_generator_reports_that_it_is_the_limit(
     cpu: float, starved: float, late: float, p99: float, limited: bool
 ) -> None:
     assert (limit(cpu, starved, late, p99) is not None) == limited
 
 
-def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
-    """The load gets up to speed in ten slots and stays there for sixty."""
+def test_the_end_of_the_warm_up_is_detected() -> None:
+    """The load rises for ten time slots and then stays constant for sixty."""
     marks, answers = [], 0
     for number in range(70):
         answers += 100 if number >= 10 else 10
@@ -242,7 +254,7 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     assert (medians[0], medians[-1]) == (pytest.approx(500), pytest.approx(10))
 
 
-def test_a_long_round_has_few_intervals() -> None:
+def test_a_long_round_has_few_time_slots() -> None:
     marks = [
         SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)
     ]
@@ -254,7 +266,7 @@ def test_a_long_round_has_few_intervals() -> None:
     assert {interval[2:] for interval in intervals} == {(1.0, 3.0)}
 
 
-def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
+def test_an_interval_has_enough_responses_for_its_percentiles() -> None:
     slow = [
         SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)
     ]
@@ -262,19 +274,22 @@ def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
     assert [count for _, count, *_ in intervals] == [5] * 6, (
         "and there are enough intervals to see a course"
     )
-    some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
-    assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
+    slots = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
+    assert [count for _, count, *_ in over_time(slots, 0, array("f", [0.001] * 300))] == [20] * 15
 
 
 def test_latencies_are_grouped_by_the_sizes_of_inputs() -> None:
-    few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
+    few_values = by_size(
+        [10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07])
+    )
     assert [
-        (group.smallest, group.largest, group.ok, group.p50_ms, group.p99_ms) for group in few
+        (group.smallest, group.largest, group.ok, group.p50_ms, group.p99_ms)
+        for group in few_values
     ] == [(10, 10, 2, 1, 2), (500, 500, 2, 50, 70)]
-    many = by_size(
+    many_values = by_size(
         range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)])
     )
-    assert [(group.smallest, group.largest, group.ok, group.p50_ms) for group in many] == [
+    assert [(group.smallest, group.largest, group.ok, group.p50_ms) for group in many_values] == [
         (1, 25, 25, 13),
         (26, 50, 25, 38),
         (51, 75, 25, 63),
@@ -284,19 +299,19 @@ def test_latencies_are_grouped_by_the_sizes_of_inputs() -> None:
     assert [group.ok for group in by_size([1, 2], array("I"), array("f"))] == [0, 0]
 
 
-def sent(
-    protocol: str, payload: Payload = ONE[0], **more: Any
+def rendered_request(
+    protocol: str, payload: Payload = ONE_PAYLOAD[0], **changes: Any
 ) -> tuple[str, dict[str, str], bytes]:
-    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **more).partition(
+    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **changes).partition(
         b"\r\n\r\n"
     )
     line, *headers = head.decode().split("\r\n")
     return line, dict(header.split(": ", 1) for header in headers), body
 
 
-def test_each_protocol_has_its_paths_and_bodies() -> None:
+def test_each_protocol_has_its_own_paths_and_bodies() -> None:
     for protocol in ("tsx", "torchserve"):
-        line, headers, body = sent(protocol, version="2.0", token="t")
+        line, headers, body = rendered_request(protocol, version="2.0", token="t")
         assert line == "POST /up/predictions/a%20b/2.0 HTTP/1.1"
         assert body == b'{"x":1}'
         assert headers == {
@@ -305,16 +320,18 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
             "Authorization": "Bearer t",
             "Content-Length": "7",
         }
-    line, _, body = sent("kserve-v1")
+    line, _, body = rendered_request("kserve-v1")
     assert (line, json.loads(body)) == (
         "POST /up/v1/models/a%20b:predict HTTP/1.1",
         {"instances": [{"x": 1}]},
     )
-    assert json.loads(sent("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {
+    assert json.loads(rendered_request("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {
         "instances": [{"b64": base64.b64encode(b"\xff").decode()}]
     }
-    assert sent("kserve-v1", Payload(b'{"instances":[]}', None))[2] == b'{"instances":[]}'
-    line, headers, body = sent(
+    assert (
+        rendered_request("kserve-v1", Payload(b'{"instances":[]}', None))[2] == b'{"instances":[]}'
+    )
+    line, headers, body = rendered_request(
         "kserve-v2", Payload(b"[[1.5,2],[3,4]]", "application/json"), version="3"
     )
     assert line == "POST /up/v2/models/a%20b/versions/3/infer HTTP/1.1"
@@ -324,48 +341,54 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
         "datatype": "FP32",
         "data": [1.5, 2, 3, 4],
     }
-    line, headers, body = sent("kserve-v2", Payload(b"\xff\xd8", "image/jpeg"))
+    line, headers, body = rendered_request("kserve-v2", Payload(b"\xff\xd8", "image/jpeg"))
     size = int(headers["Inference-Header-Content-Length"])
     assert json.loads(body[:size])["inputs"][0]["datatype"] == "BYTES"
     assert body[size:] == b"\2\0\0\0\xff\xd8"
-    assert sent("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2] == b'{"inputs":[]}'
     assert (
-        sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0]
+        rendered_request("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2]
+        == b'{"inputs":[]}'
+    )
+    assert (
+        rendered_request("invocations", Payload(b"x", "text/plain", query="a=1"))[0]
         == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
     )
-    assert sent("post", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up?a=1 HTTP/1.1"
-    assert render("post", "http://there", "", ONE[0]).startswith(b"POST / HTTP/1.1\r\n")
+    assert (
+        rendered_request("post", Payload(b"x", "text/plain", query="a=1"))[0]
+        == "POST /up?a=1 HTTP/1.1"
+    )
+    assert render("post", "http://there", "", ONE_PAYLOAD[0]).startswith(b"POST / HTTP/1.1\r\n")
     for protocol in ("kserve-v1", "invocations", "post"):
         with pytest.raises(UsageError, match="leave --version out"):
-            sent(protocol, version="1.0")
+            rendered_request(protocol, version="1.0")
     with pytest.raises(UsageError, match="not a protocol over HTTP"):
-        sent(PROTOCOLS[-1])
+        rendered_request(PROTOCOLS[-1])
 
 
-def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own() -> None:
+def test_an_inputs_headers_are_sent_except_those_the_generator_sets() -> None:
     payload = Payload(
         b"x",
         "text/plain",
         (("X-Own", "o"), ("content-length", "9"), ("Host", "h"), ("Authorization", "Bearer own")),
     )
-    assert sent("tsx", payload)[1] == {
+    assert rendered_request("tsx", payload)[1] == {
         "Host": "there:1",
         "Content-Type": "text/plain",
         "X-Own": "o",
         "Authorization": "Bearer own",
         "Content-Length": "1",
     }
-    assert sent("tsx", payload, token="t")[1]["Authorization"] == "Bearer t"
+    assert rendered_request("tsx", payload, token="t")[1]["Authorization"] == "Bearer t"
 
 
 @pytest.mark.parametrize(
     "value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]]
 )
-def test_other_values_are_no_tensors(value: Any) -> None:
+def test_other_values_are_not_tensors(value: Any) -> None:
     assert tensor_of(value) is None
 
 
-def test_addresses_of_servers() -> None:
+def test_server_addresses_are_parsed() -> None:
     assert read_target("127.0.0.1:8080").authority == "127.0.0.1:8080"
     assert read_target("http://0.0.0.0:8080").host == "127.0.0.1"
     assert read_target("https://there/a/") == ("there", 443, "/a", True, "")

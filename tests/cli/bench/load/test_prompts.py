@@ -1,4 +1,4 @@
-"""Prompts by a distribution of lengths, and the tokens of answers, in requests of every shape."""
+"""Prompts with a distribution of lengths, as requests of each protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tsx_cli.common.failure import UsageError
         (" lognormal:64,0.6 ", Lengths("lognormal", 64, 0.6)),
     ],
 )
-def test_a_distribution_is_a_kind_and_its_numbers(text: str, lengths: Lengths) -> None:
+def test_a_distribution_has_a_kind_and_parameters(text: str, lengths: Lengths) -> None:
     assert parse_lengths(text, "--x") == lengths
 
 
@@ -48,7 +48,7 @@ def test_a_distribution_is_a_kind_and_its_numbers(text: str, lengths: Lengths) -
         "9999999",
     ],
 )
-def test_other_texts_are_no_lengths(text: str) -> None:
+def test_invalid_lengths_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--x: '.*' is not a length in tokens"):
         parse_lengths(text, "--x")
 
@@ -64,11 +64,11 @@ def test_prompts_have_the_lengths_of_their_distribution() -> None:
     assert set(lengths_of("7")) == {7}
     uniform = lengths_of("uniform:3,6")
     assert set(uniform) == {3, 4, 5, 6}
-    drawn = lengths_of("lognormal:64,0.6")
-    assert 58 <= median(drawn) <= 70
-    assert min(drawn) < 30 < 150 < max(drawn) < MAX_TOKENS
-    # The seed is the same.
-    assert lengths_of("lognormal:64,0.6") == drawn
+    lengths = lengths_of("lognormal:64,0.6")
+    assert 58 <= median(lengths) <= 70
+    assert min(lengths) < 30 < 150 < max(lengths) < MAX_TOKENS
+    # The same seed gives the same lengths.
+    assert lengths_of("lognormal:64,0.6") == lengths
 
 
 def body_of(protocol: str, payload: Payload, version: str | None = None) -> tuple[bytes, Any]:
@@ -78,7 +78,7 @@ def body_of(protocol: str, payload: Payload, version: str | None = None) -> tupl
     return head.split(b" ")[1], json.loads(body)
 
 
-def test_a_prompt_becomes_a_request_of_openais() -> None:
+def test_a_prompt_becomes_an_openai_request() -> None:
     (payload,) = prompts(Lengths("constant", 2), Lengths("constant", 8), ["hello"], 1)
     parameters = {"max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
     chat = {
@@ -92,8 +92,10 @@ def test_a_prompt_becomes_a_request_of_openais() -> None:
         {"model": "m", "prompt": "hello hello", **parameters},
     )
     assert body_of("openai-completions", Payload(b"hello", "text/plain"))[1]["prompt"] == "hello"
-    recorded = Payload(b'{"model":"old","messages":[],"stream":false,"seed":1}', "application/json")
-    assert body_of("openai-chat", recorded)[1] == {
+    recorded_payload = Payload(
+        b'{"model":"old","messages":[],"stream":false,"seed":1}', "application/json"
+    )
+    assert body_of("openai-chat", recorded_payload)[1] == {
         "model": "m",
         "messages": [],
         "stream": False,
@@ -102,7 +104,7 @@ def test_a_prompt_becomes_a_request_of_openais() -> None:
     assert body_of("tsx", payload)[1]["parameters"] == {"max_new_tokens": 8}
 
 
-def test_a_model_that_chats_gets_prompts_unless_it_has_samples(tmp_path: Path) -> None:
+def test_a_chat_model_gets_prompts_unless_it_has_samples(tmp_path: Path) -> None:
     model = make_model(tmp_path / "m.mar", "class Talker:\n    input_kind = 'chat'\n")
     payloads, source = choose_payloads(model)
     assert json.loads(payloads[0].body)["parameters"] == {"max_new_tokens": 64}
@@ -111,7 +113,7 @@ def test_a_model_that_chats_gets_prompts_unless_it_has_samples(tmp_path: Path) -
     (tmp_path / "llama" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "llama" / "model.safetensors").write_bytes(b"weights")
     spec, _ = pretrained_spec(tmp_path / "llama", source="llama")
-    # The one sample that `tsx archive` made does not count.
+    # The sample that `tsx archive` generates is ignored.
     assert choose_payloads(write_archive(spec, tmp_path))[1] == source
     sampled = replace(spec, contents={"samples/own.json": b"{}"})
     assert (

@@ -1,4 +1,4 @@
-"""Event streams: their tokens, the times to the first one and between them, and goodput."""
+"""Event streams: their tokens, times to the first token and between tokens, and goodput."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_events_with_text_are_tokens(values: Sequence[object]) -> None:
 
 
 @given(st.lists(st.integers(1, 200), max_size=20), st.sampled_from(["\n", "\r\n"]))
-def test_where_a_body_is_cut_does_not_matter_but_for_the_times(cuts: list[int], end: str) -> None:
+def test_the_chunks_of_a_body_affect_only_the_times(cuts: list[int], end: str) -> None:
     body = b"".join(event(value, end) for value in [*CHAT[:3], USAGE])
     places = sorted({min(cut, len(body)) for cut in [*cuts, len(body)]})
     pieces = [
@@ -94,7 +94,7 @@ def test_where_a_body_is_cut_does_not_matter_but_for_the_times(cuts: list[int], 
     assert record.first >= body.index(b"Good")
 
 
-def test_usage_of_the_last_event_counts_and_not_the_events() -> None:
+def test_the_usage_of_the_last_event_overrides_the_event_count() -> None:
     """One event may hold several tokens."""
     assert read_stream([(1.0, event(delta(content="a b c"))), (2.0, event(USAGE))]).tokens == 5
     last = {
@@ -124,7 +124,7 @@ def test_usage_of_the_last_event_counts_and_not_the_events() -> None:
         b"event: error\ndata: lost\n\n",
     ],
 )
-def test_an_error_event_is_no_answer(last: bytes) -> None:
+def test_an_error_event_is_a_failed_request(last: bytes) -> None:
     assert read_stream([(1.0, event(CHAT[1])), (2.0, last)]) == StreamRecord(
         1.0, 1.0, 1, 0, failed=True
     )
@@ -142,9 +142,9 @@ def test_times_count_from_the_request() -> None:
     )
 
 
-def test_goodput_is_of_answers_that_keep_each_bound_by_themselves() -> None:
+def test_goodput_counts_responses_that_keep_every_limit() -> None:
     """The bound with the greater limit counts where a figure has two percentiles."""
-    # The first answer came before the round.
+    # The first response ended before the round began.
     streams = [StreamedAnswer(0, 9.0, 9.0, 99, 9)]
     streams += [
         StreamedAnswer(1, 0.1, 0.01, 10, 4),
@@ -222,7 +222,7 @@ def test_the_generator_times_the_tokens_of_a_stream(load: Mapping[str, Any]) -> 
     assert (stream.tokens, stream.prompt_tokens) == (5 * measured.ok, 7 * measured.ok)
     assert stream.goodput == pytest.approx(measured.throughput)
     assert stream.tokens_per_second == pytest.approx(5 * measured.throughput)
-    # The role comes at once and is no token.
+    # The role is sent at once and is not a token.
     assert stream.ttft.p50_ms >= 990 * PAUSE
     assert stream.tpot.p50_ms >= 990 * 2 * PAUSE / 4
     assert stream.ttft.p50_ms < measured.latency.p50_ms

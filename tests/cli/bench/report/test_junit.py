@@ -20,7 +20,7 @@ def failures(measured: Results) -> dict[str, str | None]:
     return {case.name: case.failure for case in bound_cases(measured)}
 
 
-def test_each_bound_of_the_winner_is_a_case() -> None:
+def test_each_limit_of_the_winner_is_a_test_case() -> None:
     measured = results(slo="p99<100ms,p50<50ms,errors<0.1%")
     assert failures(measured) == {
         "a configuration is chosen": None,
@@ -31,7 +31,7 @@ def test_each_bound_of_the_winner_is_a_case() -> None:
     assert "errors<=0%" in failures(results(slo="p99<100ms"))
 
 
-def test_a_broken_bound_fails_with_the_figures_of_the_closest_load() -> None:
+def test_a_missed_limit_fails_with_the_figures_of_the_closest_load() -> None:
     measured = results(slo="p99<1ms,mean<10s")
     measured.winner, measured.why = None, "No configuration holds p99<1ms."
     for trial in measured.trials:
@@ -46,21 +46,23 @@ def test_a_broken_bound_fails_with_the_figures_of_the_closest_load() -> None:
     assert failures(measured)["mean<10s"] == "nothing was measured"
 
 
-def test_a_server_that_falls_behind_or_fails_requests_is_a_failure() -> None:
+def test_a_lagging_or_failing_server_is_a_failure() -> None:
     measured = results(slo="p99<100ms")
-    late = point(256, [one_round(50, 10, 0)], rate=100.0).model_copy(update={"holds": False})
-    trial = Trial(configuration={}, points=[late])
+    lagging_point = point(256, [one_round(50, 10, 0)], rate=100.0).model_copy(
+        update={"holds": False}
+    )
+    trial = Trial(configuration={}, points=[lagging_point])
     measured = with_trials(measured, trial, against="http://h")
     assert str(failures(measured)["the throughput follows the rate"]).startswith(
         "the server falls behind: "
     )
-    late.error_rate = 0.02
+    lagging_point.error_rate = 0.02
     assert failures(measured) == {
         "p99<100ms": None,
         "errors<=0%": "2.00% of the requests failed, the bound is 0 (http://h, 100 requests/s, poisson)",
         "the throughput follows the rate": None,
     }
-    late.throughput.value = 0.0
+    lagging_point.throughput.value = 0.0
     assert set(failures(measured).values()) == {"no request was answered (100 requests/s, poisson)"}
 
 
@@ -94,23 +96,25 @@ def test_the_file_is_junit_xml(tmp_path: Path) -> None:
         write_junit(str(tmp_path / "none" / "out.xml"), [], measured)
 
 
-def test_each_condition_and_row_of_a_comparison_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_condition_and_row_of_a_comparison_is_a_test_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
     conditions = [parse_condition("throughput<-5%"), parse_condition("p99>10000%")]
-    before, after = results(loads=(1, 2)), results(speed=0.5, loads=(1, 2))
-    compared = compare(before, after, conditions)
-    cases = condition_cases(compared, before)
+    baseline, slower = results(loads=(1, 2)), results(speed=0.5, loads=(1, 2))
+    compared = compare(baseline, slower, conditions)
+    cases = condition_cases(compared, baseline)
     assert [(case.name, case.failure is None) for case in cases] == [
         ("not throughput<-5%", False),
         ("not p99>10000%", True),
     ]
     assert str(cases[0].failure).startswith("throughput -")
     assert cases[0].group.startswith("detector 1.0: best, ")
-    every = compare(before, after, conditions, all_pairs=True)
-    assert len(condition_cases(every, before)) == 2 * len(every.pairs)
+    every = compare(baseline, slower, conditions, all_pairs=True)
+    assert len(condition_cases(every, baseline)) == 2 * len(every.pairs)
 
 
-def test_the_command_of_a_comparison_writes_it(
+def test_the_compare_command_writes_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
@@ -125,7 +129,7 @@ def test_the_command_of_a_comparison_writes_it(
     assert ElementTree.parse(tmp_path / "out.xml").getroot().get("failures") == "1"
 
 
-def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_impossible_path_is_refused_before_measuring(tmp_path: Path) -> None:
     check_junit(str(tmp_path / "out.xml"), "p99<1ms", "--slo")
     for file in (tmp_path, tmp_path / "none" / "out.xml"):
         with pytest.raises(UsageError, match="cannot be a file"):

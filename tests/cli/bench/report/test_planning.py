@@ -66,7 +66,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def planned(
+def run_plan(
     file: Path, run: Results, capsys: pytest.CaptureFixture[str], *options: str
 ) -> dict[str, Any]:
     file.write_text(run.model_dump_json())
@@ -74,10 +74,10 @@ def planned(
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_plan_has_replicas_latency_utilisation_and_cost(
+def test_a_plan_has_replicas_latency_utilization_and_cost(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = planned(file, results(), capsys, "--price-per-hour", "0.5")
+    report = run_plan(file, results(), capsys, "--price-per-hour", "0.5")
     assert (report["slo"], report["replicas"], report["describes"]) == ("p99<50ms", 3, str(WON))
     assert report["most_rps_per_replica"] == 410
     assert report["share_of_most"] == pytest.approx(900 / 3 / 410, abs=1e-4)
@@ -120,34 +120,34 @@ def test_a_plan_has_replicas_latency_utilisation_and_cost(
         "fell behind",
     ],
 )
-def test_the_highest_measured_load_within_the_bounds_counts(
+def test_a_plan_uses_the_highest_measured_load_within_the_limits(
     file: Path,
     capsys: pytest.CaptureFixture[str],
     points: list[Point],
     rate: float,
     lower_limit: bool,
 ) -> None:
-    report = planned(file, results(*points), capsys)
+    report = run_plan(file, results(*points), capsys)
     assert (report["most_rps_per_replica"], report["lower_limit"]) == (rate, lower_limit)
 
 
-def test_other_bounds_are_applied_to_the_measured_loads(
+def test_other_limits_are_applied_to_the_measured_loads(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = results(point(200, 10), point(410, 45), point(500, 90, holds=False))
     for bound, rate in (("p99<20ms", 200), ("p99<100ms", 500)):
-        assert planned(file, run, capsys, "--slo", bound)["most_rps_per_replica"] == rate
+        assert run_plan(file, run, capsys, "--slo", bound)["most_rps_per_replica"] == rate
 
 
 def test_headroom_adds_to_the_rate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(file, results(), capsys, "--headroom", "50%")["replicas"] == 4
+    assert run_plan(file, results(), capsys, "--headroom", "50%")["replicas"] == 4
 
 
-def test_another_measured_configuration_is_planned_unless_its_answers_differ(
+def test_another_configuration_can_be_planned_unless_its_responses_differ(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--workers", "1", "--batch-size", "8")
-    assert planned(file, results(), capsys, *options)["describes"] == str(OTHER)
+    assert run_plan(file, results(), capsys, *options)["describes"] == str(OTHER)
     run = results()
     run.trials[1].accuracy = Accuracy(same=False)
     file.write_text(run.model_dump_json())
@@ -196,7 +196,7 @@ def test_a_table_names_the_configuration_and_the_machine(
         (["--results", "FILE", "--rps", "5", "--workers", "0"], 2, "--workers"),
     ],
 )
-def test_a_plan_with_a_wrong_option_is_refused(
+def test_a_plan_with_an_invalid_option_is_refused(
     file: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, text: str
 ) -> None:
     assert (
@@ -219,7 +219,7 @@ def archive(tmp_path: Path, config: str) -> Path:
     return make_model(tmp_path / "digits", handler, config=config)
 
 
-def test_an_archive_is_planned_from_within_its_own_target(
+def test_an_archive_is_planned_with_its_own_latency_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = archive(tmp_path, "slo: p99<30ms\n")
@@ -230,15 +230,15 @@ def test_an_archive_is_planned_from_within_its_own_target(
     assert (report["slo"], report["replicas"]) == ("p99<30ms", 2)
 
 
-def test_an_archive_without_measured_loads_names_the_command_that_measures(
+def test_the_error_without_measured_loads_names_the_bench_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = archive(tmp_path, "batchSize: 2\n")
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert f"`tsx bench {directory} --ramp --write` measures it" in capsys.readouterr().err
-    before = json.loads(record_of(results()).content())
-    # Earlier versions wrote no points.
-    del before["points"]
-    (directory / "tsx-bench.json").write_text(json.dumps(before))
+    old_record = json.loads(record_of(results()).content())
+    # Earlier versions did not write `points`.
+    del old_record["points"]
+    (directory / "tsx-bench.json").write_text(json.dumps(old_record))
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert f"tsx bench {directory} --slo 'p99<50ms' --workers 2" in capsys.readouterr().err

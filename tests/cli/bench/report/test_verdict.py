@@ -1,4 +1,4 @@
-"""What a run concludes follows from its own table."""
+"""The conclusion of a run follows from its own table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def disturbed(round: Round, cores: float) -> Round:
     )
 
 
-def concluded(trials: list[Trial], pairs: list[PairedComparison]) -> Results:
+def results_with_conclusion(trials: list[Trial], pairs: list[PairedComparison]) -> Results:
     results = results_of(trials)
     results.winner, results.tied = choose(ranking(trials), trials.__getitem__, pairs)
     results.paired = [pair for pair in pairs if pair.first == results.winner]
@@ -98,12 +98,14 @@ def comparisons(draw: st.DrawFn, trials: int) -> list[PairedComparison]:
 
 
 @given(st.data())
-def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataObject) -> None:
+def test_the_best_row_wins_and_the_sentence_has_its_figures(data: st.DataObject) -> None:
     trials = data.draw(tables())
     pairs = data.draw(st.just([]) | comparisons(len(trials)))
-    results = concluded(trials, pairs)
+    results = results_with_conclusion(trials, pairs)
     rows: dict[int, Point] = {
-        at: point for at, trial in enumerate(trials) if (point := trial.chosen) is not None
+        position: point
+        for position, trial in enumerate(trials)
+        if (point := trial.chosen) is not None
     }
     if not rows:
         assert results.winner is None
@@ -121,14 +123,16 @@ def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataOb
     reason = results.why.partition("requests/s")[0] if not results.tied else results.why
     if HIGHEST in reason or "Highest" in heading(results):
         assert chosen.throughput.value == max(point.throughput.value for point in rows.values())
-    tied = [trials[at] for at in results.tied]
+    tied = [trials[position] for position in results.tied]
     if FEWEST in reason:
         assert all(
             trials[results.winner].as_configuration().workers < trial.as_configuration().workers
             for trial in tied
         )
     if LOWEST in reason:
-        assert all(chosen.latency.p99_ms <= rows[at].latency.p99_ms for at in results.tied)
+        assert all(
+            chosen.latency.p99_ms <= rows[position].latency.p99_ms for position in results.tied
+        )
     figures = set(re.findall(r"([\d,.]+) requests/s with", results.why))
     assert figures == {rounded(chosen.throughput.value)}
     assert ordered(results)[0] == results.winner
@@ -151,7 +155,7 @@ def trial(workers: int, *measured: Round, connections: int = 8) -> Trial:
     ids=["measured again", "disturbed, and more for the processor time that it got"],
 )
 def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Trial]) -> None:
-    results = concluded([trial(1, one_round(15403, 4)), two_workers()], [])
+    results = results_with_conclusion([trial(1, one_round(15403, 4)), two_workers()], [])
     assert (results.winner, results.tied) == (0, [])
     assert "1 worker, batch 1 has the highest" in results.why
     assert "15,403 requests/s" in results.why
@@ -165,7 +169,7 @@ def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Tr
         ([OUTDONE, "it does not load"], [900, 2000], ""),
     ],
 )
-def test_a_winner_says_how_many_configurations_may_be_faster(
+def test_the_conclusion_says_how_many_configurations_may_be_faster(
     reasons: list[str], rates: list[float], sentence: str
 ) -> None:
     unmeasured = [
@@ -177,7 +181,9 @@ def test_a_winner_says_how_many_configurations_may_be_faster(
         )
         for size, (reason, rate) in enumerate(zip(reasons, rates, strict=True))
     ]
-    results = concluded([trial(1, one_round(1000, 4), one_round(1000, 4)), *unmeasured], [])
+    results = results_with_conclusion(
+        [trial(1, one_round(1000, 4), one_round(1000, 4)), *unmeasured], []
+    )
     assert results.winner == 0
     assert sentence in results.why
     assert ("not measured" in results.why) == bool(sentence)
@@ -186,8 +192,8 @@ def test_a_winner_says_how_many_configurations_may_be_faster(
         assert f"{option} measures more" in results.why
 
 
-def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got() -> None:
-    results = concluded(
+def test_disturbed_rows_are_compared_by_their_processor_time() -> None:
+    results = results_with_conclusion(
         [trial(1, disturbed(one_round(100, 4), 0.0)), trial(2, disturbed(one_round(90, 4), 1.0))],
         [],
     )
@@ -196,10 +202,12 @@ def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got()
     assert "for the processor time that it got: 90 requests/s" in results.why
 
 
-def test_a_winner_of_a_comparison_in_turn_is_not_called_the_highest_of_the_table() -> None:
+def test_a_winner_of_paired_rounds_is_not_called_the_highest_in_the_table() -> None:
     lucky = trial(4, one_round(130, 20), one_round(98, 20), one_round(98, 20))
     slower = PairedComparison(first=0, second=1, ratio=0.98, low=0.97, high=0.99, real=True)
-    results = concluded([lucky, trial(2, one_round(100, 20), one_round(100, 20))], [slower])
+    results = results_with_conclusion(
+        [lucky, trial(2, one_round(100, 20), one_round(100, 20))], [slower]
+    )
     assert results.winner == 1
     assert results.why.startswith("Recommended: cpu, 2 workers, batch 1")
     assert ": 100 requests/s" in results.why

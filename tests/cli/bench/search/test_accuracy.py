@@ -1,4 +1,4 @@
-"""The answers of a configuration beside those of the archive as it is."""
+"""Responses of a configuration compared with those of the original archive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(value: object, status: int = 200) -> ComparedAnswer:
         (None, 3, "top-k", None, None, 3),
     ],
 )
-def test_each_way_to_compare_has_an_option(
+def test_each_kind_of_comparison_has_an_option(
     tolerance: str | None,
     same_top: int | None,
     kind: str,
@@ -68,7 +68,7 @@ def test_each_way_to_compare_has_an_option(
         ("exact", 1, "--tolerance and --same-top cannot be combined; give one of them"),
     ],
 )
-def test_other_texts_are_no_tolerances(
+def test_invalid_tolerances_are_refused(
     tolerance: str | None, same_top: int | None, problem: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -76,27 +76,27 @@ def test_other_texts_are_no_tolerances(
     assert problem in str(refused.value)
 
 
-def test_rounding_is_no_difference_and_another_label_is_one() -> None:
+def test_rounding_is_not_a_difference_but_another_label_is() -> None:
     expected = [answer({"cat": 0.9, "dog": 0.1}), answer([1.0, 2.0])]
     rounded = [answer({"cat": 0.8999, "dog": 0.1001}), answer([1.001, 2.0])]
-    turned = [answer({"cat": 0.4, "dog": 0.6}), answer([1.0, 2.0])]
+    swapped_labels = [answer({"cat": 0.4, "dog": 0.6}), answer([1.0, 2.0])]
     for comparison in (parse_tolerance(), parse_tolerance(same_top=1)):
         assert compare_answers(expected, rounded, comparison).same
-        accuracy = compare_answers(expected, turned, comparison)
+        accuracy = compare_answers(expected, swapped_labels, comparison)
         assert (accuracy.same, accuracy.compared, accuracy.different) == (False, 2, 1)
     assert (
-        compare_answers(expected, turned, parse_tolerance()).worst
+        compare_answers(expected, swapped_labels, parse_tolerance()).worst
         == "input 1: dog: 0.1 (archive), 0.6 (this configuration)"
     )
     assert not compare_answers(expected, rounded, parse_tolerance("exact")).same
 
 
-def test_an_error_where_the_archive_answers_is_a_difference() -> None:
+def test_an_error_in_place_of_a_response_is_a_difference() -> None:
     accuracy = compare_answers([answer(1)], [answer("no", 500)], parse_tolerance())
     assert accuracy.worst == "input 1: status: 200 (archive), 500 (this configuration)"
 
 
-def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> None:
+def test_repeated_responses_are_compared_with_their_own_inputs() -> None:
     accuracy = compare_answers(
         [answer(1), answer(2)], [answer(value) for value in (1, 2, 1, 2, 2)], parse_tolerance()
     )
@@ -111,33 +111,33 @@ def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> No
 def test_values_within_the_tolerance_are_equal(
     numbers: list[float], rtol: float, part: float
 ) -> None:
-    moved = [number * (1 + part * rtol) for number in numbers]
+    rounded_numbers = [number * (1 + part * rtol) for number in numbers]
     assert compare_answers(
         [answer(numbers)],
-        [answer(moved)],
+        [answer(rounded_numbers)],
         parse_tolerance(f"rtol={rtol * 1.001 + 1e-9:.12f},atol=1e-6"),
     ).same
     assert compare_answers([answer(numbers)], [answer(numbers)], parse_tolerance("exact")).same
 
 
 class Server:
-    """A server whose answers `says` makes from a body and its number; each takes a second."""
+    """A server whose responses `respond` makes from a body and its number; each takes a second."""
 
     configuration = Configuration(batch_size=4)
 
-    def __init__(self, says: Callable[[bytes, int], ComparedAnswer]) -> None:
-        self.says, self.now, self.asked = says, 0.0, list[tuple[int, int]]()
+    def __init__(self, respond: Callable[[bytes, int], ComparedAnswer]) -> None:
+        self.respond, self.now, self.calls = respond, 0.0, list[tuple[int, int]]()
 
-    def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
-        self.asked.append((len(payloads), together))
+    def answers(self, payloads: Sequence[Payload], batch_size: int) -> list[ComparedAnswer]:
+        self.calls.append((len(payloads), batch_size))
         self.now += len(payloads)
-        return [self.says(payload.body, round(self.now)) for payload in payloads]
+        return [self.respond(payload.body, round(self.now)) for payload in payloads]
 
 
 INPUTS = [Payload(name.encode(), "text/plain") for name in "abcdefgh"]
 
 
-def test_batches_of_a_configuration_are_compared_with_single_answers_of_the_archive() -> None:
+def test_batches_of_a_configuration_are_compared_with_single_requests() -> None:
     archive = Server(lambda body, _: answer(body.decode()))
     guard = AccuracyGuard(INPUTS[:2], parse_tolerance())
     guard.learn(archive)
@@ -151,7 +151,7 @@ def test_batches_of_a_configuration_are_compared_with_single_answers_of_the_arch
     )
 
 
-def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers() -> None:
+def test_a_form_accepted_by_tsx_optimize_may_differ_in_numbers() -> None:
     records = [
         FormRecord(
             "int8", measured={"guard": {"passed": True, "limit": "top1>=-0.5%", "rows": 700}}
@@ -168,9 +168,13 @@ def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers() -> None
         assert accuracy is not None
         return accuracy
 
-    accepted = compared("int8", answer({"cat": 0.7}))
-    assert (accepted.same, accepted.different, accepted.allowed) == (False, 2, True)
-    assert accepted.accepted == "tsx optimize: top1>=-0.5% held for 700 inputs"
+    accepted_accuracy = compared("int8", answer({"cat": 0.7}))
+    assert (accepted_accuracy.same, accepted_accuracy.different, accepted_accuracy.allowed) == (
+        False,
+        2,
+        True,
+    )
+    assert accepted_accuracy.accepted == "tsx optimize: top1>=-0.5% held for 700 inputs"
     assert compared("int8", answer({"cat": 0.9})).accepted is None
     assert not compared("int4", answer({"cat": 0.7})).allowed
     assert not compared("int8", answer("out of order", 500)).allowed
@@ -185,15 +189,15 @@ def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers() -> None
     )
 
 
-def test_a_slow_model_is_compared_by_few_inputs() -> None:
+def test_a_slow_model_is_compared_with_few_inputs() -> None:
     archive = Server(lambda body, _: answer(body.decode()))
     guard = AccuracyGuard(INPUTS, parse_tolerance(), clock=lambda: archive.now)
     guard.learn(archive)
     assert guard.compare(archive) is not None
-    assert archive.asked == [(1, 1)] * 4 + [(4, 1), (4, 4)]
+    assert archive.calls == [(1, 1)] * 4 + [(4, 1), (4, 4)]
 
 
-def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
+def test_a_nondeterministic_model_is_not_compared() -> None:
     archive = Server(lambda _, number: answer(number))
     guard = AccuracyGuard(INPUTS, parse_tolerance())
     guard.learn(archive)
@@ -201,7 +205,7 @@ def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
     assert guard.compare(archive) is None
 
 
-def test_an_input_that_the_archive_refuses_is_an_error_with_what_to_do() -> None:
+def test_an_input_that_the_archive_refuses_is_an_error_with_a_remedy() -> None:
     with pytest.raises(
         CliError, match=r"answers an input with 400: no image\. Correct --input or --content-type"
     ):

@@ -1,4 +1,4 @@
-"""Disturbed measurements: which ones count as disturbed, and what follows for the winner."""
+"""Disturbed measurements: how they are recognized, and their effect on the winner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trial_of(workers: int, *rounds: Round) -> Trial:
 
 
 @pytest.mark.parametrize(
-    ("noise", "says"),
+    ("noise", "message"),
     [
         (
             Noise(others=0.11, busiest="cc"),
@@ -50,12 +50,14 @@ def trial_of(workers: int, *rounds: Round) -> Trial:
         (Noise(probe=1.5), "a fixed computation took 1.50 times as long as at best (limit 1.25)"),
     ],
 )
-def test_a_disturbance_is_reported_with_its_figure_and_its_limit(noise: Noise, says: str) -> None:
-    assert judge(noise, 2) == [says]
+def test_a_disturbance_is_reported_with_its_figure_and_its_limit(
+    noise: Noise, message: str
+) -> None:
+    assert judge(noise, 2) == [message]
 
 
-def test_a_server_that_waits_for_its_own_workers_is_not_disturbed() -> None:
-    quiet = Noise(
+def test_waiting_for_its_own_workers_does_not_disturb_a_server() -> None:
+    noise = Noise(
         cores=2,
         others=0.1,
         steal=0.02,
@@ -64,12 +66,12 @@ def test_a_server_that_waits_for_its_own_workers_is_not_disturbed() -> None:
         probe=1.25,
         throttled=0.02,
     )
-    assert judge(quiet, 2) == []
+    assert judge(noise, 2) == []
     assert judge(Noise(others=0.4), 8) == [], "what counts is the share of the cores"
 
 
 @given(st.lists(st.booleans(), max_size=30), st.floats(0, 100), st.floats(0.1, 100))
-def test_only_a_disturbed_round_is_repeated_and_only_where_there_is_time(
+def test_only_disturbed_rounds_are_repeated_if_there_is_time(
     rounds: list[bool], seconds: float, cost: float
 ) -> None:
     if should_repeat(rounds, seconds, cost):
@@ -77,7 +79,7 @@ def test_only_a_disturbed_round_is_repeated_and_only_where_there_is_time(
         assert seconds >= cost
 
 
-def test_constant_disturbance_repeats_no_rounds() -> None:
+def test_no_rounds_are_repeated_if_all_are_disturbed() -> None:
     assert should_repeat([False, False, True], 60, 3)
     assert not should_repeat([True, False, True, True], 60, 3)
     assert not should_repeat(4 * [False, False, True, True, False, False, False] + [True], 60, 3), (
@@ -85,7 +87,7 @@ def test_constant_disturbance_repeats_no_rounds() -> None:
     )
 
 
-def test_the_undisturbed_rounds_of_a_load_count_where_there_are_any() -> None:
+def test_only_undisturbed_rounds_count_if_there_are_any() -> None:
     rounds = [disturbed(50, 90, others=1.0), one_round(100, 20)]
     point = point_of(LOAD, rounds, parse_slo("p99<50ms"))
     assert (
@@ -98,7 +100,7 @@ def test_the_undisturbed_rounds_of_a_load_count_where_there_are_any() -> None:
     assert point_of(LOAD, rounds[:1], parse_slo("p99<50ms")).throughput.value == 50
 
 
-def test_disturbed_rounds_are_compared_by_the_servers_share_of_the_cores() -> None:
+def test_disturbed_rounds_are_compared_by_the_servers_fraction_of_the_cores() -> None:
     assert correction(disturbed(50, 90, cores=1.0, others=1.0, cpu_pressure=0.9)) == pytest.approx(
         1.9
     )
@@ -161,7 +163,7 @@ def test_fewer_workers_are_recommended_if_the_difference_is_noise() -> None:
     assert choose([], candidates.__getitem__, []) == (None, [])
 
 
-def test_a_lucky_round_of_the_search_does_not_outweigh_a_comparison_in_turn() -> None:
+def test_paired_rounds_override_a_lucky_round_of_the_search() -> None:
     candidates = [
         trial_of(4, one_round(130, 20), one_round(98, 20), one_round(98, 20)),
         trial_of(2, one_round(100, 20), one_round(100, 20)),

@@ -1,4 +1,4 @@
-"""One worker by itself: its times, its answers, and its failures."""
+"""Measurements of a single worker: its times, responses and failures."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SPYING = """
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_archive_that_is_measured_or_optimized_sees_no_secret(
+def test_a_measured_or_optimized_archive_sees_no_secrets(
     model: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "TSX_MANAGEMENT_TOKEN"):
@@ -90,9 +90,9 @@ def test_an_archive_that_is_measured_or_optimized_sees_no_secret(
         standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 1)) as worker,
     ):
         (answer,) = worker.answer(batch_of(items_of(PAYLOADS), 1, 0)).answers
-    seen = json.loads(answer.body)
-    assert seen["HARMLESS"] == "seen"
-    assert "a-secret" not in seen.values()
+    visible_variables = json.loads(answer.body)
+    assert visible_variables["HARMLESS"] == "seen"
+    assert "a-secret" not in visible_variables.values()
     assert "a-secret" not in standalone_worker.model_variables().values()
 
 
@@ -114,7 +114,7 @@ def measured(
 
 
 @pytest.mark.usefixtures("processes")
-def test_times_and_steps_are_the_workers_own(model: Write) -> None:
+def test_times_and_steps_come_from_the_worker(model: Write) -> None:
     curve = measured(model(TELLING), HERE, (4, 1, 4), 1.0)
     assert (curve.failed, [point.batch_size for point in curve.points]) == (None, [1, 4])
     for point in curve.points:
@@ -127,7 +127,7 @@ def test_times_and_steps_are_the_workers_own(model: Write) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_answers_are_those_of_each_input(model: Write) -> None:
+def test_each_response_belongs_to_its_input(model: Write) -> None:
     with (
         open_archive(model(TELLING)) as archive,
         standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker,
@@ -140,7 +140,7 @@ def test_answers_are_those_of_each_input(model: Write) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_death_by_the_batch_size_ends_the_curve_and_keeps_its_points(model: Write) -> None:
+def test_a_worker_crash_ends_the_curve_and_keeps_its_points(model: Write) -> None:
     source = """
         import os, sys
 
@@ -158,7 +158,7 @@ def test_a_death_by_the_batch_size_ends_the_curve_and_keeps_its_points(model: Wr
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_batch_that_had_to_be_cut_for_memory_is_a_failure(model: Write) -> None:
+def test_a_batch_that_was_split_for_lack_of_memory_is_a_failure(model: Write) -> None:
     source = """
         def handle(data, context):
             if data and len(data) > 1:
@@ -235,7 +235,7 @@ def test_a_failed_measurement_has_a_reason(
         ({}, Configuration(device="cuda"), "there is no GPU here"),
     ],
 )
-def test_features_beyond_a_lone_worker_are_reported_without_starting_one(
+def test_features_that_need_a_server_are_refused_before_the_worker_starts(
     model: Write,
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
@@ -248,7 +248,7 @@ def test_features_beyond_a_lone_worker_are_reported_without_starting_one(
     assert problem in (curve.failed or "")
 
 
-def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
+def test_a_variant_sets_the_keys_of_the_configuration(model: Write) -> None:
     with open_archive(model("", pt2="inductor", warmup=["a.bin"], batchSize=3)) as archive:
         variant = Configuration(precision="bf16", compiled=True, threads=3, workers=4, batch_size=2)
         load = standalone_worker.worker_spec(archive, variant, 16).load
@@ -264,10 +264,12 @@ def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 20))
-def test_batches_take_the_inputs_in_turn(count: int, size: int, number: int) -> None:
+def test_batches_use_the_inputs_in_turn(count: int, size: int, number: int) -> None:
     items = items_of([Payload(str(position).encode()) for position in range(count)])
-    together = [item for earlier in range(number + 1) for item in batch_of(items, size, earlier)]
-    assert [int(bytes(body)) for _, _, body in together] == [
+    expected_items = [
+        item for previous in range(number + 1) for item in batch_of(items, size, previous)
+    ]
+    assert [int(bytes(body)) for _, _, body in expected_items] == [
         position % count for position in range(size * (number + 1))
     ]
 
@@ -276,7 +278,7 @@ TIMES = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=40)
 
 
 @given(TIMES)
-def test_figures_of_samples_are_in_order_and_a_pause_is_no_noise(seconds: list[float]) -> None:
+def test_percentiles_are_in_order_and_a_single_pause_is_not_noise(seconds: list[float]) -> None:
     low, middle, high = quartiles(seconds)
     assert min(seconds) <= low <= middle <= high <= max(seconds)
     steady = [0.01] * 20
@@ -288,14 +290,14 @@ def test_figures_of_samples_are_in_order_and_a_pause_is_no_noise(seconds: list[f
     assert point.inference_ms == pytest.approx(point.median_ms)
 
 
-def test_warming_up_is_over_once_batches_get_no_quicker() -> None:
+def test_warm_up_ends_when_batches_stop_getting_faster() -> None:
     assert not is_settled([[3.0, 1.0]])
     assert not is_settled([[3.0, 3.0], [1.0, 1.0]])
     assert is_settled([[3.0, 3.0], [1.0, 1.0], [0.99, 1.01]])
     assert is_settled([[1.0, 1.0], [2.0, 2.0]])
 
 
-def test_few_or_scattered_times_are_not_precise() -> None:
+def test_few_or_varying_times_are_not_precise() -> None:
     assert not is_precise([1.0, 1.0])
     assert not is_precise([1.0, 2.0, 3.0, 4.0])
     assert is_precise([1.0 + 0.001 * position for position in range(20)])
@@ -316,13 +318,13 @@ def test_a_time_is_implausible_if_a_larger_batch_takes_less() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_size_that_was_disturbed_is_timed_again(
+def test_a_disturbed_batch_size_is_measured_again(
     model: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, disturbed = latency_curve._point, []
+    measure_point, disturbed = latency_curve._point, []
 
     def slow_at_first(worker: Any, items: Any, size: int, seconds: float, first: Any) -> Any:
-        point, spread = real(worker, items, size, seconds, first)
+        point, spread = measure_point(worker, items, size, seconds, first)
         if size == 1 and not disturbed:
             disturbed.append(size)
             point = point.model_copy(
@@ -339,7 +341,7 @@ def test_a_size_that_was_disturbed_is_timed_again(
 
 
 @pytest.mark.usefixtures("processes")
-def test_batches_that_take_longer_than_any_bound_allows_end_the_curve(model: Write) -> None:
+def test_batches_slower_than_any_limit_end_the_curve(model: Write) -> None:
     with open_archive(model(TELLING)) as archive:
         curve = measure_curve(archive, HERE, (1, 4, 8), PAYLOADS, budget_seconds=0.3, most_ms=10)
     assert [point.batch_size for point in curve.points] == [1, 4]

@@ -1,4 +1,4 @@
-"""A configuration's keys in a model-config.yaml."""
+"""Changes to the keys of a model-config.yaml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ handler:   # its own
 """
 
 
-def test_values_change_and_comments_stay() -> None:
+def test_values_change_and_comments_are_kept() -> None:
     assert with_keys(COMMENTED, {"minWorkers": 2, "batchSize": 16, "deviceType": "cpu"}) == (
         COMMENTED.replace("minWorkers: 1   # one", "minWorkers: 2  # one").replace(
             "batchSize: 4", "batchSize: 16"
@@ -35,7 +35,7 @@ def test_values_change_and_comments_stay() -> None:
     )
 
 
-def test_blocks_are_replaced_whole_and_removed_whole() -> None:
+def test_blocks_are_replaced_and_removed_completely() -> None:
     assert with_keys(COMMENTED, {"handler": None, "maxWorkers": None}) == (
         "# how it is served\nminWorkers: 1   # one is enough\n# the most in a batch\nbatchSize: 4\n\n  # trailing\n# last\n"
     )
@@ -56,7 +56,7 @@ def test_blocks_are_replaced_whole_and_removed_whole() -> None:
         "batchSize: |\n  4\n",
     ],
 )
-def test_whatever_the_document_looks_like_the_keys_are_set(text: str) -> None:
+def test_keys_are_set_in_documents_of_any_style(text: str) -> None:
     expected = {**(yaml.safe_load(text) or {}), "batchSize": 8}
     assert yaml.safe_load(with_keys(text, {"batchSize": 8})) == expected
 
@@ -74,7 +74,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES | st.none()), st.booleans())
 @example({}, {"batchSize": {"\x85": "\u2028"}}, False)
-def test_any_document_gets_the_wanted_keys(
+def test_any_document_gets_the_requested_keys(
     document: dict[str, Any], changed: dict[str, Any], flow: bool
 ) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow)
@@ -101,7 +101,7 @@ def test_any_document_gets_the_wanted_keys(
         ({"compile": {"enable": True}}, False, None),
     ],
 )
-def test_compilation_goes_on_or_off_and_keeps_its_words(
+def test_compilation_is_switched_and_its_options_are_kept(
     value: Any, compiled: bool, expected: Any
 ) -> None:
     raw = {} if value is None else {"pt2": value}

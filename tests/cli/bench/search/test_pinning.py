@@ -1,4 +1,4 @@
-"""The server and the load generator on cores of their own."""
+"""The server and the load generator on separate cores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_the_side_that_names_no_cores_gets_the_remaining_ones() -> None:
+def test_a_side_without_given_cores_gets_the_remaining_ones() -> None:
     assert choose_cores(None, None) is None
     assert choose_cores("0-1", "3") == PinnedCores(server=[0, 1], generator=[3])
     assert choose_cores("0-2", None) == PinnedCores(server=[0, 1, 2], generator=[3])
@@ -44,7 +44,7 @@ def test_the_side_that_names_no_cores_gets_the_remaining_ones() -> None:
 
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
-    ("server", "generator", "reported"),
+    ("server", "generator", "message"),
     [
         (
             "0-4",
@@ -58,14 +58,14 @@ def test_the_side_that_names_no_cores_gets_the_remaining_ones() -> None:
         ("0-1", "1-2", "--server-cores and --generator-cores both have core 1"),
     ],
 )
-def test_cores_that_cannot_be_had_are_refused(
-    server: str | None, generator: str | None, reported: str
+def test_unavailable_cores_are_refused(
+    server: str | None, generator: str | None, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=reported.replace("(", "\\(")):
+    with pytest.raises(UsageError, match=message.replace("(", "\\(")):
         choose_cores(server, generator)
 
 
-def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_if_the_system_cannot_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     assert pinning.choose_cores(None, None) is None
     with pytest.raises(
@@ -76,38 +76,38 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("processes")
 @linux
-def test_processes_that_are_started_meanwhile_have_the_cores_and_count_them() -> None:
-    before = os.sched_getaffinity(0)
-    core = min(before)
+def test_child_processes_inherit_the_cores_and_their_count() -> None:
+    cores_before = os.sched_getaffinity(0)
+    core = min(cores_before)
     with pinned([core]):
-        shown = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert (shown.stdout.strip(), cpu_count()) == (f"{{{core}}}", 1)
-    assert os.sched_getaffinity(0) == before
+        assert (output.stdout.strip(), cpu_count()) == (f"{{{core}}}", 1)
+    assert os.sched_getaffinity(0) == cores_before
     with pinned([]):
-        assert os.sched_getaffinity(0) == before
+        assert os.sched_getaffinity(0) == cores_before
 
 
 @pytest.mark.usefixtures("processes")
 @linux
 def test_the_generator_runs_on_its_own_cores() -> None:
     core = max(os.sched_getaffinity(0))
-    begun, seen = time.time(), list[list[int]]()
+    start, observed_cores = time.time(), list[list[int]]()
 
-    # Another process may fork the programs that a test starts.
-    def look(_: object) -> None:
+    # A fork server, not this process, may be the parent of the generator.
+    def observe(_: object) -> None:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.create_time() >= begun - 1:
-                    seen.append(process.cpu_affinity())
+                if process.create_time() >= start - 1:
+                    observed_cores.append(process.cpu_affinity())
 
     with scripted(lambda number, _: [OK]) as url:
         measure(
             LoadPlan(url, "m", (Payload(b"x"),), seconds=0.6, warm_up=0.0, cores=(core,)),
-            on_progress=look,
+            on_progress=observe,
         )
-    assert [core] in seen
+    assert [core] in observed_cores

@@ -1,4 +1,4 @@
-"""The ramp of an open loop to its knee, with a server that holds up to a rate."""
+"""The ramp of an open loop to its knee, with a server of known capacity."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ SLO = parse_slo("p99<100ms")
 
 
 class Server:
-    """A server that answers in 10 ms up to the rate `stands`, and in a second beyond it.
+    """A server that answers in 10 ms up to the rate `capacity`, and in a second above it.
 
-    The rounds in `unlucky` are slow at rates that it stands.
+    `unlucky` maps rounds to rates above which they are slow nevertheless.
     """
 
     def __init__(
-        self, stands: float, *, rounds: int = 1000, unlucky: dict[int, float] | None = None
+        self, capacity: float, *, rounds: int = 1000, unlucky: dict[int, float] | None = None
     ) -> None:
-        self.stands, self.left, self.unlucky = stands, rounds, unlucky or {}
+        self.capacity, self.rounds_left, self.unlucky = capacity, rounds, unlucky or {}
         self.points: list[Point] = []
         self.rates: list[float] = []
 
     def attempt(self, rate: float) -> Point | None:
-        if not self.left:
+        if not self.rounds_left:
             return None
-        self.left -= 1
+        self.rounds_left -= 1
         self.rates.append(rate)
-        slow = rate > self.stands or rate > self.unlucky.get(len(self.rates), rate)
+        slow = rate > self.capacity or rate > self.unlucky.get(len(self.rates), rate)
         return self.points[
             with_round(self.points, offered(rate), self.round(rate, 1000 if slow else 10), SLO)
         ]
@@ -51,41 +51,43 @@ def offered(rate: float, arrivals: str = "poisson") -> OfferedLoad:
     )
 
 
-@pytest.mark.parametrize("stands", [4, 17, 93, 100, 340, 1200])
-def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None:
-    server = Server(stands)
+@pytest.mark.parametrize("capacity", [4, 17, 93, 100, 340, 1200])
+def test_the_knee_is_found_from_any_closed_loop_rate(capacity: float) -> None:
+    server = Server(capacity)
     measure_knee(server.attempt, 100, rounds=3)
-    held, broken = knee_of(server.points)
-    assert held is not None
-    assert broken is not None
-    rate, beyond = held.offered.rate or 0.0, broken.offered.rate or 0.0
-    assert rate <= stands < beyond <= rate * (1 + 2 * KNEE_RESOLUTION)
-    assert len(held.rounds) == 3, "so that its figures have an interval"
+    passing_point, failing_point = knee_of(server.points)
+    assert passing_point is not None
+    assert failing_point is not None
+    rate, failing_rate = passing_point.offered.rate or 0.0, failing_point.offered.rate or 0.0
+    assert rate <= capacity < failing_rate <= rate * (1 + 2 * KNEE_RESOLUTION)
+    assert len(passing_point.rounds) == 3, "so that its figures have an interval"
     assert len(server.rates) <= 20
-    climb = [point for point in open_loops(server.points) if (point.offered.rate or 0.0) <= rate]
-    assert stands < 10 or len(climb) >= 3, "the course of the latency up to the knee"
+    points_up_to_knee = [
+        point for point in open_loops(server.points) if (point.offered.rate or 0.0) <= rate
+    ]
+    assert capacity < 10 or len(points_up_to_knee) >= 3, "the course of the latency up to the knee"
 
 
-def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> None:
+def test_a_rate_that_misses_its_limits_in_a_later_round_is_not_the_knee() -> None:
     lucky = Server(93)
     measure_knee(lucky.attempt, 100, rounds=3)
     knee = knee_of(lucky.points).held
     assert knee is not None
     rate = knee.offered.rate or 0.0
-    again = next(
-        turn
-        for turn, offered in enumerate(lucky.rates, 1)
-        if offered == rate and lucky.rates[: turn - 1].count(rate) == 1
+    second_round = next(
+        number
+        for number, offered in enumerate(lucky.rates, 1)
+        if offered == rate and lucky.rates[: number - 1].count(rate) == 1
     )
-    server = Server(93, unlucky={again: rate - 1})
+    server = Server(93, unlucky={second_round: rate - 1})
     measure_knee(server.attempt, 100, rounds=3)
-    held = knee_of(server.points).held
-    assert held is not None
-    assert (held.offered.rate or 0.0) < rate
-    assert len(held.rounds) == 3
+    passing_point = knee_of(server.points).held
+    assert passing_point is not None
+    assert (passing_point.offered.rate or 0.0) < rate
+    assert len(passing_point.rounds) == 3
 
 
-def test_a_server_that_stands_no_rate_and_a_run_without_time_end_the_ramp() -> None:
+def test_the_ramp_ends_without_a_sustainable_rate_or_without_time() -> None:
     server = Server(0)
     measure_knee(server.attempt, 100)
     assert knee_of(server.points).held is None
@@ -98,20 +100,20 @@ def test_a_server_that_stands_no_rate_and_a_run_without_time_end_the_ramp() -> N
     assert knee_of([]) == (None, None)
 
 
-def test_rates_of_other_arrivals_are_another_course() -> None:
+def test_loads_with_other_arrivals_do_not_belong_to_the_ramp() -> None:
     server = Server(50)
     for rate in (10, 20, 90):
         server.attempt(rate)
     with_round(server.points, offered(70, "constant"), server.round(70, 10), SLO)
     with_round(server.points, OfferedLoad(connections=8), server.round(80, 10), SLO)
     assert [point.offered.rate for point in open_loops(server.points)] == [10, 20, 90]
-    held, broken = knee_of(server.points)
-    assert held is not None
-    assert broken is not None
-    assert (held.offered.rate, broken.offered.rate) == (20, 90)
+    passing_point, failing_point = knee_of(server.points)
+    assert passing_point is not None
+    assert failing_point is not None
+    assert (passing_point.offered.rate, failing_point.offered.rate) == (20, 90)
 
 
-def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> None:
+def test_a_rate_of_the_ramp_replaces_the_closed_loop_load_only_if_that_fails() -> None:
     closed = OfferedLoad(connections=8)
     server = Server(90)
     with_round(server.points, closed, server.round(80, 10), SLO)
@@ -128,20 +130,20 @@ def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> N
     assert server.points[fallback] == knee_of(server.points).held
 
 
-def test_a_bisection_ends_near_the_border_or_on_demand() -> None:
+def test_a_bisection_ends_near_the_boundary_or_on_request() -> None:
     assert bisect(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
     assert bisect(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
 
 
-def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:
+def test_a_run_reserves_time_to_ramp_its_winner(tmp_path: Path) -> None:
     results = search(SimulatedMachine(3), 300, tmp_path / "long", ramp=True)
     assert results.winner is not None
     winner = results.trials[results.winner]
-    held, broken = knee_of(winner.points)
-    assert held is not None
-    assert broken is not None
-    assert (broken.offered.rate or 0.0) <= 1.12 * (held.offered.rate or 0.0)
-    assert len(held.rounds) >= 3
+    passing_point, failing_point = knee_of(winner.points)
+    assert passing_point is not None
+    assert failing_point is not None
+    assert (failing_point.offered.rate or 0.0) <= 1.12 * (passing_point.offered.rate or 0.0)
+    assert len(passing_point.rounds) >= 3
     assert len(open_loops(winner.points)) > 5
     assert not [note for note in results.notes if "--ramp" in note]
     short = search(SimulatedMachine(3), 45, tmp_path / "short", ramp=True)
@@ -149,20 +151,22 @@ def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:
 
 
 class FragileMachine(SimulatedMachine):
-    """A machine whose servers die of too many requests, and are quick until then."""
+    """A machine whose servers die above a rate, and are fast below it."""
 
-    def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+    def truth(self, configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         if offered.mode == "open" and offered.rate:
             return offered.rate, 50.0
-        return super().truth(how, offered)
+        return super().truth(configuration, offered)
 
-    def load(self, how: Configuration, offered: OfferedLoad, seconds: float) -> LoadMeasurement:
-        if offered.mode == "open" and (offered.rate or 0.0) > self.best(how):
+    def load(
+        self, configuration: Configuration, offered: OfferedLoad, seconds: float
+    ) -> LoadMeasurement:
+        if offered.mode == "open" and (offered.rate or 0.0) > self.best(configuration):
             raise TrialFailed("a worker died")
-        return super().load(how, offered, seconds)
+        return super().load(configuration, offered, seconds)
 
 
-def test_a_ramp_of_which_the_winner_dies_says_so(tmp_path: Path) -> None:
+def test_a_crash_of_the_winner_during_the_ramp_is_reported(tmp_path: Path) -> None:
     results = search(FragileMachine(3), 300, tmp_path, ramp=True)
     (note,) = [note for note in results.notes if "--ramp" in note]
     (failed,) = [trial for trial in results.trials if trial.state == "failed"]

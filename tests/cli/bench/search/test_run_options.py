@@ -1,4 +1,4 @@
-"""The options that `tsx bench` refuses, and the configurations that follow from the others."""
+"""Options that `tsx bench` refuses, and the configurations that the options select."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         ("--resume here --slo 'p99<1s'", "leave --slo out"),
     ],
 )
-def test_wrong_options_are_refused(run: Run, options: str, problem: str) -> None:
+def test_invalid_options_are_refused(run: Run, options: str, problem: str) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("flow.war").write_bytes(b"")
-    ended = run("bench", *shlex.split(options))
-    assert ended.code == 2
-    assert problem in ended.err
+    result = run("bench", *shlex.split(options))
+    assert result.code == 2
+    assert problem in result.err
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_wrong_options_are_refused(run: Run, options: str, problem: str) -> None
         ("torn.mar --input a.txt", "Copy or download it again"),
     ],
 )
-def test_absent_and_damaged_files_are_reported(run: Run, options: str, problem: str) -> None:
+def test_missing_and_damaged_files_are_reported(run: Run, options: str, problem: str) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("torn.mar").write_bytes(Path("m.mar").read_bytes()[:100])
-    ended = run("bench", *shlex.split(options))
-    assert ended.code == 1
-    assert problem in ended.err
+    result = run("bench", *shlex.split(options))
+    assert result.code == 1
+    assert problem in result.err
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
@@ -93,7 +93,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
     assert "--input FILE" in run("bench", "m.mar", "-o", "out").err
 
 
-def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
+def test_two_runs_cannot_use_one_directory(tmp_path: Path) -> None:
     first = Journal(tmp_path, new=True)
     for new in (True, False):
         with pytest.raises(CliError, match="another run of tsx bench writes into"):
@@ -119,11 +119,11 @@ def test_an_unwritable_archive_is_reported_before_the_run(run: Run) -> None:
     )
 
 
-def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> None:
-    asked = BenchOptions(
+def test_the_options_select_every_configuration_of_the_available_devices() -> None:
+    options = BenchOptions(
         batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1"
     )
-    space = configurations(asked, ModelConfig(), 2, 0)
+    space = configurations(options, ModelConfig(), 2, 0)
     assert len(space) == len(set(space)) == 3 * 2 * 2 * 2
     assert space[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
     assert {
@@ -167,10 +167,12 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
         configuration.batch_size
         for configuration in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)
     } == {1}
-    many = ",".join(map(str, range(1, 300)))
+    too_many_values = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
         configurations(
-            BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"),
+            BenchOptions(
+                batch_sizes=too_many_values, workers=too_many_values, compiled="off,on", threads="1"
+            ),
             ModelConfig(),
             6,
             0,
@@ -179,15 +181,17 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
         configurations(BenchOptions(devices="cpu,cuda"), ModelConfig(), 6, 0)
 
 
-KEPT = [
+KEPT_FORMS = [
     FormRecord("int8-static", {"device": "cpu"}),
     FormRecord("tensorrt", {"device": "cuda"}),
     FormRecord("bf16", {"device": "cpu"}),
 ]
 
 
-def test_kept_forms_are_tried_beside_the_reference_and_not_with_its_settings() -> None:
-    def forms(records: Sequence[FormRecord] = KEPT, **options: Any) -> list[tuple[str | None, str]]:
+def test_kept_forms_are_tried_in_addition_to_the_reference() -> None:
+    def forms(
+        records: Sequence[FormRecord] = KEPT_FORMS, **options: Any
+    ) -> list[tuple[str | None, str]]:
         space = configurations(
             BenchOptions(workers="1", batch_sizes="1", threads="1", **options),
             ModelConfig(),
@@ -226,22 +230,22 @@ def test_kept_forms_are_tried_beside_the_reference_and_not_with_its_settings() -
         forms([], forms="bf16")
 
 
-def test_the_baseline_is_the_reference_with_one_worker_whatever_the_forms() -> None:
+def test_the_baseline_is_always_the_reference_with_one_worker() -> None:
     options = BenchOptions(workers="2", batch_sizes="4,8", threads="1", forms="bf16")
-    space = configurations(options, ModelConfig(), 2, 0, KEPT)
+    space = configurations(options, ModelConfig(), 2, 0, KEPT_FORMS)
     assert baseline(space) == Configuration(threads=1, form="reference")
     assert str(baseline(space)) == "cpu, reference, 1 worker, 1 thread, batch 1"
     assert str(space[0]) == "cpu, bf16, 2 workers, 1 thread, batch 4"
     assert baseline([Configuration(workers=3, batch_size=8)]) == Configuration()
 
 
-def test_times_and_shares_are_read_as_people_write_them() -> None:
+def test_durations_and_fractions_have_units() -> None:
     assert [seconds(text, "") for text in ("500ms", "90", "1.5 m", "2h")] == [0.5, 90, 90, 7200]
     assert [share(text, "") for text in ("5%", "0.05")] == [0.05, 0.05]
 
 
-def test_a_journal_returns_its_entries_whatever_its_end(tmp_path: Path) -> None:
-    asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
+def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> None:
+    options = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
     points = [
         Point(
@@ -255,7 +259,9 @@ def test_a_journal_returns_its_entries_whatever_its_end(tmp_path: Path) -> None:
         reason="a\u2028b\x85c\udcff",
     )
     journal = Journal(tmp_path)
-    journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
+    journal.begin(
+        options.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now"
+    )
     journal.trial(0, trial.model_copy(update={"state": "failed"}))
     journal.point(0, 0, points[1])
     journal.point(0, 0, points[0])
@@ -264,12 +270,12 @@ def test_a_journal_returns_its_entries_whatever_its_end(tmp_path: Path) -> None:
     journal.close()
     path = tmp_path / NAME
     text = path.read_text()
-    for cut in (0, 7):
-        path.write_text(text + text[:cut])
+    for truncated in (0, 7):
+        path.write_text(text + text[:truncated])
         Journal(tmp_path).close()
-        past = read_journal(tmp_path)
-        assert past.trials == [trial]
-        assert past.arguments(tmp_path, BenchOptions) == (Path("m.mar"), asked)
+        previous_run = read_journal(tmp_path)
+        assert previous_run.trials == [trial]
+        assert previous_run.arguments(tmp_path, BenchOptions) == (Path("m.mar"), options)
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),
@@ -284,17 +290,17 @@ def test_a_journal_returns_its_entries_whatever_its_end(tmp_path: Path) -> None:
         read_journal(tmp_path)
 
 
-def test_a_run_that_another_version_was_asked_for_does_not_go_on(run: Run) -> None:
+def test_a_run_with_other_options_is_not_resumed(run: Run) -> None:
     Path("out").mkdir()
-    for asked in (
+    for options in (
         {},
         {"model": "m.mar", "later": 1},
         {"model": "m.mar", "slo": 5},
         {"model": "m.mar", "batch_sizes": "x"},
     ):
         journal = Journal(Path("out"), new=True)
-        journal.begin(asked, sha256=None, fingerprint="f", started="now")
+        journal.begin(options, sha256=None, fingerprint="f", started="now")
         journal.close()
-        ended = run("bench", "--resume", "out")
-        assert ended.code == 1
-        assert "cannot be read" in ended.err
+        result = run("bench", "--resume", "out")
+        assert result.code == 1
+        assert "cannot be read" in result.err

@@ -17,7 +17,7 @@ def reported(**values: float) -> str:
 
 def test_steps_of_batches_are_weighted_by_their_requests() -> None:
     """Nine requests in a batch of 90 ms and one in a batch of 10 ms have a mean of 82 ms."""
-    after = parse(
+    second_scrape = parse(
         reported(
             tsx_request_seconds_sum=9 * 0.1 + 0.02,
             tsx_request_seconds_count=10,
@@ -31,15 +31,19 @@ def test_steps_of_batches_are_weighted_by_their_requests() -> None:
         ),
         "m",
     )
-    seen = stages(NOTHING, after, 95.0)
-    assert seen.queue_ms == pytest.approx(10)
-    assert seen.inference_ms == pytest.approx(82)
-    assert seen.transport_ms == pytest.approx(3)
+    measured_stages = stages(NOTHING, second_scrape, 95.0)
+    assert measured_stages.queue_ms == pytest.approx(10)
+    assert measured_stages.inference_ms == pytest.approx(82)
+    assert measured_stages.transport_ms == pytest.approx(3)
 
 
 def test_without_batches_there_is_only_transport() -> None:
-    seen = stages(NOTHING, parse(reported(tsx_request_seconds_count=0), "m"), 2.0)
-    assert (seen.queue_ms, seen.inference_ms, seen.transport_ms) == (0, 0, 2)
+    measured_stages = stages(NOTHING, parse(reported(tsx_request_seconds_count=0), "m"), 2.0)
+    assert (
+        measured_stages.queue_ms,
+        measured_stages.inference_ms,
+        measured_stages.transport_ms,
+    ) == (0, 0, 2)
 
 
 METRICS = """
@@ -54,14 +58,14 @@ tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
 """
 
 
-def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
-    before, after = (
+def test_stages_and_batch_sizes_are_computed_from_metrics() -> None:
+    first_scrape, second_scrape = (
         parse(METRICS % values, "m")
         for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15))
     )
-    reported = stages(before, after, mean_ms=130)
-    assert [round(value) for value in reported.model_dump().values()] == [20, 0, 100, 0, 10]
-    assert batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}
-    nothing = stages(after, after, mean_ms=5)
-    assert nothing.transport_ms == 5
-    assert batch_sizes(after, after) == {}
+    measured_stages = stages(first_scrape, second_scrape, mean_ms=130)
+    assert [round(value) for value in measured_stages.model_dump().values()] == [20, 0, 100, 0, 10]
+    assert batch_sizes(first_scrape, second_scrape) == {1: 1, 2: 8, 4: 1}
+    stages_without_requests = stages(second_scrape, second_scrape, mean_ms=5)
+    assert stages_without_requests.transport_ms == 5
+    assert batch_sizes(second_scrape, second_scrape) == {}

@@ -1,4 +1,4 @@
-"""The search on machines whose best configuration is known from all of them."""
+"""The search on simulated machines whose best configuration is known."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def curve(
     row: float,
     *,
     cpu: float = 1.0,
-    upwards: float = 0.0,
+    quadratic: float = 0.0,
     failed_after: int | None = None,
     **variant: object,
 ) -> Curve:
     """Make a curve with t(n) = first + row * n + upwards * n * n."""
     sizes = [size for size in SIZES if failed_after is None or size <= failed_after]
-    times = [first + row * size + upwards * size * size for size in sizes]
+    times = [first + row * size + quadratic * size * size for size in sizes]
     points = [
         CurvePoint(
             batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9, cpu_ms=cpu * time
@@ -111,7 +111,7 @@ def run(
     fails: Callable[[Configuration], bool] = lambda _: False,
     limit: int = 2000,
 ) -> State:
-    """Measure on a machine until the search asks for nothing more."""
+    """Measure on a machine until the search proposes nothing more."""
     for _ in range(limit):
         candidate = next_trial(state)
         if candidate is None:
@@ -133,15 +133,15 @@ def run(
             point = measured(
                 state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)
             )
-            again = [
+            open_points = [
                 earlier
                 for earlier in trials[position].points
                 if earlier.offered == candidate.offered
             ]
-            assert not again or (state.exhaustive and not again[0].rounds), (
+            assert not open_points or (state.exhaustive and not open_points[0].rounds), (
                 "it asks for the same again"
             )
-            for measurement in again:
+            for measurement in open_points:
                 measurement.rounds = 2 * [
                     Round(
                         seconds=1,
@@ -151,7 +151,7 @@ def run(
                         latency=point.latency,
                     )
                 ]
-            trials[position].points += [] if again else [point]
+            trials[position].points += [] if open_points else [point]
         state = replace(
             state,
             trials=trials,
@@ -161,33 +161,34 @@ def run(
 
 
 def modelled(
-    truth: Curve,
+    true_curve: Curve,
     cores: int,
     errors: Callable[[Configuration], float] = lambda _: 1.0,
     factor: float = 1.0,
 ) -> Machine:
-    """Make a machine that follows a curve, times an error of each configuration.
+    """Make a machine that follows a curve with an error for each configuration.
 
-    One request at a time takes the same in all configurations.
+    The time of a single request is the same in all configurations.
     """
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        reported = predict(truth, configuration, offered, 0.5, cores)
+        prediction = predict(true_curve, configuration, offered, 0.5, cores)
         error = factor * (errors(configuration) if offered.connections > 1 else 1.0)
         alone = (
-            predict(truth, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms / factor
+            predict(true_curve, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms
+            / factor
         )
-        return reported.throughput * error, max(alone, reported.p99_ms / error)
+        return prediction.throughput * error, max(alone, prediction.p99_ms / error)
 
     return machine
 
 
-def optimum(state: State, machine: Machine, fine: int = 20) -> float:
+def optimum(state: State, machine: Machine, resolution: int = 20) -> float:
     best = 0.0
     for configuration in state.configurations:
         most = 2 * (configuration.workers + 1) * configuration.batch_size + 2
         for connections in sorted(
-            {*range(1, min(most, fine)), *range(fine, most, max(1, most // fine))}
+            {*range(1, min(most, resolution)), *range(resolution, most, max(1, most // resolution))}
         ):
             point = measured(
                 state.slo,
@@ -198,7 +199,7 @@ def optimum(state: State, machine: Machine, fine: int = 20) -> float:
     return best
 
 
-def won(state: State) -> tuple[float, Configuration | None]:
+def winning_configuration(state: State) -> tuple[float, Configuration | None]:
     order = ranking(state.trials, state.excluded)
     if not order:
         return 0.0, None
@@ -217,38 +218,38 @@ LAWS = [(5, 3, 2, 1), (20, 0.2, 4, 2), (1, 12, 8, 1), (8, 2, 16, 4), (0.5, 0.05,
 
 @pytest.mark.parametrize("slo", [None, "p99<20ms", "p99<100ms", "p50<60ms,p99<400ms"])
 @pytest.mark.parametrize(("first", "row", "cores", "cpu"), LAWS)
-def test_the_best_is_found_with_few_measurements(
+def test_the_best_configuration_is_found_with_few_measurements(
     slo: str | None, first: float, row: float, cores: int, cpu: float
 ) -> None:
-    truth = curve(first, row, cpu=cpu)
-    state = State(space(), [truth], slo=parse_slo(slo) if slo else None, cores=cores)
-    machine = modelled(truth, cores)
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) <= 17
-    assert points(ended) <= 45
+    true_curve = curve(first, row, cpu=cpu)
+    state = State(space(), [true_curve], slo=parse_slo(slo) if slo else None, cores=cores)
+    machine = modelled(true_curve, cores)
+    result = run(state, machine)
+    assert winning_configuration(result)[0] >= 0.95 * optimum(state, machine)
+    assert len(result.trials) <= 17
+    assert points(result) <= 45
 
 
-def test_the_best_is_found_although_predictions_are_wrong() -> None:
+def test_the_best_configuration_is_found_despite_wrong_predictions() -> None:
     """Configurations differ from the curve by up to a seventh, and all of them by one factor."""
     regained = []
     for seed in range(12):
         chance = random.Random(seed)
         configurations = space((1, 2, 4), (1, 4, 16))
         errors = {configuration: chance.uniform(0.87, 1.15) for configuration in configurations}
-        truth = curve(
+        true_curve = curve(
             chance.uniform(0.3, 60),
             chance.uniform(0.02, 30),
-            upwards=chance.choice([0, chance.uniform(0, 0.3)]),
+            quadratic=chance.choice([0, chance.uniform(0, 0.3)]),
         )
         slo, cores = (
             chance.choice([None, parse_slo("p99<50ms"), parse_slo("p99<300ms")]),
             chance.choice([1, 2, 8]),
         )
-        state = State(configurations, [truth], slo=slo, cores=cores)
-        machine = modelled(truth, cores, errors.__getitem__, factor=chance.uniform(0.7, 1))
+        state = State(configurations, [true_curve], slo=slo, cores=cores)
+        machine = modelled(true_curve, cores, errors.__getitem__, factor=chance.uniform(0.7, 1))
         best = optimum(state, machine, 20)
-        regained.append(won(run(state, machine))[0] / best if best else 1.0)
+        regained.append(winning_configuration(run(state, machine))[0] / best if best else 1.0)
     assert min(regained) >= 0.85
     assert sum(regained) / len(regained) >= 0.98
 
@@ -262,13 +263,16 @@ def test_the_best_is_found_although_predictions_are_wrong() -> None:
         (modelled(curve(50, 0.1), 1), Configuration(workers=1, batch_size=32)),
     ],
 )
-def test_the_edges_of_the_ranges_are_reached(machine: Machine, edge: Configuration) -> None:
+def test_the_limits_of_the_ranges_are_reached(machine: Machine, edge: Configuration) -> None:
     # The curve misleads on purpose.
     state = State(space(), [curve(20, 2, cpu=0.2)], cores=8)
-    assert won(run(state, machine))[0] >= 0.95 * machine(edge, OfferedLoad(connections=1000))[0]
+    assert (
+        winning_configuration(run(state, machine))[0]
+        >= 0.95 * machine(edge, OfferedLoad(connections=1000))[0]
+    )
 
 
-def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
+def test_the_baseline_is_measured_first_even_outside_the_ranges() -> None:
     configurations = space((4, 8), (8, 16), precision="bf16", threads=2)
     candidate = next_trial(State(configurations, [], cores=8))
     assert candidate is not None
@@ -280,7 +284,7 @@ def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
     assert candidate.offered.connections == 1
 
 
-def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
+def test_a_configuration_with_a_worse_curve_is_not_measured() -> None:
     half, full = space(precision="bf16"), space()
     curves = [curve(20, 2), curve(100, 20, precision="bf16")]
 
@@ -289,38 +293,38 @@ def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
     assert {trial.as_configuration().precision for trial in state.trials} == {"as is"}
-    reported = unmeasured_configurations(state)
-    assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
+    skipped = unmeasured_configurations(state)
+    assert {configuration for configuration, _, _ in skipped} == {*full, *half} - {
         trial.as_configuration() for trial in state.trials
     }
-    assert all("at most" in reason and predicted is not None for _, predicted, reason in reported)
+    assert all("at most" in reason and predicted is not None for _, predicted, reason in skipped)
 
 
-def test_a_failure_is_a_result_and_rules_out_larger_configurations() -> None:
-    truth = curve(20, 0.5, cpu=0.1)
-    state = State(space(), [truth], cores=8)
-    machine = modelled(truth, 8)
+def test_a_failure_rules_out_larger_configurations() -> None:
+    true_curve = curve(20, 0.5, cpu=0.1)
+    state = State(space(), [true_curve], cores=8)
+    machine = modelled(true_curve, 8)
 
     def fails(configuration: Configuration) -> bool:
         return configuration.workers * configuration.batch_size > 40
 
-    ended = run(state, machine, fails)
+    result = run(state, machine, fails)
     possible = replace(
         state,
         configurations=[
             configuration for configuration in state.configurations if not fails(configuration)
         ],
     )
-    assert won(ended)[0] >= 0.95 * optimum(possible, machine)
-    states = [trial.state for trial in ended.trials]
+    assert winning_configuration(result)[0] >= 0.95 * optimum(possible, machine)
+    states = [trial.state for trial in result.trials]
     last = max(at for at, state in enumerate(states) if state == "measured")
     assert 1 <= states[:last].count("failed") <= 4 < states.count("failed")
     assert "failed, which asks for less: out of memory" in str(
-        exclusion_reason(ended, Configuration(workers=16, batch_size=32))
+        exclusion_reason(result, Configuration(workers=16, batch_size=32))
     )
 
 
-def test_a_baseline_that_answers_nothing_does_not_end_the_search() -> None:
+def test_a_baseline_without_responses_does_not_end_the_search() -> None:
     state = State(space(), [curve(20, 2)], slo=parse_slo("p99<200ms"), cores=4)
     dead = Trial(
         configuration=Configuration().as_json(), points=[measured(state.slo, OfferedLoad(), 0, 0)]
@@ -330,17 +334,17 @@ def test_a_baseline_that_answers_nothing_does_not_end_the_search() -> None:
     assert next_trial(replace(state, trials=[slow])) is not None
 
 
-def test_where_even_the_baseline_fails_the_search_ends() -> None:
+def test_the_search_ends_if_the_baseline_fails() -> None:
     state = run(State(space(), [curve(5, 1)], cores=2), modelled(curve(5, 1), 2), lambda _: True)
     assert len(state.trials) == 1
     assert ranking(state.trials) == []
 
 
-def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
+def test_a_batch_size_that_failed_on_one_worker_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
-    ended = run(state, modelled(curve(20, 0.1), 8))
-    assert max(trial.as_configuration().batch_size for trial in ended.trials) == 8
-    assert any("out of memory" in reason for _, _, reason in unmeasured_configurations(ended))
+    result = run(state, modelled(curve(20, 0.1), 8))
+    assert max(trial.as_configuration().batch_size for trial in result.trials) == 8
+    assert any("out of memory" in reason for _, _, reason in unmeasured_configurations(result))
 
 
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
@@ -365,17 +369,17 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         threads = configuration.threads_per_worker(2)
-        reported = predict(
+        prediction = predict(
             curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2
         )
-        return reported.throughput, reported.p99_ms
+        return prediction.throughput, prediction.p99_ms
 
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert points(ended) <= 15
+    result = run(state, machine)
+    assert winning_configuration(result)[0] >= 0.95 * optimum(state, machine)
+    assert points(result) <= 15
 
 
-def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() -> None:
+def test_a_curve_with_one_disturbed_size_does_not_mislead_the_search() -> None:
     """The figures were measured with two threads, while another process took a core at times."""
     times = {1: 63.5, 2: 5.95, 4: 8.8, 8: 17.2, 16: 32.9, 32: 83.0}
     disturbed = curve(1, 1)
@@ -404,8 +408,8 @@ def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() ->
     )
 
 
-def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None:
-    """A pool of busy threads may take the cores that the server needs."""
+def test_few_threads_are_not_ruled_out_by_slow_curves_of_many() -> None:
+    """A pool of busy threads can take cores that the server needs."""
     state = State(
         configurations_of(BenchOptions(batch_sizes="1"), ModelConfig(), 2, 0),
         [curve(5, 1)],
@@ -429,7 +433,7 @@ def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None
     ), "the archive gives all the same"
 
 
-def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
+def test_an_excluded_variant_is_never_measured_or_chosen() -> None:
     curves = [curve(20, 2), curve(10, 1, precision="fp16")]
     excluded = {Configuration(precision="fp16").variant: "its answers differ"}
     state = State([*space(), *space(precision="fp16")], curves, cores=4, excluded=excluded)
@@ -437,12 +441,12 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
 
-    ended = run(state, machine)
-    assert {trial.as_configuration().precision for trial in ended.trials} == {"as is"}
-    assert any(reason == "its answers differ" for _, _, reason in unmeasured_configurations(ended))
+    result = run(state, machine)
+    assert {trial.as_configuration().precision for trial in result.trials} == {"as is"}
+    assert any(reason == "its answers differ" for _, _, reason in unmeasured_configurations(result))
 
 
-def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
+def test_a_trial_with_different_responses_wins_only_if_allowed() -> None:
     first = Trial(
         configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 10, 5)]
     )
@@ -455,32 +459,32 @@ def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
     assert ranking([first, second]) == [1, 0]
 
 
-def test_everything_is_measured_if_that_is_asked_for() -> None:
+def test_an_exhaustive_search_measures_everything() -> None:
     state = State(
         space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True
     )
-    ended = run(state, modelled(curve(20, 2), 2))
-    assert {trial.as_configuration() for trial in ended.trials} == set(state.configurations)
+    result = run(state, modelled(curve(20, 2), 2))
+    assert {trial.as_configuration() for trial in result.trials} == set(state.configurations)
 
 
 def test_without_a_curve_the_search_measures_all_and_ends() -> None:
     state = State(space((1, 2, 4), (1, 4, 8)), slo=parse_slo("p99<100ms"), cores=2)
     machine = modelled(curve(20, 2), 2)
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) == 9
+    result = run(state, machine)
+    assert winning_configuration(result)[0] >= 0.95 * optimum(state, machine)
+    assert len(result.trials) == 9
 
 
-def test_no_bound_holds_anywhere_and_the_search_ends_soon() -> None:
-    ended = run(
+def test_the_search_ends_early_if_no_limit_holds() -> None:
+    result = run(
         State(space(), [curve(50, 5)], slo=parse_slo("p99<10ms"), cores=4),
         modelled(curve(50, 5), 4),
     )
-    assert ranking(ended.trials) == []
-    assert points(ended) <= 10
+    assert ranking(result.trials) == []
+    assert points(result) <= 10
 
 
-def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
+def test_nothing_is_measured_after_the_time_limit() -> None:
     state = State(
         space(),
         [curve(5, 3)],
@@ -489,9 +493,9 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
         seconds_left=4.5,
         seconds_per_point=1,
     )
-    ended = run(state, modelled(curve(5, 3), 2))
-    assert points(ended) == 4
-    assert any(reason == OUT_OF_TIME for _, _, reason in unmeasured_configurations(ended))
+    result = run(state, modelled(curve(5, 3), 2))
+    assert points(result) == 4
+    assert any(reason == OUT_OF_TIME for _, _, reason in unmeasured_configurations(result))
 
 
 def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
@@ -501,22 +505,22 @@ def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
     assert faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1
     assert faster_unmeasured(run(state, machine)) == 0
     unknown = State(space((1, 2), (1, 4)), cores=2, seconds_per_point=1)
-    # One configuration is no choice if nothing is expected of the others.
+    # Without predictions, all other configurations count as possibly faster.
     assert faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3
     assert faster_unmeasured(run(unknown, machine)) == 0
 
 
-def test_given_loads_are_measured_and_no_others() -> None:
-    ended = run(
+def test_only_the_given_loads_are_measured() -> None:
+    result = run(
         State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2, loads=(8, 16)),
         modelled(curve(5, 3), 2),
     )
     assert all(
-        {point.offered.connections for point in trial.points} == {8, 16} for trial in ended.trials
+        {point.offered.connections for point in trial.points} == {8, 16} for trial in result.trials
     )
 
 
-def test_the_search_goes_on_where_it_was_interrupted() -> None:
+def test_the_search_resumes_after_an_interruption() -> None:
     state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2)
     machine = modelled(curve(5, 3), 2)
     halfway = replace(
@@ -527,7 +531,7 @@ def test_the_search_goes_on_where_it_was_interrupted() -> None:
     ]
 
 
-def test_random_requests_of_an_earlier_run_are_no_rung_of_its_ladder() -> None:
+def test_random_arrivals_of_an_earlier_run_are_not_part_of_its_ladder() -> None:
     state = State(
         space((1,), (8,)),
         [curve(5, 3)],
@@ -537,39 +541,43 @@ def test_random_requests_of_an_earlier_run_are_no_rung_of_its_ladder() -> None:
         seconds_per_point=1,
     )
     machine = modelled(curve(5, 3), 2)
-    begun = replace(run(state, machine), seconds_left=None)
-    following = next_trial(begun)
+    started_search = replace(run(state, machine), seconds_left=None)
+    following = next_trial(started_search)
     assert following is not None
-    trials = [trial.model_copy(update={"points": list(trial.points)}) for trial in begun.trials]
+    trials = [
+        trial.model_copy(update={"points": list(trial.points)}) for trial in started_search.trials
+    ]
     trials[-1].points.append(
         measured(state.slo, OfferedLoad(mode="open", rate=3.0, arrivals="poisson"), 3, 700)
     )
-    assert next_trial(replace(begun, trials=trials)) == following
+    assert next_trial(replace(started_search, trials=trials)) == following
 
 
 def test_predicted_configurations_of_an_earlier_run_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
-    reported = [
+    unmeasured = [
         Trial(configuration=configuration.as_json(), state="predicted", reason=OUT_OF_TIME)
         for configuration in state.configurations
     ]
-    assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
-    assert unmeasured_configurations(replace(state, trials=reported)) == unmeasured_configurations(
+    assert next_trial(replace(state, trials=unmeasured)) == next_trial(state) is not None
+    assert unmeasured_configurations(replace(state, trials=unmeasured)) == unmeasured_configurations(
         state
     )
 
 
-def test_rates_are_searched_for_in_an_open_loop() -> None:
-    truth = curve(4, 2)
+def test_an_open_loop_is_searched_by_rate() -> None:
+    true_curve = curve(4, 2)
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         assert offered.rate is not None
         assert offered.arrivals == "poisson"
-        reported = predict(truth, configuration, offered, 0.5, 2)
-        return min(offered.rate, reported.throughput), min(reported.p99_ms, 1e4) * 1.2
+        prediction = predict(true_curve, configuration, offered, 0.5, 2)
+        return min(offered.rate, prediction.throughput), min(prediction.p99_ms, 1e4) * 1.2
 
-    state = State(space((1, 2), (1, 8)), [truth], slo=parse_slo("p99<60ms"), mode="open", cores=2)
-    ended = run(state, machine)
+    state = State(
+        space((1, 2), (1, 8)), [true_curve], slo=parse_slo("p99<60ms"), mode="open", cores=2
+    )
+    result = run(state, machine)
     rates = [float(rate) for rate in range(20, 600, 20)]
     best = max(
         rate
@@ -577,10 +585,10 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
         for rate in rates
         if machine(configuration, OfferedLoad(mode="open", rate=rate, arrivals="poisson"))[1] < 60
     )
-    assert won(ended)[0] >= 0.88 * best
+    assert winning_configuration(result)[0] >= 0.88 * best
 
 
-def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
+def test_the_best_point_has_the_highest_throughput_within_the_limits() -> None:
     slo = parse_slo("p99<50ms")
     loads = [
         measured(slo, OfferedLoad(connections=connections), connections * 10, p99)
@@ -598,7 +606,7 @@ def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     st.booleans(),
     st.sampled_from([0.0, 1.0, 3.0]),
 )
-def test_a_ladder_ends_near_the_most_that_holds(
+def test_a_ladder_ends_near_the_highest_load_within_the_limits(
     capacity: float, limit: float, start: int, integral: bool, power: float
 ) -> None:
     """Latency grows with the load by several laws; throughput grows up to the capacity."""
@@ -618,7 +626,7 @@ def test_a_ladder_ends_near_the_most_that_holds(
     assert best >= (most / 1.2 - 1 if integral else most / 1.2)
 
 
-def test_a_ladder_that_cannot_win_is_left() -> None:
+def test_a_ladder_that_cannot_win_is_abandoned() -> None:
     assert (
         next_level(
             [Rung(8, 100, holds=False, latency_ratio=1.3)],
@@ -651,13 +659,13 @@ def test_a_ladder_that_cannot_win_is_left() -> None:
         ("8,1..3", (1, 2, 3, 8)),
     ],
 )
-def test_ranges_are_powers_of_two_and_their_ends(text: str, numbers: tuple[int, ...]) -> None:
+def test_ranges_expand_to_powers_of_two_and_their_ends(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_numbers(text, "--workers") == numbers
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"]
 )
-def test_other_texts_are_no_ranges(text: str) -> None:
+def test_invalid_ranges_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--workers"):
         parse_numbers(text, "--workers")

@@ -1,4 +1,4 @@
-"""Whole searches on simulated machines: the choice, and the use of the time."""
+"""Complete searches on simulated machines: the quality of the choice, and the use of the time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 BASELINE = Configuration(precision="fp32")
 
 
-def regained(machine: SimulatedMachine, results: Results) -> float:
-    """Return the chosen configuration's share of the best throughput on the quiet machine."""
+def throughput_fraction(machine: SimulatedMachine, results: Results) -> float:
+    """Return the choice's throughput as a fraction of the best on the quiet machine."""
     if results.winner is None:
         return 0.0
     return machine.best(results.trials[results.winner].as_configuration()) / max(
@@ -41,7 +41,7 @@ def regained(machine: SimulatedMachine, results: Results) -> float:
     [(quiet, 0.2, 60), (bursts, 0.05, 150), (hog, 0.0, 120)],
     ids=["drifting", "bursts", "permanent"],
 )
-def test_the_choice_is_within_a_tenth_of_the_best_in_two_of_three_runs(
+def test_the_choice_is_near_the_best_in_two_of_three_runs(
     tmp_path: Path, disturbance: Callable[[int], Others] | Others, drift: float, seconds: float
 ) -> None:
     shares = []
@@ -49,19 +49,19 @@ def test_the_choice_is_within_a_tenth_of_the_best_in_two_of_three_runs(
         load: Others = bursts(seed) if disturbance is bursts else disturbance  # type: ignore[assignment]
         machine = SimulatedMachine(seed, load, drift)
         results = search(machine, seconds, tmp_path / str(seed))
-        shares.append(regained(machine, results))
+        shares.append(throughput_fraction(machine, results))
         assert machine.now <= 1.03 * seconds
         assert bool(results.disturbed.says) == (disturbance is not quiet)
     assert sum(share >= 0.9 for share in shares) >= 2, shares
 
 
 @pytest.mark.parametrize(("seed", "bound_ms"), [(0, 30), (1, 100)])
-def test_a_recorded_configuration_near_the_best_is_chosen_with_a_third_of_the_rounds(
+def test_a_near_best_recorded_configuration_is_chosen_with_few_rounds(
     tmp_path: Path, seed: int, bound_ms: float
 ) -> None:
     machine = RecordedMachine(seed, bound_ms=bound_ms)
     results = search(machine, 300, tmp_path)
-    assert regained(machine, results) >= 0.9
+    assert throughput_fraction(machine, results) >= 0.9
     assert len(machine.log) < 319 / 3, "the whole table took 319 rounds"
 
 
@@ -69,7 +69,7 @@ def test_a_recorded_configuration_near_the_best_is_chosen_with_a_third_of_the_ro
     max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(st.integers(0, 10_000), st.sampled_from([30, 45, 60, 100, 150]), st.booleans())
-def test_the_first_configurations_are_measured_before_anything_is_measured_twice(
+def test_new_configurations_are_measured_before_any_is_repeated(
     tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, noisy: bool
 ) -> None:
     machine = SimulatedMachine(seed, bursts(seed) if noisy else quiet)
@@ -77,7 +77,7 @@ def test_the_first_configurations_are_measured_before_anything_is_measured_twice
     order = [configuration for _, configuration, _ in machine.log]
     configurations = list(dict.fromkeys(order))
     assert order[0] == BASELINE
-    # A disturbed round is repeated at once.
+    # On a noisy machine, a disturbed round is repeated at once.
     if not noisy:
         new = configurations[: GROUP_SIZE + 1]
         assert order[: len(new)] == new or len(configurations) <= GROUP_SIZE, (
@@ -91,7 +91,7 @@ def test_the_first_configurations_are_measured_before_anything_is_measured_twice
 
 
 @pytest.mark.parametrize("seconds", [30, 60, 150])
-def test_no_time_is_kept_for_a_comparison_of_nothing(tmp_path: Path, seconds: float) -> None:
+def test_no_time_is_reserved_for_an_impossible_comparison(tmp_path: Path, seconds: float) -> None:
     machine = SimulatedMachine(3)
     search(machine, seconds, tmp_path / "run")
     assert machine.now > 0.85 * seconds
@@ -99,7 +99,7 @@ def test_no_time_is_kept_for_a_comparison_of_nothing(tmp_path: Path, seconds: fl
     assert configurations.count(BASELINE) <= 4, "only as often as its comparison needs"
 
 
-def test_a_single_configuration_is_measured_as_often_as_its_interval_needs(tmp_path: Path) -> None:
+def test_a_single_configuration_is_repeated_until_it_is_precise(tmp_path: Path) -> None:
     machine = SimulatedMachine(3)
     results = search(
         machine, 60, tmp_path / "run", workers="1", batch_sizes="1", precisions=None, threads="1"
@@ -108,7 +108,7 @@ def test_a_single_configuration_is_measured_as_often_as_its_interval_needs(tmp_p
     assert len(results.trials[0].points[results.trials[0].best or 0].rounds) >= 3
 
 
-def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load(
+def test_an_exhaustive_search_repeats_each_best_load(
     tmp_path: Path,
 ) -> None:
     machine = SimulatedMachine(5)
@@ -124,4 +124,4 @@ def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load
     assert all(trial.state == "measured" for trial in results.trials)
     for trial in results.trials:
         assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.as_configuration()
-    assert regained(machine, results) >= 0.85
+    assert throughput_fraction(machine, results) >= 0.85

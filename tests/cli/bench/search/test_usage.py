@@ -1,4 +1,4 @@
-"""The use of the processor by a server's processes during a load."""
+"""The processor usage of a server's processes during a load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsx_cli.bench.load.results import Usage
 from tsx_cli.bench.search.usage import UsageSampler
 
 
-def test_samples_of_the_time_before_and_after_the_load_are_left_out() -> None:
+def test_only_samples_during_the_load_count() -> None:
     sampler = UsageSampler(os.getpid(), gpu=False)
     sampler._start_time = 100.0
     sampler.samples = [

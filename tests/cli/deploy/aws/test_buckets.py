@@ -1,4 +1,4 @@
-"""Buckets of `tsx deploy`: no call reaches one that belongs to another account."""
+"""Buckets of `tsx deploy`: no call accepts a bucket of another account."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from dataclasses import replace
 import pytest
 
 from tests.support.deploying import FACTS, Deploy, a_spec
-from tests.support.platforms.aws import ACCOUNT, Course
+from tests.support.platforms.aws import ACCOUNT, Scenario
 from tsx_cli.deploy.aws_lambda.resources import resources
 
 
 @pytest.fixture
-def deploy(on: Callable[..., Deploy]) -> Deploy:
-    return on("sagemaker")
+def deploy(deploy_to: Callable[..., Deploy]) -> Deploy:
+    return deploy_to("sagemaker")
 
 
-def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(
-    deploy: Deploy, course: Course
+def test_each_s3_call_names_the_expected_owner_of_the_bucket(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     deploy.apply()
     deploy.verb("destroy", "--yes", "--purge")
     names = "HeadBucket GetPublicAccessBlock PutPublicAccessBlock PutBucketTagging HeadObject"
     operations = [*names.split(), "PutObject", "ListObjectsV2", "DeleteObject"]
-    assert course.owners == dict.fromkeys(operations, ACCOUNT)
+    assert scenario.owners == dict.fromkeys(operations, ACCOUNT)
 
 
-def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(
-    deploy: Deploy, course: Course
-) -> None:
-    theirs = "--set=sagemaker.bucket=theirs --set=sagemaker.bucket_owner=210987654321"
-    deploy.apply(theirs, code=1)
+def test_a_bucket_of_another_account_needs_its_owner(deploy: Deploy, scenario: Scenario) -> None:
+    foreign_bucket = "--set=sagemaker.bucket=theirs --set=sagemaker.bucket_owner=210987654321"
+    deploy.apply(foreign_bucket, code=1)
     assert "403: Forbidden" in deploy.err
     assert "name its owner with" in deploy.err
-    assert "PutObject" not in course.owners
+    assert "PutObject" not in scenario.owners
     deploy.apply("--set=sagemaker.bucket_owner=mine", code=2)
     assert "bucket_owner: String should match" in deploy.err
 
 
-def test_the_owner_of_a_named_bucket_does_not_own_the_bucket_of_tsx(
-    deploy: Deploy, course: Course
+def test_the_given_owner_does_not_apply_to_the_bucket_of_tsx(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
-    """A purge also looks into tsx's own bucket, which other deployments have made."""
+    """A purge also reads tsx's own bucket, which other deployments have created."""
     deploy.apply()
-    course.owners.clear()
+    scenario.owners.clear()
     deploy.verb("destroy", "--yes", "--purge", "--set=sagemaker.bucket_owner=210987654321")
-    assert course.owners == dict.fromkeys(["HeadObject", "ListObjectsV2", "DeleteObject"], ACCOUNT)
+    assert scenario.owners == dict.fromkeys(
+        ["HeadObject", "ListObjectsV2", "DeleteObject"], ACCOUNT
+    )
 
 
 @pytest.mark.parametrize(
     ("queue", "owner"),
     [
         ({"results": "s3://answers/x"}, ACCOUNT),
-        # Each message may name a bucket.
+        # Each message may name another bucket.
         ({"results": "message"}, ACCOUNT),
         ({"results": "message", "results_owner": "2" * 12}, "2" * 12),
         ({}, None),
     ],
 )
-def test_results_of_a_function_go_to_a_bucket_of_its_account_or_of_the_named_one(
+def test_results_go_to_a_bucket_of_the_expected_account(
     queue: dict[str, str], owner: str | None
 ) -> None:
     settings = {

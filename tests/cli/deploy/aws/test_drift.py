@@ -1,4 +1,4 @@
-"""Changes that somebody makes by hand: a plan shows them, and applying it reverts them."""
+"""Manual changes in AWS: a plan shows them, and applying it reverts them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NETWORK = {"SubnetIds": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
 
 
 @pytest.fixture
-def deploy(on: Callable[..., Deploy]) -> Deploy:
+def deploy(deploy_to: Callable[..., Deploy]) -> Deploy:
     make_role()
-    return on("lambda")
+    return deploy_to("lambda")
 
 
 def change(**settings: Any) -> None:
@@ -43,7 +43,7 @@ def publish_layer() -> str:
 
 
 def differences(deploy: Deploy, *arguments: str) -> dict[str, Any]:
-    """Return the differences that a plan shows, which are those of the function alone."""
+    """Return the differences that a plan shows, all of which belong to the function."""
     changes = deploy.plan(*arguments, code=2)["changes"]
     (change,) = (change for change in changes if change["action"] != "same")
     assert change["id"] == "Function"
@@ -51,9 +51,7 @@ def differences(deploy: Deploy, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", ["", "--set=env.LEVEL=low"])
-def test_a_variable_that_was_added_or_changed_by_hand_is_reverted(
-    deploy: Deploy, arguments: str
-) -> None:
+def test_manual_changes_of_variables_are_reverted(deploy: Deploy, arguments: str) -> None:
     deploy.apply(arguments)
     variables = {"LEVEL": "high", "MORE": "1", "API_TOKEN": "secret"}
     change(Environment={"Variables": variables})
@@ -63,12 +61,12 @@ def test_a_variable_that_was_added_or_changed_by_hand_is_reverted(
         "Environment.Variables.API_TOKEN": ("(hidden)", None),
     }
     assert "MORE: 1 -> nothing" in deploy.apply(arguments)
-    remaining = function().get("Environment", {}).get("Variables", {})
-    assert remaining == ({"LEVEL": "low"} if arguments else {})
+    remaining_variables = function().get("Environment", {}).get("Variables", {})
+    assert remaining_variables == ({"LEVEL": "low"} if arguments else {})
     deploy.plan(arguments, code=0)
 
 
-def test_a_network_that_was_added_changed_or_removed_by_hand_is_reverted(deploy: Deploy) -> None:
+def test_manual_changes_of_the_network_are_reverted(deploy: Deploy) -> None:
     arguments = "--set=lambda.subnets=subnet-2,subnet-1 --set=lambda.security_groups=sg-1"
     deploy.apply()
     change(VpcConfig=NETWORK)
@@ -89,7 +87,7 @@ def test_a_network_that_was_added_changed_or_removed_by_hand_is_reverted(deploy:
     deploy.plan(arguments, code=0)
 
 
-def test_a_layer_that_was_added_by_hand_is_removed(deploy: Deploy) -> None:
+def test_a_manually_added_layer_is_removed(deploy: Deploy) -> None:
     deploy.apply()
     arn = publish_layer()
     change(Layers=[arn])
@@ -99,14 +97,14 @@ def test_a_layer_that_was_added_by_hand_is_removed(deploy: Deploy) -> None:
     deploy.plan(code=0)
 
 
-def test_a_version_that_was_published_by_hand_is_not_taken_for_one_of_the_deployment(
+def test_a_manually_published_version_does_not_belong_to_the_deployment(
     deploy: Deploy,
 ) -> None:
     deploy.apply()
     client = boto3.client("lambda")
     change(Environment={"Variables": {"MORE": "1"}})
-    theirs = client.publish_version(FunctionName="digits")["Version"]
-    client.update_alias(FunctionName="digits", Name="live", FunctionVersion=theirs)
+    manual_version = client.publish_version(FunctionName="digits")["Version"]
+    client.update_alias(FunctionName="digits", Name="live", FunctionVersion=manual_version)
     changes = actions(deploy.plan(code=2))
     assert {id: action for id, action in changes.items() if action != "same"} == {
         "Function": "update",
@@ -114,16 +112,16 @@ def test_a_version_that_was_published_by_hand_is_not_taken_for_one_of_the_deploy
     }
     deploy.apply()
     assert client.get_alias(FunctionName="digits", Name="live")["FunctionVersion"] == "1"
-    # The version published by hand has the hash of the first, and goes with it.
+    # The manually published version has the hash of the first one, and is removed with it.
     deploy.apply("--set=lambda.memory=1024 --set=keep=1")
     versions = client.list_versions_by_function(FunctionName="digits")["Versions"]
     assert [version["Version"] for version in versions[1:]] == ["3"]
 
 
-def test_an_endpoint_that_was_given_another_configuration_by_hand_is_reverted(
-    on: Callable[..., Deploy],
+def test_a_manual_change_of_an_endpoints_configuration_is_reverted(
+    deploy_to: Callable[..., Deploy],
 ) -> None:
-    deploy = on("sagemaker")
+    deploy = deploy_to("sagemaker")
     deploy.apply()
     config, client = endpoint_config(), sagemaker()
     client.create_endpoint_config(

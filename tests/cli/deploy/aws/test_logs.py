@@ -1,4 +1,4 @@
-"""Log groups of `tsx deploy`: their retention, and that only a purge removes the log."""
+"""Log groups of `tsx deploy`: their retention, and their removal by a purge only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tsx_cli.deploy.aws.logs import GROUPS
 
 
 @pytest.fixture(params=list(GROUPS))
-def deploy(request: pytest.FixtureRequest, on: Callable[..., Deploy]) -> Deploy:
+def deploy(request: pytest.FixtureRequest, deploy_to: Callable[..., Deploy]) -> Deploy:
     make_role()
-    return on(request.param)
+    return deploy_to(request.param)
 
 
 @pytest.fixture
@@ -42,9 +42,7 @@ def test_lines_are_kept_for_a_month_or_as_long_as_specified(deploy: Deploy, grou
     assert "keeps lines for one of 1, 3, 5, 7" in deploy.err
 
 
-def test_a_log_group_of_the_platform_is_taken_over_and_one_of_another_deployment_is_not(
-    deploy: Deploy, group: str
-) -> None:
+def test_only_a_log_group_without_an_owner_is_adopted(deploy: Deploy, group: str) -> None:
     client = boto3.client("logs")
     client.create_log_group(logGroupName=group)
     client.create_log_group(logGroupName=f"{group}-more")
@@ -70,8 +68,8 @@ def test_destroy_keeps_the_log_and_a_later_purge_removes_it(deploy: Deploy, grou
     assert retentions() == {}
 
 
-def test_the_log_of_an_endpoint_of_somebody_else_is_kept(on: Callable[..., Deploy]) -> None:
-    deploy, group = on("sagemaker"), GROUPS["sagemaker"].format("digits")
+def test_the_log_of_a_foreign_endpoint_is_kept(deploy_to: Callable[..., Deploy]) -> None:
+    deploy, group = deploy_to("sagemaker"), GROUPS["sagemaker"].format("digits")
     deploy.apply("--set=log_retention=0")
     # The upload of the archive stays.
     deploy.verb("destroy", "--yes")
@@ -81,5 +79,5 @@ def test_the_log_of_an_endpoint_of_somebody_else_is_kept(on: Callable[..., Deplo
     assert retentions() == {group: None}
 
 
-def test_a_number_of_days_may_be_text() -> None:
+def test_the_number_of_days_may_be_text() -> None:
     assert a_spec("lambda", log_retention="365").log_retention == 365

@@ -1,4 +1,4 @@
-"""Roles that a service cannot assume: the likely reason, at once if IAM shows it."""
+"""Roles that a service cannot assume: the likely reason, reported at once if IAM shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.deploying import Deploy
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws.iam_policies import SERVICES
 from tsx_cli.deploy.commands import locations
@@ -22,7 +22,7 @@ UNASSUMABLE = (
     "InvalidParameterValueException",
     "The role defined for the function cannot be assumed by Lambda.",
 )
-# The words of the services.
+# The error messages of the services.
 REFUSALS = {
     "lambda:CreateFunction": UNASSUMABLE,
     "lambda:UpdateFunctionConfiguration": UNASSUMABLE,
@@ -54,9 +54,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(params=list(SERVICES))
-def deploy(request: pytest.FixtureRequest, on: Callable[..., Deploy]) -> Deploy:
+def deploy(request: pytest.FixtureRequest, deploy_to: Callable[..., Deploy]) -> Deploy:
     make_role("other")
-    return on(request.param)
+    return deploy_to(request.param)
 
 
 def create_role(name: str, service: str, **more: Any) -> None:
@@ -66,8 +66,10 @@ def create_role(name: str, service: str, **more: Any) -> None:
     boto3.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=policy)
 
 
-def refuse(course: Course, until: Callable[[], bool] = lambda: False, denied: str = "") -> None:
-    """Let services fail to assume roles until a condition holds.
+def refuse_roles(
+    scenario: Scenario, until: Callable[[], bool] = lambda: False, denied: str = ""
+) -> None:
+    """Let services refuse roles until a condition holds.
 
     The deploying identity may not call the denied operation.
     """
@@ -81,7 +83,7 @@ def refuse(course: Course, until: Callable[[], bool] = lambda: False, denied: st
             code, message = REFUSALS[operation]
             raise ClientError({"Error": {"Code": code, "Message": message}}, name)
 
-    course.before = before
+    scenario.before = before
 
 
 @pytest.mark.parametrize(
@@ -93,10 +95,10 @@ def refuse(course: Course, until: Callable[[], bool] = lambda: False, denied: st
     ],
 )
 def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
-    deploy: Deploy, course: Course, clock: Clock, statement: dict[str, Any]
+    deploy: Deploy, scenario: Scenario, clock: Clock, statement: dict[str, Any]
 ) -> None:
     create_role("deployed", SERVICES[deploy.target], **statement)
-    refuse(course)
+    refuse_roles(scenario)
     deploy.apply(code=1)
     assert clock.now == 0
     assert f"does not allow {SERVICES[deploy.target]} to assume" in deploy.err
@@ -112,9 +114,9 @@ def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
     ],
 )
 def test_a_role_that_does_not_exist_is_reported_at_once(
-    deploy: Deploy, course: Course, clock: Clock, arn: str, reason: str
+    deploy: Deploy, scenario: Scenario, clock: Clock, arn: str, reason: str
 ) -> None:
-    refuse(course)
+    refuse_roles(scenario)
     deploy.apply("--role", arn, code=1)
     assert reason in deploy.err
     assert clock.now == 0
@@ -136,35 +138,37 @@ def test_a_role_that_does_not_exist_is_reported_at_once(
         ),
     ],
 )
-def test_the_wait_for_a_role_that_is_never_assumed_ends_within_a_minute(
+def test_the_wait_for_an_unassumable_role_ends_after_a_minute(
     deploy: Deploy,
-    course: Course,
+    scenario: Scenario,
     clock: Clock,
     statement: dict[str, Any],
     denied: str,
     reason: str,
 ) -> None:
     create_role("deployed", SERVICES[deploy.target], **statement)
-    refuse(course, denied=denied)
+    refuse_roles(scenario, denied=denied)
     deploy.apply(code=1)
     assert 60 <= clock.now <= 70
     assert reason.format(SERVICES[deploy.target]) in deploy.err
 
 
-def test_a_new_role_is_waited_for(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_deployment_waits_for_a_new_role(
+    deploy: Deploy, scenario: Scenario, clock: Clock
+) -> None:
     create_role("deployed", SERVICES[deploy.target])
-    refuse(course, until=lambda: clock.now >= 20)
+    refuse_roles(scenario, until=lambda: clock.now >= 20)
     deploy.apply()
     assert clock.now == 20
 
 
-def test_a_new_role_of_a_function_is_diagnosed(
-    on: Callable[..., Deploy], course: Course, clock: Clock
+def test_the_new_role_of_a_function_is_diagnosed(
+    deploy_to: Callable[..., Deploy], scenario: Scenario, clock: Clock
 ) -> None:
     make_role()
-    deploy = on("lambda")
+    deploy = deploy_to("lambda")
     deploy.apply()
     create_role("wrong", "ec2.amazonaws.com")
-    refuse(course)
+    refuse_roles(scenario)
     deploy.apply("--role", "arn:aws:iam::123456789012:role/wrong", code=1)
     assert "does not allow lambda.amazonaws.com" in deploy.err

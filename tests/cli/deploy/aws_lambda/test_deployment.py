@@ -1,4 +1,4 @@
-"""`tsx deploy` to Lambda over moto: plans, changes, canaries, rollbacks, failures and removal."""
+"""`tsx deploy` to Lambda with moto: plans, changes, canaries, rollbacks, failures and removal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.kit.deploy import alarms, scalable_targets
 from tests.support.deploying import IMAGE, OTHER_IMAGE, ROLE, Deploy, actions
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.commands import locations
@@ -22,13 +22,13 @@ from tsx_cli.deploy.engine import engine
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = "--canary=20% --bake=10m --alarm=5xx>0 --alarm=p95>300ms"
-NEW = "--set=lambda.memory=2048"
+NEW_VERSION = "--set=lambda.memory=2048"
 
 
 @pytest.fixture
-def deploy(on: Callable[..., Deploy]) -> Deploy:
+def deploy(deploy_to: Callable[..., Deploy]) -> Deploy:
     make_role()
-    return on("lambda")
+    return deploy_to("lambda")
 
 
 @pytest.fixture
@@ -40,25 +40,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Clock:
-    """A clock that each wait advances by a minute; `happens` is then called."""
+    """A clock that advances by a minute at each wait, and then calls `on_wait`."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 11, 21, tzinfo=timezone.utc)
         self.waits = 0
-        self.happens: Any = lambda waits: None
+        self.on_wait: Any = lambda waits: None
 
     def sleep(self, seconds: float) -> None:
         self.now += timedelta(minutes=1)
         self.waits += 1
-        self.happens(self.waits)
+        self.on_wait(self.waits)
 
 
 def alias() -> tuple[str, dict[str, float]]:
-    """Return the version that the alias names, and the shares of others."""
-    live = boto3.client("lambda").get_alias(FunctionName="digits", Name="live")
+    """Return the version of the alias, and the weights of other versions."""
+    description = boto3.client("lambda").get_alias(FunctionName="digits", Name="live")
     return (
-        live["FunctionVersion"],
-        live.get("RoutingConfig", {}).get("AdditionalVersionWeights", {}),
+        description["FunctionVersion"],
+        description.get("RoutingConfig", {}).get("AdditionalVersionWeights", {}),
     )
 
 
@@ -67,27 +67,29 @@ def interrupt_canary(waits: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_function_is_planned_created_and_then_unchanged(deploy: Deploy, course: Course) -> None:
-    course.looks = 2
+def test_a_function_is_planned_created_and_then_unchanged(
+    deploy: Deploy, scenario: Scenario
+) -> None:
+    scenario.polls = 2
     assert set(actions(deploy.plan(code=2)).values()) == {"create"}
     out = deploy.apply()
     assert "lambda-url" in out
     assert "Function digits: created" in deploy.err
     deploy.plan(code=0)
-    before = course.asked.count("lambda:PublishVersion")
+    publish_count = scenario.operations.count("lambda:PublishVersion")
     deploy.apply()
-    assert course.asked.count("lambda:PublishVersion") == before == 1
+    assert scenario.operations.count("lambda:PublishVersion") == publish_count == 1
     function = boto3.client("lambda").get_function(FunctionName="digits", Qualifier="live")
     assert function["Code"]["ImageUri"] == IMAGE
     settings = function["Configuration"]
     assert (settings["MemorySize"], settings["Timeout"]) == (3008, 60)
 
 
-def test_a_change_creates_a_version_and_leaves_the_former_as_it_is(
-    deploy: Deploy, course: Course
+def test_a_change_creates_a_version_and_keeps_the_former(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     deploy.apply("--set=env.A=1")
-    course.looks = 1
+    scenario.polls = 1
     arguments = ("--image", OTHER_IMAGE, "--set=lambda.memory=4096")
     assert actions(deploy.plan(*arguments, code=2)) == {
         "LogGroup": "same",
@@ -102,18 +104,18 @@ def test_a_change_creates_a_version_and_leaves_the_former_as_it_is(
     assert get(Qualifier="1")["Code"]["ImageUri"] == IMAGE
     second = get(Qualifier="2")
     assert second["Code"]["ImageUri"] == OTHER_IMAGE
-    # A variable that the specification no longer names is removed.
+    # A variable that is no longer specified is removed.
     assert "Environment" not in second["Configuration"]
     deploy.plan(*arguments, code=0)
 
 
-def test_a_rollback_points_to_the_earlier_version_and_a_new_run_creates_no_other(
+def test_a_rollback_reuses_the_earlier_version(
     deploy: Deploy,
 ) -> None:
     deploy.apply()
     deploy.apply("--set=lambda.timeout=90s")
     assert deploy.versions == [(1, False), (2, True)]
-    assert {version["tags"]["tsx:model"] for version in deploy.reported("history")} == {
+    assert {version["tags"]["tsx:model"] for version in deploy.read_json("history")} == {
         "digits/1.0"
     }
     deploy.verb("rollback", "--yes")
@@ -125,7 +127,7 @@ def test_a_rollback_points_to_the_earlier_version_and_a_new_run_creates_no_other
     assert len(deploy.versions) == 2
 
 
-def test_only_the_latest_versions_are_kept_and_numbers_are_never_used_again(
+def test_only_the_latest_versions_are_kept_and_numbers_are_not_reused(
     deploy: Deploy,
 ) -> None:
     for memory in (1024, 2048, 3072, 4096):
@@ -136,13 +138,15 @@ def test_only_the_latest_versions_are_kept_and_numbers_are_never_used_again(
     deploy.plan(arguments, code=0)
 
 
-def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, clock: Clock) -> None:
+def test_a_canary_gets_its_share_of_requests_until_it_has_baked(
+    deploy: Deploy, clock: Clock
+) -> None:
     deploy.apply(CANARY)
     # The first version shares its requests with no other.
     assert alias() == ("1", {})
     weights: list[dict[str, float]] = []
-    clock.happens = lambda waits: weights.append(alias()[1])
-    deploy.apply(CANARY, NEW)
+    clock.on_wait = lambda waits: weights.append(alias()[1])
+    deploy.apply(CANARY, NEW_VERSION)
     shares = [share for share in weights if share]
     assert len(shares) >= 10
     assert all(share == {"2": 0.2} for share in shares)
@@ -157,12 +161,12 @@ def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, clock: Clock)
         "Resource": "digits:live",
         "ExecutedVersion": "2",
     }
-    deploy.plan(CANARY, NEW, code=0)
+    deploy.plan(CANARY, NEW_VERSION, code=0)
 
 
 @pytest.mark.parametrize("source", ["state", "history"])
 def test_an_alarm_withdraws_a_canary_even_if_it_has_recovered(
-    deploy: Deploy, course: Course, clock: Clock, source: str
+    deploy: Deploy, scenario: Scenario, clock: Clock, source: str
 ) -> None:
     deploy.apply(CANARY)
 
@@ -179,29 +183,27 @@ def test_an_alarm_withdraws_a_canary_even_if_it_has_recovered(
                 AlarmName=name, StateValue="ALARM", StateReason="5 failures in a minute"
             )
         else:
-            course.alarmed.append((name, clock.now))
+            scenario.alarmed.append((name, clock.now))
 
-    clock.happens = set_off
-    out = deploy.apply(CANARY, NEW, code=1)
+    clock.on_wait = set_off
+    out = deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "percent=20.0, bake=600, alarms=tsx-digits-5xx-0-" in out
     assert "all requests again: the alarm tsx-digits-" in deploy.err
     assert alias() == ("1", {})
 
 
-def test_an_interrupted_canary_keeps_its_share_and_is_continued(
-    deploy: Deploy, clock: Clock
-) -> None:
+def test_an_interrupted_canary_keeps_its_share_and_continues(deploy: Deploy, clock: Clock) -> None:
     deploy.apply(CANARY)
-    clock.happens = interrupt_canary
-    deploy.apply(CANARY, NEW, code=130)
+    clock.on_wait = interrupt_canary
+    deploy.apply(CANARY, NEW_VERSION, code=130)
     assert "keeps its share of the requests" in deploy.err
     assert alias() == ("1", {"2": 0.2})
-    (canary,) = deploy.reported("status")["canary"]
+    (canary,) = deploy.read_json("status")["canary"]
     assert canary == {"version": "2", "percent": 20.0, "model": "digits/1.0"}
     # The canary bakes for ten minutes.
     clock.now += timedelta(minutes=8)
-    clock.happens, clock.waits = (lambda waits: None), 0
-    deploy.apply(CANARY, NEW)
+    clock.on_wait, clock.waits = (lambda waits: None), 0
+    deploy.apply(CANARY, NEW_VERSION)
     assert alias() == ("2", {})
     assert clock.waits <= 3
 
@@ -211,8 +213,8 @@ def test_an_interrupted_canary_is_promoted_or_rolled_back(
     deploy: Deploy, clock: Clock, verb: str, version: str
 ) -> None:
     deploy.apply(CANARY)
-    clock.happens = interrupt_canary
-    deploy.apply(CANARY, NEW, code=130)
+    clock.on_wait = interrupt_canary
+    deploy.apply(CANARY, NEW_VERSION, code=130)
     deploy.verb(verb, "--yes")
     assert alias() == (version, {})
     deploy.verb("promote", "--yes", code=1)
@@ -221,7 +223,7 @@ def test_an_interrupted_canary_is_promoted_or_rolled_back(
     assert "there is no deployment 'nobody'" in deploy.err
 
 
-def test_no_canary_begins_while_an_alarm_is_set_off(deploy: Deploy, clock: Clock) -> None:
+def test_no_canary_begins_during_an_alarm(deploy: Deploy, clock: Clock) -> None:
     deploy.apply()
     client = boto3.client("cloudwatch")
     client.put_metric_alarm(
@@ -229,14 +231,14 @@ def test_no_canary_begins_while_an_alarm_is_set_off(deploy: Deploy, clock: Clock
         Statistic="Sum", Threshold=1,
     )  # fmt: skip
     client.set_alarm_state(AlarmName="theirs", StateValue="ALARM", StateReason="since yesterday")
-    deploy.apply("--canary=10 --alarm=theirs", NEW, code=1)
+    deploy.apply("--canary=10 --alarm=theirs", NEW_VERSION, code=1)
     assert "the alarm theirs went off" in deploy.err
-    deploy.apply("--canary=10 --alarm=absent", NEW, code=1)
+    deploy.apply("--canary=10 --alarm=absent", NEW_VERSION, code=1)
     assert "there is no alarm 'absent'" in deploy.err
 
 
 def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
-    deploy: Deploy, course: Course
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     client = boto3.client("lambda")
 
@@ -245,7 +247,7 @@ def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
         return list(response["EventSourceMappings"])
 
     def provisioned() -> int:
-        return int(course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"])
+        return int(scenario.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"])
 
     boto3.client("sqs").create_queue(QueueName="images")
     queue = f"--set=lambda.queue.arn={QUEUE}"
@@ -265,7 +267,7 @@ def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
     assert concurrency["ReservedConcurrentExecutions"] == 7
     assert provisioned() == 1
     assert scalable_targets("lambda")[0]["MaxCapacity"] == 9
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert status["queues"] == [{"arn": QUEUE, "state": "Enabled"}]
     assert status["provisioned"] == 1
     deploy.apply(queue, "--set=lambda.url=off --set=lambda.provisioned=3")
@@ -277,12 +279,12 @@ def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
     with pytest.raises(client.exceptions.ResourceNotFoundException):
         client.get_policy(FunctionName="digits", Qualifier="live")
     deploy.apply()
-    assert course.provisioned == {}
+    assert scenario.provisioned == {}
     assert not mappings()
 
 
 def test_managed_instances_are_created_before_the_function_that_runs_on_them(
-    deploy: Deploy, course: Course
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     role = "arn:aws:iam::123456789012:role/operator"
     settings = {"subnets": "subnet-1", "operator_role": role, "gpu_memory": 24, "concurrency": 32}
@@ -292,34 +294,34 @@ def test_managed_instances_are_created_before_the_function_that_runs_on_them(
     function = boto3.client("lambda").get_function_configuration(
         FunctionName="digits", Qualifier="live"
     )
-    arn = course.providers["tsx-digits"]["CapacityProviderArn"]
+    arn = scenario.providers["tsx-digits"]["CapacityProviderArn"]
     assert function["CapacityProviderConfig"]["LambdaManagedInstancesCapacityProviderConfig"] == {
         "CapacityProviderArn": arn, "PerExecutionEnvironmentMaxConcurrency": 32
     }  # fmt: skip
     assert function["AcceleratorConfig"] == {"AcceleratorMemorySize": 24}
     deploy.plan(*arguments, code=0)
     deploy.verb("destroy", "--yes")
-    assert course.providers == {}
+    assert scenario.providers == {}
 
 
-def test_a_failed_update_leaves_the_former_version_and_is_continued(
-    deploy: Deploy, course: Course
+def test_a_failed_update_keeps_the_former_version_and_can_continue(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     deploy.apply()
-    course.failure = "ECR image is gone"
+    scenario.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
     assert "previous state: ECR image is gone" in deploy.err
     assert "The container wrote no log line" not in deploy.err
     assert alias()[0] == "1"
-    course.failure = ""
+    scenario.failure = ""
     deploy.apply("--image", OTHER_IMAGE)
     assert alias()[0] == "2"
 
 
-def test_destroy_leaves_nothing(deploy: Deploy) -> None:
+def test_destroy_removes_everything(deploy: Deploy) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
     deploy.apply(CANARY, f"--set=lambda.queue.arn={QUEUE} --set=lambda.autoscaling.max=3")
-    deploy.apply(NEW, "--canary=10 --bake=0")
+    deploy.apply(NEW_VERSION, "--canary=10 --bake=0")
     deploy.verb("destroy", "--yes")
     client = boto3.client("lambda")
     assert not client.list_functions()["Functions"]
@@ -329,9 +331,7 @@ def test_destroy_leaves_nothing(deploy: Deploy) -> None:
     assert "there is no deployment 'digits'" in deploy.err
 
 
-def test_a_file_is_sent_as_the_url_would_and_the_response_printed(
-    deploy: Deploy, tmp_path: Path
-) -> None:
+def test_invoke_sends_a_file_and_prints_the_response(deploy: Deploy, tmp_path: Path) -> None:
     deploy.apply()
     for content, code, error in (
         ("7", 0, ""),
@@ -350,7 +350,7 @@ def test_a_file_is_sent_as_the_url_would_and_the_response_printed(
     }
 
 
-def test_a_function_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
+def test_a_foreign_function_is_not_changed(deploy: Deploy) -> None:
     boto3.client("lambda").create_function(
         FunctionName="digits",
         PackageType="Image",
@@ -382,11 +382,11 @@ def test_a_function_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
     ],
 )
 def test_an_invalid_specification_is_refused_before_anything_is_created(
-    deploy: Deploy, course: Course, arguments: str, error: str
+    deploy: Deploy, scenario: Scenario, arguments: str, error: str
 ) -> None:
     deploy.apply(arguments, code=2)
     assert error in deploy.err
-    assert "lambda:CreateFunction" not in course.asked
+    assert "lambda:CreateFunction" not in scenario.operations
 
 
 def test_a_role_is_created_on_request_and_removed_with_the_rest(deploy: Deploy) -> None:
@@ -405,23 +405,23 @@ def test_a_role_is_created_on_request_and_removed_with_the_rest(deploy: Deploy) 
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_a_canary_that_somebody_rolls_back_meanwhile_is_not_begun_again(
+def test_a_canary_that_another_user_rolls_back_is_not_restarted(
     deploy: Deploy, clock: Clock, is_continued: bool
 ) -> None:
     deploy.apply(CANARY)
     if is_continued:
-        clock.happens = interrupt_canary
-        deploy.apply(CANARY, NEW, code=130)
-    clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()[1] else None
-    deploy.apply(CANARY, NEW, code=1)
+        clock.on_wait = interrupt_canary
+        deploy.apply(CANARY, NEW_VERSION, code=130)
+    clock.on_wait = lambda waits: deploy.verb("rollback", "--yes") if alias()[1] else None
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "digits:live was rolled back" in deploy.err
     assert alias() == ("1", {})
 
 
-def test_a_streamed_response_is_printed_without_its_head(
+def test_a_streamed_response_is_printed_without_its_header(
     deploy: Deploy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The import is slow.
+    # The import is inside the test, since it is slow.
     from moto.awslambda.responses import LambdaResponse
 
     deploy.apply("--set=lambda.streaming=true")
@@ -434,7 +434,7 @@ def test_a_streamed_response_is_printed_without_its_head(
     assert "digits answered 503: seven" in deploy.err
 
 
-def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy) -> None:
+def test_plans_hide_the_values_of_secret_variables(deploy: Deploy) -> None:
     deploy.apply("--set=env.API_TOKEN=one-secret --set=env.LEVEL=low")
     arguments = deploy.wish("--set=env.API_TOKEN=other-secret --set=env.LEVEL=high")
     for form in ("", "--json"):

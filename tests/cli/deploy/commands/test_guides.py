@@ -1,4 +1,4 @@
-"""The commands of the guides: each is understood, and its options are a specification."""
+"""The commands in the guides are valid, and their options form a valid specification."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.deploy import model_container, sagemaker
 from tests.support.deploying import Deploy
-from tests.support.platforms.aws import ACCOUNT, REGION, Course
+from tests.support.platforms.aws import ACCOUNT, REGION, Scenario
 from tests.support.platforms.aws_lambda import make_role
 from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
@@ -34,7 +34,7 @@ def put_image(repository: str, tag: str, config: str) -> None:
 
 
 @pytest.fixture
-def docker(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def docker(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Install a double of docker that pushes to moto's ECR."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -49,18 +49,18 @@ def docker(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> E
     return Engine(tmp_path / "bin").here(monkeypatch)
 
 
-def planned(deploy: Deploy, *arguments: str, code: int) -> dict[str, Any]:
+def planned_changes(deploy: Deploy, *arguments: str, code: int) -> dict[str, Any]:
     """Return the changes of a plan by the ids of their resources."""
     return {change["id"]: change for change in deploy.plan(*arguments, code=code)["changes"]}
 
 
 @pytest.fixture
-def without_image(tmp_path: Path, docker: Engine, on: Callable[..., Deploy]) -> Any:
+def without_image(tmp_path: Path, docker: Engine, deploy_to: Callable[..., Deploy]) -> Any:
     """Build the command for a target, without an image."""
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
 
     def build(target: str) -> Deploy:
-        deploy = on(target, f"--set=build.wheel={wheel}")
+        deploy = deploy_to(target, f"--set=build.wheel={wheel}")
         deploy.image = ()
         return deploy
 
@@ -75,7 +75,7 @@ def deploy(without_image: Any) -> Any:
 def test_an_image_is_built_pushed_and_deployed_by_its_digest(
     deploy: Deploy, docker: Engine
 ) -> None:
-    changes = planned(deploy, code=2)
+    changes = planned_changes(deploy, code=2)
     ids = [id for id in changes if id in ("Repository", "Image", "Model")]
     assert ids == ["Repository", "Image", "Model"]
     assert changes["Image"]["name"].startswith(f"{HOST}/tsx/sagemaker/digits:tsx-")
@@ -90,7 +90,7 @@ def test_an_image_is_built_pushed_and_deployed_by_its_digest(
     deploy.plan(code=0)
 
 
-def test_a_function_gets_its_model_in_its_image(without_image: Any, docker: Engine) -> None:
+def test_the_model_of_a_function_is_part_of_its_image(without_image: Any, docker: Engine) -> None:
     make_role()
     is_arm = platform.machine() in ("arm64", "aarch64")
     architecture, name = ("x86_64", "amd64") if is_arm else ("arm64", "arm64")
@@ -105,17 +105,15 @@ def test_a_function_gets_its_model_in_its_image(without_image: Any, docker: Engi
     assert len(docker.calls("build")) == 1
 
 
-def test_another_image_has_another_name_and_so_has_its_model(
-    deploy: Deploy, docker: Engine
-) -> None:
+def test_another_image_and_its_model_have_new_names(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
-    changes = planned(deploy, "--set=build.torch=2.8.0", code=2)
+    changes = planned_changes(deploy, "--set=build.torch=2.8.0", code=2)
     assert {id: changes[id]["action"] for id in ("Repository", "Image", "Model")} == {
         "Repository": "same", "Image": "create", "Model": "create"
     }  # fmt: skip
 
 
-def test_a_failed_push_says_why_and_is_continued(
+def test_a_failed_push_has_a_reason_and_can_continue(
     deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -124,7 +122,7 @@ def test_a_failed_push_says_why_and_is_continued(
     assert "no basic auth credentials" in deploy.err
     assert "Repository tsx/sagemaker/digits" in deploy.err
     deploy.apply()
-    # The image was built already.
+    # The image is not built again.
     assert len(docker.calls("build")) == 1
 
 
@@ -134,10 +132,8 @@ def test_purge_removes_the_repository(deploy: Deploy, docker: Engine) -> None:
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
-def test_purge_removes_only_its_images_from_a_repository_that_others_use_too(
-    deploy: Deploy, docker: Engine
-) -> None:
-    client, theirs = boto3.client("ecr"), "tsx-digits-2-0123456789ab"
+def test_purge_keeps_foreign_images_in_a_shared_repository(deploy: Deploy, docker: Engine) -> None:
+    client, foreign_tag = boto3.client("ecr"), "tsx-digits-2-0123456789ab"
 
     def tags() -> list[str]:
         return [
@@ -145,7 +141,7 @@ def test_purge_removes_only_its_images_from_a_repository_that_others_use_too(
         ]
 
     client.create_repository(repositoryName="models")
-    put_image("models", theirs, "other")
+    put_image("models", foreign_tag, "other")
     arguments = f"--set=repository={HOST}/models --set=keep=1"
     deploy.apply(arguments)
     deploy.apply(arguments, "--set=build.torch=2.8.0")
@@ -153,7 +149,7 @@ def test_purge_removes_only_its_images_from_a_repository_that_others_use_too(
     assert len(tags()) == 3
     deploy.verb("destroy", "--yes", arguments)
     deploy.verb("destroy", "--yes", "--purge", arguments)
-    assert tags() == [theirs]
+    assert tags() == [foreign_tag]
 
 
 def test_a_repository_outside_ecr_is_refused(deploy: Deploy, docker: Engine) -> None:
@@ -161,7 +157,7 @@ def test_a_repository_outside_ecr_is_refused(deploy: Deploy, docker: Engine) -> 
     assert "takes images from ECR only" in deploy.err
 
 
-def test_without_a_program_that_builds_the_remedies_are_reported(
+def test_the_error_without_a_build_program_lists_remedies(
     deploy: Deploy, docker: Engine, tmp_path: Path
 ) -> None:
     (tmp_path / "bin" / "docker").unlink()
@@ -180,7 +176,7 @@ def test_without_a_program_that_builds_the_remedies_are_reported(
         ("container", "container.host=0.0.0.0", "which other machines can reach: set "),
     ],
 )
-def test_a_missing_setting_is_reported_before_a_wheel_is_looked_for(
+def test_a_missing_setting_is_reported_before_searching_for_a_wheel(
     without_image: Any, verb: str, code: int, target: str, setting: str, error: str
 ) -> None:
     deploy = without_image(target)

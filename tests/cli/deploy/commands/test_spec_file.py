@@ -1,4 +1,4 @@
-"""The specification in a file: errors name what a misspelled key may have meant."""
+"""The specification file: errors name the nearest valid key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAD = '[deploy]\ntarget = "kubernetes"\nmodel = "digits.mar"\nimage = "a"\n'
             "[deploy.kubernetes]\nkeda = true",
             r"not a value: kubernetes\.keda\.prometheus",
         ),
-        # The message does not repeat the whole table.
+        # The message contains the key, and not the whole table.
         ("[deploy.kubernetes]\nreplicas = 0", "replicas is 0, .* or replicas to 1$"),
         ("[deploy.kubernetes]\nreplicas = -1", r"kubernetes\.replicas: .* \(it is -1\)$"),
     ],
@@ -45,7 +45,7 @@ def test_the_error_of_a_misspelled_key_names_the_nearest(
         read_spec(tmp_path / "tsx.toml", {})
 
 
-def test_the_table_of_another_deployment_has_no_effect(tmp_path: Path) -> None:
+def test_the_table_of_another_deployment_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text(f"{HEAD}[deploy.faces]\nkubernetes = {{replicas = 3}}\n")
     assert read_spec(tmp_path / "tsx.toml", {}).kubernetes.replicas == 2
     assert read_spec(tmp_path / "tsx.toml", {"name": "faces"}).kubernetes.replicas == 3

@@ -1,4 +1,4 @@
-"""`tsx deploy --target container` over a double of docker."""
+"""`tsx deploy --target container` with a double of docker."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_healthy(
     deploy.plan(code=0)
 
 
-def test_a_new_version_replaces_the_former_and_can_be_rolled_back(
+def test_a_new_version_replaces_the_old_one_and_can_be_rolled_back(
     deploy: Deploy, docker: Engine
 ) -> None:
     deploy.apply()
@@ -105,7 +105,7 @@ def test_only_as_many_versions_are_kept_as_specified(deploy: Deploy, docker: Eng
     ("health", "error"),
     [("exited", "RuntimeError: no weights"), ("unhealthy", "is running but unhealthy")],
 )
-def test_a_container_that_does_not_become_healthy_is_replaced_by_the_former(
+def test_an_unhealthy_new_container_is_replaced_by_the_old_one(
     deploy: Deploy, docker: Engine, health: str, error: str
 ) -> None:
     deploy.apply()
@@ -118,9 +118,7 @@ def test_a_container_that_does_not_become_healthy_is_replaced_by_the_former(
     assert len(docker.state["containers"]) == 1
 
 
-def test_the_log_of_a_container_is_shown_and_its_last_lines_are_diagnosed(
-    deploy: Deploy, docker: Engine
-) -> None:
+def test_a_containers_log_is_shown_and_diagnosed(deploy: Deploy, docker: Engine) -> None:
     deploy.verb("logs", code=1)
     deploy.apply()
     assert "loading digits" in deploy.verb("logs", "--lines=1", "--since=1h")
@@ -129,7 +127,7 @@ def test_the_log_of_a_container_is_shown_and_its_last_lines_are_diagnosed(
     assert "no module 'cv2'. Add its package" in deploy.err
 
 
-def test_the_log_is_that_of_the_running_container(deploy: Deploy, directory: Path) -> None:
+def test_the_log_comes_from_the_running_container(deploy: Deploy, directory: Path) -> None:
     Engine(directory / "bin")
     deploy.verb("logs", code=1)
     assert "there is no deployment 'digits'" in deploy.err
@@ -138,24 +136,24 @@ def test_the_log_is_that_of_the_running_container(deploy: Deploy, directory: Pat
 
 
 @pytest.mark.parametrize("repository", [(), ("--set=repository=registry.example.com/models",)])
-def test_purge_removes_images_of_former_versions_and_none_of_others(
+def test_purge_removes_old_images_and_keeps_foreign_ones(
     deploy: Deploy, docker: Engine, repository: tuple[str, ...]
 ) -> None:
     arguments = " ".join(["--set=keep=1", *repository])
     deploy.apply(arguments)
     deploy.apply(arguments, "--set=build.torch=2.8.0")
-    ours = docker.state["images"]
-    assert (len(ours), len(docker.state["containers"])) == (2, 1)
-    theirs = [
+    own_images = docker.state["images"]
+    assert (len(own_images), len(docker.state["containers"])) == (2, 1)
+    foreign_images = [
         "digits:1",
         "digits-2:tsx-0123456789ab",
         "registry.example.com/models:tsx-digits-2-0123456789ab",
     ]
-    docker.set(images=[*ours, *theirs])
+    docker.set(images=[*own_images, *foreign_images])
     deploy.verb("destroy", "--yes")
-    # A purge removes them when nothing else is left, too.
+    # A purge also removes them when no container is left.
     deploy.verb("destroy", "--purge", "--yes")
-    assert docker.state["images"] == theirs
+    assert docker.state["images"] == foreign_images
 
 
 def test_destroy_removes_the_containers_and_purge_their_image(
@@ -171,7 +169,7 @@ def test_destroy_removes_the_containers_and_purge_their_image(
     assert "there is no deployment 'digits'" in deploy.err
 
 
-def test_a_container_that_other_machines_reach_needs_tokens(
+def test_a_container_reachable_from_other_machines_needs_tokens(
     deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply("--set=container.host=0.0.0.0", code=2)
@@ -185,14 +183,14 @@ def test_a_container_that_other_machines_reach_needs_tokens(
     assert "TSX_INFERENCE_TOKEN" in call
 
 
-def test_podman_and_an_older_docker_get_only_options_that_they_have() -> None:
+def test_podman_and_older_docker_get_only_supported_options() -> None:
     arguments = engine_arguments("podman", "", 1)
     assert arguments == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
     arguments = engine_arguments("docker", "--health-start-period duration", 0)
     assert "--health-start-interval" not in arguments
 
 
-def test_a_named_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
+def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
     image = ("--image", "registry.example.com/digits:1")
     assert actions(deploy.plan(*image, code=2)) == {"Container": "create"}
     deploy.apply(*image)
@@ -200,7 +198,7 @@ def test_a_named_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
     assert docker.calls("run")[0][-1] == image[1]
 
 
-def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: Engine) -> None:
+def test_a_stopped_container_is_restarted(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     state = {"Running": False, "Status": "exited", "ExitCode": 137}
     name = set_container(docker, State=state)
@@ -210,19 +208,17 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
     assert docker.running == [name]
 
 
-def test_without_a_program_that_works_the_remedies_are_reported(
-    deploy: Deploy, directory: Path
-) -> None:
+def test_the_error_without_a_working_engine_lists_remedies(deploy: Deploy, directory: Path) -> None:
     deploy.apply(code=1)
     assert "docker is not installed; podman is" in deploy.err
     Engine(directory / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
     deploy.apply("--set=container.engine=docker", code=1)
     assert "Cannot connect to the Docker daemon" in deploy.err
     deploy.apply("--json")
-    assert deploy.reported("status")["with"] == "podman"
+    assert deploy.read_json("status")["with"] == "podman"
 
 
-def test_times_are_read_in_the_forms_of_docker_and_podman() -> None:
+def test_times_are_parsed_in_the_formats_of_docker_and_podman() -> None:
     forms = (
         "2026-11-21T20:00:00.123456789Z",
         "2026-11-21 21:00:00.5 +0100",
@@ -231,7 +227,7 @@ def test_times_are_read_in_the_forms_of_docker_and_podman() -> None:
     assert len({_parse_time(form) for form in forms}) == 1
 
 
-def test_a_server_that_does_not_answer_is_reported(
+def test_an_unreachable_server_is_reported(
     deploy: Deploy, docker: Engine, directory: Path, free_ports: Any
 ) -> None:
     deploy.apply(f"--set=container.port={free_ports(1)[0]}")
@@ -244,7 +240,7 @@ def test_a_server_that_does_not_answer_is_reported(
         assert "name one file to send" in deploy.err
 
 
-def test_an_unhealthy_container_of_an_interrupted_run_is_started_again(
+def test_an_unhealthy_container_of_an_interrupted_run_is_restarted(
     deploy: Deploy, docker: Engine
 ) -> None:
     deploy.apply()
@@ -263,33 +259,31 @@ def podman(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_podman_without_systemd_asks_the_container_for_its_health(
-    deploy: Deploy, podman: Engine
-) -> None:
+def test_health_checks_are_run_for_podman_without_systemd(deploy: Deploy, podman: Engine) -> None:
     deploy.apply()
     (name,) = podman.running
     assert podman.calls("healthcheck", "run", name)
     deploy.plan(code=0)
     # podman still has the state of the last check.
     set_container(podman, health="unhealthy")
-    assert deploy.reported("status")["status"] == "unhealthy"
+    assert deploy.read_json("status")["status"] == "unhealthy"
     assert actions(deploy.plan(code=2)) == UPDATE
     deploy.apply()
-    assert deploy.reported("status")["status"] == "healthy"
+    assert deploy.read_json("status")["status"] == "healthy"
 
 
 def test_a_single_failed_check_does_not_make_a_container_unhealthy(
     deploy: Deploy, podman: Engine
 ) -> None:
     deploy.apply()
-    # A container of this state fails one check.
+    # A container in the state `busy` fails one check.
     set_container(podman, health="busy")
-    before = len(podman.calls("healthcheck"))
-    assert deploy.reported("status")["status"] == "healthy"
-    assert len(podman.calls("healthcheck")) == before + 2
+    check_count = len(podman.calls("healthcheck"))
+    assert deploy.read_json("status")["status"] == "healthy"
+    assert len(podman.calls("healthcheck")) == check_count + 2
 
 
-def test_podman_3_has_another_name_for_the_health() -> None:
+def test_the_health_field_of_podman_3_is_understood() -> None:
     state = {"Running": True, "Healthcheck": {"Status": "starting"}}
     assert container_kinds.health_of({"State": state}) == "starting"
 
@@ -310,7 +304,7 @@ BINARY, ARCHITECTURE = "The image does not start tsx", "built for a different CP
         ("docker", 126, "exec /usr/bin/python: exec format error", ARCHITECTURE),
     ],
 )
-def test_a_failure_of_the_engine_is_told_from_one_of_the_image(
+def test_failures_of_the_engine_and_of_the_image_are_distinguished(
     deploy: Deploy,
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -326,9 +320,7 @@ def test_a_failure_of_the_engine_is_told_from_one_of_the_image(
     assert (cause or f"{engine.capitalize()} itself failed") in likely
 
 
-def test_a_failure_to_start_the_former_container_again_is_reported(
-    deploy: Deploy, docker: Engine
-) -> None:
+def test_a_failure_to_restart_the_old_container_is_reported(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     (first,) = docker.running
     docker.set(refusal=[125, "no space left on device"])
@@ -353,28 +345,28 @@ def test_a_failure_to_start_the_former_container_again_is_reported(
         ({"Status": "exited", "Running": False, "ExitCode": 3}, "it ended with 3"),
     ],
 )
-def test_the_status_says_how_a_container_ended(
+def test_the_status_tells_how_a_container_ended(
     deploy: Deploy, docker: Engine, state: Any, reason: str
 ) -> None:
     deploy.apply()
     set_container(docker, State=state)
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert status["status"] == state["Status"]
     assert reason in (status["reason"] or "")
     assert bool(status["reason"]) == bool(reason)
 
 
-def test_podman_under_the_name_of_docker_is_recognized(
+def test_podman_installed_as_docker_is_recognized(
     deploy: Deploy, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(directory / "bin", "docker", "podman").here(monkeypatch)
     engine.set(version="podman version 4.3.1", has_systemd=False)
     deploy.apply()
-    assert deploy.reported("status")["with"] == "podman"
+    assert deploy.read_json("status")["with"] == "podman"
     assert "--log-driver" not in engine.calls("run")[0]
 
 
-def test_a_container_that_the_engine_starts_again_has_no_exit_code(
+def test_a_container_that_the_engine_restarts_has_no_exit_code(
     deploy: Deploy, docker: Engine
 ) -> None:
     deploy.apply()

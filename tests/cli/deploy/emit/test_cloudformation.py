@@ -1,4 +1,4 @@
-"""CloudFormation templates of `tsx deploy`: names, outputs of a stack, and canaries."""
+"""CloudFormation templates of `tsx deploy`: resource names, stack outputs, and canaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCALED = {"autoscaling": {"max": 3}}
 def test_no_resource_that_may_be_replaced_has_a_fixed_name(
     target: str, more: dict[str, Any]
 ) -> None:
-    """CloudFormation creates the new one before it removes the old one, which has the name."""
+    """CloudFormation creates the replacement while the old resource still has the name."""
     schemas = pytest.importorskip("cfnlint.schema.manager").PROVIDER_SCHEMA_MANAGER
     never_change = {"PackageType", "ServiceNamespace", "ResourceId", "ScalableDimension"}
     for id, resource in template(target, **more)["Resources"].items():
@@ -59,7 +59,7 @@ def test_no_resource_that_may_be_replaced_has_a_fixed_name(
         ("lambda", {"canary": {}}, {"FunctionName", "FunctionArn", "Version", "AliasArn", "Url", "LogGroup", "CanaryGroup"}),
     ],
 )  # fmt: skip
-def test_a_stack_names_what_it_created(
+def test_a_stacks_outputs_name_its_resources(
     target: str, more: dict[str, Any], outputs: set[str]
 ) -> None:
     stack = template(target, **more)
@@ -69,13 +69,13 @@ def test_a_stack_names_what_it_created(
         assert (argument if function == "Ref" else argument[0]) in stack["Resources"]
 
 
-def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
+def test_a_stack_gets_a_valid_name() -> None:
     assert "--stack-name digits," in emitted("lambda").next_step
     assert "--stack-name tsx-9digits," in emitted("lambda", name="9digits").next_step
 
 
 @pytest.mark.parametrize("target", ["lambda", "sagemaker"])
-def test_the_next_step_begins_with_the_image_unless_one_is_named(target: str) -> None:
+def test_the_next_step_begins_with_the_image_unless_one_is_given(target: str) -> None:
     build = f"`tsx deploy digits.mar --target {target} --emit dockerfile`"
     assert build in emitted(target).next_step
     assert "then aws cloudformation deploy" in emitted(target).next_step
@@ -83,7 +83,7 @@ def test_the_next_step_begins_with_the_image_unless_one_is_named(target: str) ->
     assert emitted(target, image=image).next_step.startswith("aws cloudformation deploy")
 
 
-def test_codedeploy_shifts_the_requests_of_a_function_as_the_canary_says() -> None:
+def test_codedeploy_shifts_requests_according_to_the_canary() -> None:
     canary = {"percent": 20, "bake": "90s", "alarms": ["5xx>0", "theirs"]}
     resources = template("lambda", canary=canary)["Resources"]
     assert resources["Alias"]["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"] == {
@@ -100,7 +100,7 @@ def test_codedeploy_shifts_the_requests_of_a_function_as_the_canary_says() -> No
         "Alarms": [{"Name": {"Ref": "Alarm1"}}, {"Name": "theirs"}],
     }
     assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
-    # CodeDeploy needs a role with a name.
+    # The stack creates a named role for CodeDeploy, which needs this capability.
     assert "CAPABILITY_NAMED_IAM" in emitted("lambda", canary=canary).next_step
     assert "CAPABILITY_NAMED_IAM" not in emitted("lambda").next_step
     resources = template("sagemaker", canary=canary)["Resources"]

@@ -1,4 +1,4 @@
-"""`--emit github`: a valid workflow, whose scripts work, with the least permissions."""
+"""`--emit github`: a valid workflow with working scripts and minimal permissions."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def test_a_job_has_only_the_permissions_that_it_needs() -> None:
         workflow = yaml.safe_load(text_of(case))
         assert workflow["permissions"] == {"contents": "read"}
         permissions = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
-        # Code of a pull request of a fork gets no credentials.
+        # Jobs that run a fork's code get no credentials.
         assert (permissions["archive"], permissions["benchmark"]) == (None, None)
         access = {"contents": "read", "id-token": "write"}
         packages = ({"packages": "read"}, {"packages": "write"}) if case == "ghcr" else ({}, {})
         assert permissions["plan"] == access | {"pull-requests": "write"} | packages[0]
         assert permissions["deploy"] == access | packages[1]
         for step in (step for job in workflow["jobs"].values() for step in job["steps"]):
-            # An expression would put text of other people into the script.
+            # An expression would put untrusted text into the script.
             assert "${{" not in step.get("run", "")
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
@@ -141,7 +141,7 @@ def test_a_job_has_only_the_permissions_that_it_needs() -> None:
         assert "github.event_name != 'pull_request'" in workflow["jobs"]["deploy"]["if"]
 
 
-def test_actions_are_those_of_this_repository_in_the_same_version() -> None:
+def test_actions_have_the_same_versions_as_in_this_repository() -> None:
     def uses(texts: Iterable[str]) -> set[str]:
         return {name for text in texts for name in re.findall(r"uses: (\S+)", text)}
 
@@ -166,7 +166,7 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"
     assert jobs("ghcr")["deploy"]["environment"] == "2026"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
-    # A plan also needs to read which images exist.
+    # A plan also reads which images exist.
     for job in ("deploy", "plan"):
         assert "docker login ghcr.io" in script("ghcr", job, "Sign in to the registry")
     login = script("ecr", "deploy", "Sign in to the registry")
@@ -183,7 +183,7 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
 
 
 class Programs:
-    """Programs on the PATH of a script that write down how they are called."""
+    """Fake programs on the PATH of a script, which record their calls."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -216,7 +216,7 @@ def programs(tmp_path: Path) -> Programs:
 
 
 @pytest.mark.parametrize(("code", "passes"), [(0, True), (2, True), (1, False)])
-def test_a_plan_fails_only_if_it_cannot_be_made(
+def test_the_plan_job_fails_only_if_the_plan_fails(
     programs: Programs, code: int, passes: bool
 ) -> None:
     programs.add("tsx", f"echo '+ Endpoint'; exit {code}")
@@ -227,7 +227,7 @@ def test_a_plan_fails_only_if_it_cannot_be_made(
 
 
 @pytest.mark.parametrize("comment", ["", "https://api.github.com/repos/a/b/issues/comments/7"])
-def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, comment: str) -> None:
+def test_the_plan_comment_is_updated_in_place(programs: Programs, comment: str) -> None:
     (programs.directory / "plan.txt").write_text("  + Endpoint  digits\n")
     programs.add("gh", f'[[ "$*" == *--jq* ]] && echo "{comment}" || true')
     finished = programs.run(
@@ -244,10 +244,10 @@ def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, comme
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, code: int) -> None:
+def test_a_slower_archive_fails_the_job_with_the_comparison(programs: Programs, code: int) -> None:
     programs.add("tsx", f"if [ $2 = compare ]; then echo 'throughput -20%'; exit {code}; fi")
     text = script("lambda", "benchmark", "Measure both on this machine, and compare")
-    # Nothing is compared without an archive of the base.
+    # Without an archive of the base branch, nothing is compared.
     assert programs.run(text, ARCHIVE="digits.mar").returncode == 0
     assert programs.calls == []
     (programs.directory / "base").mkdir()
@@ -262,7 +262,7 @@ def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, 
     assert "throughput -20%" in (programs.directory / "summary.md").read_text()
 
 
-def test_a_cluster_is_reached_with_the_credentials_of_the_repository(programs: Programs) -> None:
+def test_the_cluster_is_accessed_with_the_repositorys_credentials(programs: Programs) -> None:
     programs.add("aws", "")
     text = script("cluster", "deploy", "Reach the cluster")
     names = {
@@ -280,7 +280,7 @@ def test_a_cluster_is_reached_with_the_credentials_of_the_repository(programs: P
     assert "Set the variable EKS_CLUSTER" in missing.stdout
 
 
-def test_the_workflow_deploys_what_the_command_line_said(
+def test_the_workflow_uses_the_options_of_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -319,7 +319,7 @@ def test_the_workflow_deploys_what_the_command_line_said(
     )
 
 
-def test_the_options_of_a_canary_are_written_as_words() -> None:
+def test_the_options_of_a_canary_are_written_as_arguments() -> None:
     settings = {
         "name": "a",
         "canary": {"percent": "10%", "alarms": ["5xx>0", "p95>1s"]},
@@ -331,7 +331,7 @@ def test_the_options_of_a_canary_are_written_as_words() -> None:
     assert command_arguments(None, settings) == arguments
 
 
-def test_a_secret_does_not_get_into_the_workflow() -> None:
+def test_secrets_are_not_written_into_the_workflow() -> None:
     with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file"):
         command_arguments(None, {"env": {"API_TOKEN": "s3cret"}})
 
@@ -347,8 +347,6 @@ def test_a_secret_does_not_get_into_the_workflow() -> None:
         ),
     ],
 )
-def test_a_specification_that_cannot_be_deployed_is_refused(
-    more: dict[str, Any], reason: str
-) -> None:
+def test_an_undeployable_specification_is_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         emit("github", a_spec(**more), FACTS, LOCAL)

@@ -1,4 +1,4 @@
-"""`--emit helm`: Helm renders the objects of `--emit kubernetes`, and refuses invalid values."""
+"""`--emit helm`: Helm renders the objects of `--emit kubernetes` and refuses invalid values."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def comparable(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return manifests by kind, without what Helm writes in another way.
+    """Return manifests by kind, without the differences that Helm makes.
 
-    Helm names itself as the owner, adds no annotations of tsx, and has variables in its own order.
+    Helm names itself as the owner, omits annotations of tsx, and sorts variables.
     """
     result = {}
     for manifest in copy.deepcopy(manifests):
@@ -97,7 +97,7 @@ def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
     for case, specification, text in zip(CASES, specs, rendered, strict=True):
         rendered_objects = objects(text)
         tests = [manifest for manifest in rendered_objects if manifest["kind"] == "Pod"]
-        # A test is left out if nobody would answer it, or a policy keeps it out.
+        # The chart has no test if no server answers, or a network policy blocks the test's pod.
         assert len(tests) == (case not in ("none", "guarded", "other")), text
         labels = {"tsx:model": "digits/1.0"}
         expected = manifests(specification, str(specification.image), labels)
@@ -108,7 +108,7 @@ def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
 
 
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
-def test_helm_names_objects_after_the_release_and_refuses_impossible_scaling(chart: Path) -> None:
+def test_objects_are_named_after_the_release_and_scaling_is_validated(chart: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"queueTarget": 0, "keda": KEDA}, "nothing to scale by"),
         ({"replicas": 0, "keda": KEDA}, "pods that are not there count no requests"),
@@ -130,19 +130,19 @@ def test_helm_names_objects_after_the_release_and_refuses_impossible_scaling(cha
         assert reason in text
 
 
-def test_the_chart_has_the_files_that_helm_reads_and_a_schema_of_each_value() -> None:
+def test_the_chart_has_all_files_and_a_schema_for_each_value() -> None:
     files = emit("helm", spec(), FACTS, LOCAL).files
     head = yaml.safe_load(files["Chart.yaml"])
     assert (head["apiVersion"], head["name"], head["appVersion"]) == ("v2", "digits", "1.0")
     assert yaml.safe_load(files["values.yaml"]) == values_of(spec())
-    described = json.loads(files["values.schema.json"])["properties"]
-    descriptions = {key: value.get("description") for key, value in described.items()}
+    schema_properties = json.loads(files["values.schema.json"])["properties"]
+    descriptions = {key: value.get("description") for key, value in schema_properties.items()}
     assert descriptions == VALUE_DESCRIPTIONS | {"global": None}
     for text in VALUE_DESCRIPTIONS.values():
         assert text.split()[-1] in files["values.yaml"]
 
 
-def test_values_are_checked_by_the_limits_of_the_specification() -> None:
+def test_values_have_the_same_limits_as_the_specification() -> None:
     for more in CASES.values():
         jsonschema.validate(values_of(spec(**more)), schema())
     wrong = [
@@ -156,7 +156,7 @@ def test_values_are_checked_by_the_limits_of_the_specification() -> None:
     jsonschema.validate({"cpu": 4, "global": {"x": 1}}, schema())
 
 
-def test_the_files_of_an_image_lie_beside_the_chart() -> None:
+def test_the_files_of_an_image_are_next_to_the_chart() -> None:
     emitted = emit("helm", spec(image=None, repository="registry.example.com/digits"), FACTS, LOCAL)
     assert "image/Dockerfile" in emitted.files
     assert emitted.copied == {"image/model.mar": Path("digits.mar")}

@@ -1,4 +1,4 @@
-"""Names of an archive and values of a command line stay text in every file of `--emit`."""
+"""Names from an archive and values from a command line stay plain text in every emitted file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts
 
-# A manifest refuses only slashes, backslashes and control characters.
+# Model names may contain anything except slashes, backslashes and control characters.
 HOSTILE = (
     """a" b='c'$(id)`id`${HOME}${AWS::Region}{{ .Release.Name }}${{ secrets.X }}"""
     "#!!x &y *z %n ]]><script> TSX1X CHART"
@@ -36,7 +36,7 @@ def files(kind: str, facts: Facts = FACTS, arguments: Any = (), **more: Any) -> 
     return dict(emit(kind, a_spec(**more), facts, LOCAL, arguments).files)
 
 
-def test_a_label_of_an_image_stays_within_its_quotes() -> None:
+def test_an_image_label_cannot_escape_its_quotes() -> None:
     text = files("dockerfile", target="container")["Dockerfile"]
     (label,) = re.findall(r"^LABEL tsx\.model=(.*) \\$", text, re.MULTILINE)
     quoted = re.fullmatch(r'"((?:[^"\\$]|\\["\\$])*)"', label)
@@ -51,7 +51,7 @@ def test_compose_reads_a_label_unchanged() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "kustomize"])
-def test_an_annotation_of_kubernetes_is_the_name(kind: str) -> None:
+def test_a_kubernetes_annotation_has_the_name_unchanged(kind: str) -> None:
     documents = map(yaml.safe_load, files(kind, **KUBERNETES).values())
     metadata = [document["metadata"] for document in documents if "metadata" in document]
     models = [entry["annotations"]["tsx/model"] for entry in metadata if "annotations" in entry]
@@ -59,13 +59,13 @@ def test_an_annotation_of_kubernetes_is_the_name(kind: str) -> None:
     assert set(models) == {MODEL}
 
 
-def test_no_template_of_a_chart_holds_a_name() -> None:
+def test_the_templates_of_a_chart_contain_no_name() -> None:
     chart = files("helm", **KUBERNETES)
     names = [name for name, text in chart.items() if "secrets.X" in text]
     assert names == ["Chart.yaml", "templates/NOTES.txt"]
     head = yaml.safe_load(chart["Chart.yaml"])
     assert (head["annotations"]["tsx/model"], head["appVersion"]) == (MODEL, "1e5")
-    # Go's YAML takes the text for a number.
+    # Go's YAML would read the unquoted text as a number.
     assert 'appVersion: "1e5"' in chart["Chart.yaml"]
     (request,) = [line for line in chart["templates/NOTES.txt"].splitlines() if "secrets.X" in line]
     assert re.fullmatch(r"  curl http://[\d.:]+/predictions/[\w.%~-]+ --upload-file INPUT", request)
@@ -83,7 +83,7 @@ def test_helm_renders_the_name_unchanged(tmp_path: Path) -> None:
     assert deployment["spec"]["template"]["metadata"]["annotations"]["tsx/model"] == MODEL
 
 
-def test_a_stack_substitutes_only_its_own_account_and_region() -> None:
+def test_a_stack_substitutes_only_its_account_and_region() -> None:
     env = {"OWN": "${AWS::Region} ${HOME}"}
     text = files("cloudformation", target="lambda", create_role=True, env=env)["template.yaml"]
     properties = yaml.safe_load(text)["Resources"]["Function"]["Properties"]
@@ -94,13 +94,13 @@ def test_a_stack_substitutes_only_its_own_account_and_region() -> None:
         assert set(re.findall(r"\$\{(.*?)\}", substituted)) <= parameters
 
 
-def test_a_name_that_a_stack_would_look_up_is_refused() -> None:
+def test_a_name_with_a_cloudformation_reference_is_refused() -> None:
     facts = replace(FACTS, model_name="{{resolve:secretsmanager:key}}")
     with pytest.raises(UsageError, match=re.escape("'{{resolve:secretsmanager:key}}/1e5'")):
         files("cloudformation", facts, target="lambda", create_role=True)
 
 
-def test_github_evaluates_no_expression_of_a_value() -> None:
+def test_a_value_cannot_contain_a_github_expression() -> None:
     expression = "${{ secrets.X }}"
     more = {"model": f"{expression}/{expression}.mar"}
     bounds = {"github": {"slo": expression, "fail_if": [expression]}}
@@ -115,16 +115,16 @@ def test_github_evaluates_no_expression_of_a_value() -> None:
 
 @pytest.mark.parametrize("key", ["image", "repository", "region"])
 @pytest.mark.parametrize("name", ["a; id", "a\nb", "a'b", "a$(id)", "${{ x }}"])
-def test_a_name_with_characters_of_a_shell_is_refused(key: str, name: str) -> None:
+def test_a_name_with_shell_characters_is_refused(key: str, name: str) -> None:
     with pytest.raises(ValidationError, match=key):
         files("compose", target="container", **{key: name})
 
 
 @given(st.dictionaries(st.text(), st.text() | st.text("a\n \x85\u2028\0#:!&*%'\"")))
-def test_every_text_is_read_back_from_yaml(values: dict[str, str]) -> None:
+def test_every_text_round_trips_through_yaml(values: dict[str, str]) -> None:
     assert yaml.safe_load(yaml_text([values])) == values
 
 
 @pytest.mark.parametrize("text", ["1e5", "-1.5E+3", "0o17", "y", "N", "true", "~", "1_000", "1:30"])
-def test_a_text_that_other_readers_take_for_no_text_is_quoted(text: str) -> None:
+def test_a_text_that_looks_like_another_yaml_type_is_quoted(text: str) -> None:
     assert yaml_text([{"a": text}]).strip() in (f'a: "{text}"', f"a: '{text}'")

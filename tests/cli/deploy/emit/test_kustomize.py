@@ -70,12 +70,12 @@ def test_an_overlay_refers_to_objects_of_the_base(case: str) -> None:
         for entry in overlay["patches"]:
             patch = files[f"overlays/{environment}/{entry['path']}"]
             assert patch["spec"].keys() <= base[key(patch)]["spec"].keys()
-            # A patch need not name the namespace.
+            # The base has no namespace, so a patch needs none.
             assert "namespace" not in base[key(patch)]["metadata"]
 
 
 def test_both_environments_may_share_one_gateway() -> None:
-    """Their hosts differ, since a Gateway sends all requests of a host to the older route."""
+    """Their hosts differ, since a Gateway sends all requests for a host to the older route."""
 
     def emitted(**kubernetes: Any) -> EmittedFiles:
         spec = a_spec("kubernetes", image="a", kubernetes=kubernetes)
@@ -130,7 +130,7 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["helm", "kustomize"])
-def test_an_inference_service_is_emitted_as_plain_manifests_only(kind: str) -> None:
+def test_an_inference_service_is_only_emitted_as_plain_manifests(kind: str) -> None:
     kserve = {"kserve": True, "storage": "s3://a/b"}
     with pytest.raises(UsageError, match="use --emit kubernetes"):
         emit(kind, a_spec("kubernetes", image="a", kubernetes=kserve), FACTS, LOCAL)

@@ -1,4 +1,4 @@
-"""`--emit ray`: files of Ray's own schema, and a RayService with room for its replicas."""
+"""`--emit ray`: files with Ray's own schema, and a RayService with room for its replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def emitted(archive: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, A
     )  # type: ignore[return-value]  # two
 
 
-def test_the_config_has_ray_serves_schema_and_arguments_of_the_application(
+def test_the_config_matches_ray_serves_schema(
     archive: Path,
 ) -> None:
     arguments = (
@@ -52,7 +52,7 @@ def test_the_config_has_ray_serves_schema_and_arguments_of_the_application(
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
 
 
-def test_a_service_has_room_for_its_replicas_and_their_update(
+def test_a_service_has_room_for_its_replicas_during_an_update(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
@@ -75,7 +75,7 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
         (("--set=ray.archives=path", "--canary=10%"), "the files are of one version"),
     ],
 )
-def test_options_that_files_cannot_have_are_refused(
+def test_options_that_files_cannot_express_are_refused(
     archive: Path, arguments: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(archive, *arguments) == 2

@@ -1,4 +1,4 @@
-"""`--emit`: valid files for each tool, and no file of somebody else is overwritten."""
+"""`--emit`: files that are valid for each tool and do not overwrite foreign files."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def test_hadolint_accepts_the_dockerfiles(tmp_path: Path) -> None:
     run(tool("hadolint"), "--failure-threshold", "style", *files)
 
 
-def test_compose_files_have_the_schema_of_compose(tmp_path: Path) -> None:
+def test_compose_files_match_the_compose_schema(tmp_path: Path) -> None:
     files = write_all("compose", CONTAINERS, "container", tmp_path)["compose.yaml"]
     assert len(files) == len(CONTAINERS)
     run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
 
 
-def test_manifests_fit_a_cluster_of_several_teams() -> None:
+def test_manifests_support_a_cluster_of_several_teams() -> None:
     files = kubernetes_files(**CLUSTERS["guarded"])
 
     def content(name: str) -> Any:
@@ -178,7 +178,7 @@ def test_manifests_fit_a_cluster_of_several_teams() -> None:
     assert variables["TSX_DEFAULTS"]["value"] == defaults
     token = {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert variables["HF_TOKEN"]["valueFrom"] == token
-    # podman kube play takes no name of a port in a probe.
+    # The ports of probes are numbers, since podman kube play accepts no names.
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] == 8082
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
@@ -190,14 +190,14 @@ def test_manifests_fit_a_cluster_of_several_teams() -> None:
     assert namespaces == [["shop", "search"], ["monitoring"]]
     assert [rule["ports"][0]["port"] for rule in rules] == ["http", "metrics"]
     assert content("disruption")["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    # Clusters store the metrics in this order.
+    # The metrics have the order in which clusters store them.
     assert [metric["type"] for metric in content("autoscaler")["metrics"]] == ["Pods", "Resource"]
     assert yaml.safe_load(files["monitor.yaml"])["metadata"]["labels"]["release"] == "prometheus"
     files = kubernetes_files(kubernetes={"queue_target": 0})
     assert [metric["type"] for metric in content("autoscaler")["metrics"]] == ["Resource"]
 
 
-def test_a_share_of_a_gpu_is_a_resource_of_nodes_with_the_vendors_taint() -> None:
+def test_a_gpu_slice_is_requested_with_the_vendors_toleration() -> None:
     resource = "nvidia.com/mig-1g.10gb"
     pod = pod_of(kubernetes_files(kubernetes={"gpus": 1, "gpu_resource": resource}))
     limits = pod["containers"][0]["resources"]["limits"]
@@ -209,7 +209,7 @@ def test_a_share_of_a_gpu_is_a_resource_of_nodes_with_the_vendors_taint() -> Non
     ("key", "value"),
     [("tolerations", "a:Never"), ("secrets", {"A": "no-key"}), ("gpu_resource", "mig-1g.10gb")],
 )
-def test_a_value_that_kubernetes_would_refuse_is_refused(key: str, value: object) -> None:
+def test_values_that_kubernetes_would_refuse_are_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)|match pattern"):
         spec("kubernetes", kubernetes={key: value})
 
@@ -239,26 +239,26 @@ def test_cfn_lint_accepts_the_templates(tmp_path: Path) -> None:
         return {id: resource["Properties"] for id, resource in content.items()}
 
     files = write_all("cloudformation", STACKS, "sagemaker", tmp_path)["template.yaml"]
-    plain, _, _, component, joined = files
+    plain, _, _, component, shared_template = files
     (tmp_path / "lambda").mkdir()
     functions = write_all("cloudformation", FUNCTIONS, "lambda", tmp_path / "lambda")
     *functions_of_cpus, function_of_gpu = functions["template.yaml"]
     lint = [tool("cfn-lint"), "--regions", "eu-central-1"]
-    # cfn-lint does not know yet that a function can have a GPU.
+    # E3002 is ignored, since cfn-lint does not know GPUs of functions yet.
     run(*lint, "--ignore-checks", "E3002", "--", function_of_gpu)
     run(*lint, "--", *files, *functions_of_cpus)
     function = resources(functions_of_cpus[1])
     assert function["Alias"]["ProvisionedConcurrencyConfig"] == {
         "ProvisionedConcurrentExecutions": 1
     }
-    # Another image is another version.
+    # The description contains the image, so another image makes another version.
     assert function["Version"]["Description"]["Fn::Sub"].endswith(" ${Image}")
     stack = resources(component)
     assert stack["Component"]["EndpointName"] == {"Fn::GetAtt": ["Endpoint", "EndpointName"]}
     assert stack["Component"]["RuntimeConfig"] == {"CopyCount": 1}
     assert stack["WakeAlarm"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
-    # The endpoint is somebody else's.
-    assert set(resources(joined)) == {"Model", "LogGroup", "Component"}
+    # The stack has no endpoint, since it uses an existing one.
+    assert set(resources(shared_template)) == {"Model", "LogGroup", "Component"}
     assert set(yaml.safe_load(plain.read_text())["Parameters"]) == {"Image", "ModelDataUrl"}
     stack = resources(plain)
     assert stack["Model"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}
@@ -267,7 +267,7 @@ def test_cfn_lint_accepts_the_templates(tmp_path: Path) -> None:
     }
 
 
-def test_a_multi_model_endpoint_is_no_stack() -> None:
+def test_a_multi_model_endpoint_cannot_be_a_stack() -> None:
     shared = spec("sagemaker", sagemaker={"multi_model": {"endpoint": "shared"}})
     with pytest.raises(UsageError, match="the models of a multi-model endpoint are files in S3"):
         emit("cloudformation", shared, FACTS, LOCAL)
@@ -284,7 +284,7 @@ def test_a_multi_model_endpoint_is_no_stack() -> None:
         ("dockerfile", "container", ""),
     ],
 )
-def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead: str) -> None:
+def test_secrets_in_files_are_reported(kind: str, target: str, instead: str) -> None:
     env = {"API_TOKEN": "value", "TSX_LOG_FORMAT": "json"}
     emitted = emit(kind, spec(target, image=f"{HOST}/tsx:1", env=env), FACTS, LOCAL)
     notes = [note for note in emitted.notes if "API_TOKEN (env)" in note and instead in note]
@@ -310,7 +310,7 @@ def service(**settings: Any) -> Any:
     return yaml.safe_load(files["compose.yaml"])["services"]["digits"]
 
 
-def test_a_container_that_other_machines_reach_asks_for_tokens() -> None:
+def test_a_container_reachable_from_other_machines_needs_tokens() -> None:
     defaults = "drain_timeout=25 default_startup_timeout=600"
     local = service()
     environment = {"TSX_DEFAULTS": f"{defaults} disable_token_authorization=true"}
@@ -319,21 +319,21 @@ def test_a_container_that_other_machines_reach_asks_for_tokens() -> None:
     assert local["pids_limit"] == 4096
     assert local["logging"]["options"] == {"max-size": "20m", "max-file": "5"}
     assert (local["healthcheck"]["start_period"], local["stop_grace_period"]) == ("600s", "30s")
-    # podman 4.3 has no such key.
+    # podman 4.3 does not support this key.
     assert "start_interval" not in local["healthcheck"]
     limited = service(cpus=1.5, memory="8g")
     assert (limited["cpus"], limited["mem_limit"]) == (1.5, "8g")
     environment = service(host="0.0.0.0")["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
     assert environment["TSX_DEFAULTS"] == defaults
-    reached = spec("container", container={"host": "0.0.0.0"})
-    arguments = run_arguments(reached, "image", name="digits", labels={})
-    # The value is in no list of processes.
+    public_spec = spec("container", container={"host": "0.0.0.0"})
+    arguments = run_arguments(public_spec, "image", name="digits", labels={})
+    # Only the name is an argument, so process lists do not show the value.
     assert arguments[arguments.index("TSX_INFERENCE_TOKEN") - 1] == "--env"
 
 
 class Emitting:
-    """`tsx deploy --emit` with an archive; `err` is the last call's standard error."""
+    """`tsx deploy --emit` with an archive; `err` is the stderr of the last call."""
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
@@ -358,7 +358,7 @@ def deploy(
     return Emitting(tmp_path, capsys)
 
 
-def test_files_have_all_that_a_build_needs_and_may_be_written_again(deploy: Emitting) -> None:
+def test_files_are_complete_for_a_build_and_can_be_rewritten(deploy: Emitting) -> None:
     assert "docker compose up --build --detach --wait" in deploy("compose out")
     assert {path.name for path in Path("out").iterdir()} == {
         "Dockerfile",
@@ -370,12 +370,12 @@ def test_files_have_all_that_a_build_needs_and_may_be_written_again(deploy: Emit
         *LOCKS,
     }
     assert Path("out/model.mar").read_bytes() == Path("digits.mar").read_bytes()
-    reported = json.loads(deploy("compose out --set=container.port=9000 --json"))
-    assert "out/compose.yaml" in reported["files"]
+    output = json.loads(deploy("compose out --set=container.port=9000 --json"))
+    assert "out/compose.yaml" in output["files"]
     assert "127.0.0.1:9000:8080" in Path("out/compose.yaml").read_text()
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(deploy: Emitting) -> None:
+def test_a_link_in_place_of_a_file_is_replaced(deploy: Emitting) -> None:
     Path("out").mkdir()
     for name in ("Dockerfile", "model.mar", ".tsx-emitted.json"):
         Path("out", name).symlink_to(Path("elsewhere").absolute())
@@ -384,7 +384,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(deploy: Emit
     assert Path("out/model.mar").read_bytes() == Path("digits.mar").read_bytes()
 
 
-def test_the_default_directory_has_the_name_of_the_kind(deploy: Emitting) -> None:
+def test_the_default_directory_is_named_after_the_kind(deploy: Emitting) -> None:
     assert "wrote compose/compose.yaml" in deploy("compose")
     assert "wrote dockerfile/Dockerfile" in deploy("dockerfile --set=container.port=9000")
     assert Path("compose/Dockerfile").is_file()
@@ -394,7 +394,7 @@ def test_the_default_directory_has_the_name_of_the_kind(deploy: Emitting) -> Non
     assert "AWS::SageMaker::Endpoint" in types
 
 
-def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Emitting) -> None:
+def test_foreign_and_changed_files_are_not_overwritten(deploy: Emitting) -> None:
     Path("out").mkdir()
     Path("out/Dockerfile").write_text("FROM scratch\n")
     deploy("dockerfile out", code=1)
@@ -418,7 +418,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Emitting
     (line,) = [
         line for line in dockerfile.splitlines() if "--requirement /tmp/requirements.txt" in line
     ]
-    # torchvision of another index does not fit torch of this one.
+    # torchvision must come from the same index as torch.
     assert '--extra-index-url "$TORCH_INDEX_URL"' in line
     assert "--constraint /opt/tsx/constraints.txt" in line
 
@@ -443,7 +443,7 @@ def test_invalid_options_are_reported_and_nothing_is_written(
     assert not Path("out").exists()
 
 
-def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
+def test_emitting_does_not_import_boto3(tmp_path: Path) -> None:
     code = "import sys, tsx_cli.deploy.emit.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)
 
@@ -454,7 +454,7 @@ def test_a_specified_number_of_cpus_replaces_the_requested_one() -> None:
     assert [variable["name"] for variable in container["env"]].count("TSX_CPUS") == 1
 
 
-def test_the_target_and_missing_settings_are_reported_before_anything_is_built(
+def test_missing_settings_are_reported_before_anything_is_built(
     deploy: Emitting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:

@@ -17,9 +17,9 @@ BEGIN = CanaryAction("begin", percent=10)
 
 
 @pytest.mark.parametrize(
-    ("shift", "state", "alarms", "after", "expected"),
+    ("shift", "state", "alarms", "elapsed_s", "expected"),
     [
-        # The canary is no longer asked for.
+        # The specification no longer has a canary.
         (None, BAKING, {"errors": ""}, 0, CanaryAction("move")),
         (SHIFT, None, {}, 0, BEGIN),
         # The canary of another version is replaced.
@@ -34,9 +34,13 @@ BEGIN = CanaryAction("begin", percent=10)
     ],
 )  # fmt: skip
 def test_a_canary_begins_waits_moves_on_or_is_rolled_back(
-    shift: Shift | None, state: Baking | None, alarms: dict[str, str], after: int, expected: object
+    shift: Shift | None,
+    state: Baking | None,
+    alarms: dict[str, str],
+    elapsed_s: int,
+    expected: object,
 ) -> None:
-    assert decide("2", shift, state, alarms, START + timedelta(seconds=after)) == expected
+    assert decide("2", shift, state, alarms, START + timedelta(seconds=elapsed_s)) == expected
 
 
 @given(
@@ -45,7 +49,7 @@ def test_a_canary_begins_waits_moves_on_or_is_rolled_back(
     st.lists(st.integers(1, 900), max_size=30),
     st.integers(0, 40),
 )
-def test_all_requests_reach_one_version_in_the_end_whenever_somebody_looks(
+def test_every_canary_ends_with_all_requests_at_one_version(
     percent: float, bake: int, pauses: list[int], alarm_at: int
 ) -> None:
     shift, state, now = Shift(percent, bake, ("errors",)), None, START

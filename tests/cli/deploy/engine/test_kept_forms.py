@@ -1,4 +1,4 @@
-"""Forms that an archive keeps: what they add to its image, and images for AWS's Neuron."""
+"""Forms kept in an archive: their effect on the image, and images for AWS's Neuron."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_image_gets_the_extras_of_a_hugging_face_model() -> None:
     assert "the image gets the extra transformers" in str(image.notes)
 
 
-def test_an_image_gets_the_extras_of_its_forms_and_the_plan_says_so() -> None:
+def test_an_image_gets_the_extras_of_its_forms_with_a_note() -> None:
     image = recipe(spec(build={"extras": ["grpc"]}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[grpc,onnx]==' in image.files["Dockerfile"]
     assert "locked-onnx.txt" in image.files
@@ -101,7 +101,7 @@ def test_an_image_gets_the_extras_of_its_forms_and_the_plan_says_so() -> None:
         ),
     ],
 )
-def test_a_form_of_another_torch_or_machine_is_noted(
+def test_a_form_for_another_torch_or_machine_gets_a_note(
     target: str, more: dict[str, Any], reason: str
 ) -> None:
     form = FormRecord("aotinductor", {**CPU, "torch": "2.13", "extras": ["onnx"]})
@@ -112,7 +112,7 @@ def test_a_form_of_another_torch_or_machine_is_noted(
 
 
 @pytest.mark.parametrize("extras", [["x] && curl"], [["onnx"]], "onnx", 3, None])
-def test_extras_that_an_archive_names_are_not_trusted(extras: Any) -> None:
+def test_invalid_extras_of_an_archive_are_ignored(extras: Any) -> None:
     form = FormRecord("onnx", {**CPU, "extras": extras})
     assert recipe(spec(), facts(form), LOCAL).files == recipe(spec(), facts(), LOCAL).files
 

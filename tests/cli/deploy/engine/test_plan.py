@@ -1,4 +1,4 @@
-"""Plans: the changes between the observed and the wanted resources."""
+"""Plans: the changes that turn the observed resources into the desired ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resource(
 
 
 def observed(resource: Resource, **more: Any) -> Observed:
-    """Build the observation of a resource as it is wanted."""
+    """Return the observation of a resource that has its desired state."""
     return Observed(resource.name, {**resource.properties, **more}, resource.tags)
 
 
@@ -39,42 +39,42 @@ def actions(planned: Plan) -> list[tuple[str, str]]:
     return [(change.action, change.resource.id) for change in planned.changes]
 
 
-def plan_of(wanted: Resource, properties: dict[str, Any], **tags: str) -> Plan:
+def plan_of(desired: Resource, properties: dict[str, Any], **tags: str) -> Plan:
     """Plan one resource that is observed with these properties."""
-    return plan([wanted], {wanted.id: Observed(wanted.name, properties, tags)}, TRAITS)
+    return plan([desired], {desired.id: Observed(desired.name, properties, tags)}, TRAITS)
 
 
 def test_a_missing_resource_is_created_after_those_that_it_needs() -> None:
-    wanted = [
+    desired = [
         resource("endpoint", needs=("config",)),
         resource("config", needs=("model",)),
         resource("model"),
     ]
-    assert actions(plan(wanted, {}, TRAITS)) == [
+    assert actions(plan(desired, {}, TRAITS)) == [
         ("create", "model"),
         ("create", "config"),
         ("create", "endpoint"),
     ]
 
 
-def test_properties_that_the_platform_adds_are_no_difference() -> None:
-    wanted = resource("a", size=1, variants=[{"name": "x"}])
-    present = observed(wanted, made="yesterday", variants=[{"name": "x", "weight": 1.0}])
-    assert plan([wanted], {"a": present}, TRAITS).is_empty
+def test_properties_that_the_platform_adds_are_not_differences() -> None:
+    desired = resource("a", size=1, variants=[{"name": "x"}])
+    present = observed(desired, made="yesterday", variants=[{"name": "x", "weight": 1.0}])
+    assert plan([desired], {"a": present}, TRAITS).is_empty
 
 
 def test_each_value_that_differs_is_named_with_its_old_and_new() -> None:
-    wanted = resource("a", limits={"memory": 2, "cpu": 1}, tags={"tsx:name": "n"})
-    (change,) = plan_of(wanted, {"limits": {"memory": 1, "cpu": 1}}).changes
+    desired = resource("a", limits={"memory": 2, "cpu": 1}, tags={"tsx:name": "n"})
+    (change,) = plan_of(desired, {"limits": {"memory": 1, "cpu": 1}}).changes
     fields = [(field.path, field.old, field.new) for field in change.fields]
     assert fields == [("limits.memory", 1, 2), ("tags.tsx:name", None, "n")]
     assert change.action == "update"
 
 
 @pytest.mark.parametrize(("size", "action"), [(1, "replace"), (2, "update")])
-def test_another_value_of_a_fixed_property_is_another_resource(size: int, action: str) -> None:
-    wanted = resource("a", "Fixed", size=2, note="new")
-    assert actions(plan_of(wanted, {"size": size, "note": "old"})) == [(action, "a")]
+def test_a_change_of_a_fixed_property_replaces_the_resource(size: int, action: str) -> None:
+    desired = resource("a", "Fixed", size=2, note="new")
+    assert actions(plan_of(desired, {"size": size, "note": "old"})) == [(action, "a")]
 
 
 def test_parts_of_an_exact_property_that_are_not_specified_are_removed() -> None:
@@ -99,34 +99,34 @@ def test_properties_that_the_platform_does_not_report_are_not_compared() -> None
     assert plan_of(resource("b", "Bare", tags=tags), {}).is_empty
 
 
-def test_a_failed_resource_is_created_again_and_the_plan_says_why() -> None:
-    wanted = resource("a")
-    failed = replace(observed(wanted), state="failed", reason="no ping")
-    (change,) = plan([wanted], {"a": failed}, TRAITS).changes
+def test_a_failed_resource_is_recreated_with_a_reason() -> None:
+    desired = resource("a")
+    failed = replace(observed(desired), state="failed", reason="no ping")
+    (change,) = plan([desired], {"a": failed}, TRAITS).changes
     assert (change.action, change.reason) == ("replace", "it has failed: no ping")
 
 
-def test_a_number_is_no_truth_value() -> None:
+def test_a_number_differs_from_a_boolean() -> None:
     assert actions(plan_of(resource("a", on=True), {"on": 1})) == [("update", "a")]
 
 
-def test_unwanted_resources_are_deleted_last_and_before_those_that_they_need() -> None:
-    wanted, old = resource("new"), [resource("model"), resource("config", needs=("model",))]
-    planned = plan([wanted], {}, TRAITS, [(unwanted, observed(unwanted)) for unwanted in old])
+def test_obsolete_resources_are_deleted_last_and_before_their_dependencies() -> None:
+    desired, old = resource("new"), [resource("model"), resource("config", needs=("model",))]
+    planned = plan([desired], {}, TRAITS, [(unwanted, observed(unwanted)) for unwanted in old])
     assert actions(planned) == [("create", "new"), ("delete", "config"), ("delete", "model")]
 
 
-def test_a_value_that_is_not_yet_known_differs() -> None:
+def test_an_unknown_value_is_a_difference() -> None:
     number = Ref("version", "Version")
-    wanted = [resource("version"), resource("alias", needs=("version",), number=number)]
+    desired = [resource("version"), resource("alias", needs=("version",), number=number)]
     alias = {"alias": Observed("the-alias", {"number": "7"})}
-    later = plan(wanted, alias, TRAITS)
+    later = plan(desired, alias, TRAITS)
     assert actions(later) == [("create", "version"), ("update", "alias")]
     assert later.as_json()["changes"][1]["fields"] == [
         {"path": "number", "old": "7", "new": {"known_after": "version", "attribute": "Version"}}
     ]
     version = Observed("the-version", {}, outputs={"Version": "7"})
-    assert plan(wanted, {"version": version, **alias}, TRAITS).is_empty
+    assert plan(desired, {"version": version, **alias}, TRAITS).is_empty
 
 
 def test_references_are_resolved_at_any_depth() -> None:
@@ -139,7 +139,7 @@ def test_references_are_resolved_at_any_depth() -> None:
         resolve_refs(Ref("b", "Arn"), outputs)
 
 
-def test_resources_that_need_one_another_are_refused() -> None:
+def test_circular_dependencies_are_refused() -> None:
     with pytest.raises(ValueError, match="in a cycle:"):
         sort_by_needs([resource("a", needs=("b",)), resource("b", needs=("a",))])
     with pytest.raises(ValueError, match="have the same id"):
@@ -166,22 +166,24 @@ WORLDS = st.dictionaries(
 
 
 class World:
-    """A platform in memory, where each change is carried out at once."""
+    """A platform in memory, where each change takes effect at once."""
 
     def __init__(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
         self.resources = {id: dict(properties) for id, properties in resources.items()}
 
-    def plan(self, wanted: Mapping[str, Mapping[str, Any]]) -> Plan:
-        ids = list(wanted)
+    def plan(self, properties_by_id: Mapping[str, Mapping[str, Any]]) -> Plan:
+        ids = list(properties_by_id)
         desired = [
             resource(id, "Fixed", tuple(ids[:index]), **properties)
-            for index, (id, properties) in enumerate(wanted.items())
+            for index, (id, properties) in enumerate(properties_by_id.items())
         ]
         present = {
             id: Observed(f"the-{id}", properties) for id, properties in self.resources.items()
         }
         unwanted = [
-            (resource(id, "Fixed"), state) for id, state in present.items() if id not in wanted
+            (resource(id, "Fixed"), state)
+            for id, state in present.items()
+            if id not in properties_by_id
         ]
         return plan(desired, present, TRAITS, unwanted)
 
@@ -195,14 +197,14 @@ class World:
                 self.resources[id] = former | change.resource.properties
 
 
-@given(present=WORLDS, wanted=WORLDS, steps=st.integers(0, 8))
-def test_a_run_that_breaks_off_is_completed_by_the_next_and_leaves_nothing_to_do(
-    present: dict[str, Any], wanted: dict[str, Any], steps: int
+@given(present=WORLDS, desired=WORLDS, steps=st.integers(0, 8))
+def test_the_next_run_completes_an_interrupted_one(
+    present: dict[str, Any], desired: dict[str, Any], steps: int
 ) -> None:
     complete, broken = World(present), World(present)
-    complete.apply(complete.plan(wanted))
-    assert complete.plan(wanted).is_empty
-    assert set(complete.resources) == set(wanted)
-    broken.apply(broken.plan(wanted), steps)
-    broken.apply(broken.plan(wanted))
+    complete.apply(complete.plan(desired))
+    assert complete.plan(desired).is_empty
+    assert set(complete.resources) == set(desired)
+    broken.apply(broken.plan(desired), steps)
+    broken.apply(broken.plan(desired))
     assert broken.resources == complete.resources

@@ -1,4 +1,4 @@
-"""Secrets in plans, which logs of CI keep: variables of secret names are hidden in every form."""
+"""Secrets in plans: variables with secret names are hidden in every format, since CI keeps logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_cli.deploy.engine.resources import Resource
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "redacted"),
     [
         (
             {"Variables": {"API_TOKEN": "x", "LEVEL": "low"}},
@@ -33,22 +33,22 @@ from tsx_cli.deploy.engine.resources import Resource
         ([1, None, True], [1, None, True]),
     ],
 )
-def test_values_of_secret_variables_are_hidden_and_no_others(value: Any, shown: Any) -> None:
-    assert hide_secrets(value) == shown
+def test_only_values_of_secret_variables_are_hidden(value: Any, redacted: Any) -> None:
+    assert hide_secrets(value) == redacted
 
 
-def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
+def test_a_single_value_is_hidden_by_its_path() -> None:
     change = Change(
         "update",
         Resource("a", "k", "n", {}),
         None,
         (Field("Environment.Variables.HF_TOKEN", "x", "y"),),
     )
-    (reported,) = Plan((change,)).as_json()["changes"][0]["fields"]
-    assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)
+    (field,) = Plan((change,)).as_json()["changes"][0]["fields"]
+    assert (field["old"], field["new"]) == (HIDDEN, HIDDEN)
 
 
-def test_only_changed_variables_of_containers_are_shown_and_no_secret() -> None:
+def test_only_changed_variables_are_shown_without_secrets() -> None:
     variables = [
         {"name": "A", "value": "a"},
         {"name": "API_TOKEN", "value": "one"},

@@ -1,4 +1,4 @@
-"""The digest of an image's base: from its registry, from an earlier run, or as it is given."""
+"""The digest of a base image: from its registry, from an earlier run, or as given."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(tmp_path / "bin").here(monkeypatch)
 
 
-def test_a_base_is_named_by_the_digest_that_its_registry_has_now(docker: Engine) -> None:
+def test_the_base_is_pinned_to_its_current_digest(docker: Engine) -> None:
     for digest in (DIGEST, OTHER):
         docker.set(digests={BASE: digest})
         assert pinned_base(BASE) == (f"{BASE}@{digest}", "")
 
 
-def test_a_registry_that_does_not_answer_leaves_the_image_its_name(docker: Engine) -> None:
+def test_the_base_stays_unpinned_if_its_registry_does_not_answer(docker: Engine) -> None:
     docker.set(digests={BASE: DIGEST})
     pinned_base(BASE)
     docker.set(digests={})
@@ -36,9 +36,7 @@ def test_a_registry_that_does_not_answer_leaves_the_image_its_name(docker: Engin
     assert note == f"the base {BASE} is the one that an earlier run found (docker: not found)"
 
 
-def test_a_base_of_unknown_digest_stays_and_the_plan_says_so(
-    docker: Engine, tmp_path: Path
-) -> None:
+def test_a_base_with_an_unknown_digest_gets_a_note(docker: Engine, tmp_path: Path) -> None:
     base, note = pinned_base(BASE)
     assert base == BASE
     unknown = f"the base {BASE} may change, as its digest is unknown"
@@ -50,7 +48,7 @@ def test_a_base_of_unknown_digest_stays_and_the_plan_says_so(
     assert pinned_base(BASE)[1] == f"{unknown}: {remedy}, or install skopeo"
 
 
-def test_the_registry_of_a_given_digest_is_not_asked(docker: Engine) -> None:
+def test_the_registry_is_not_asked_for_a_given_digest(docker: Engine) -> None:
     assert pinned_base(f"{BASE}@{DIGEST}") == (f"{BASE}@{DIGEST}", "")
     assert docker.state["calls"] == []
 

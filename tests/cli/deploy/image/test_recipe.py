@@ -1,4 +1,4 @@
-"""The recipe of an image: its packages, its compiler, its name, and the notes of a plan."""
+"""The recipe of an image: its packages, its compiler, its name, and the notes in a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.image.recipe import recipe, unpinned_requirements
 
 
-def test_only_images_of_the_same_content_have_the_same_name() -> None:
+def test_images_have_equal_names_only_with_equal_content() -> None:
     def tag(
         target: str = "container", facts: Facts = FACTS, local: Any = LOCAL, **more: Any
     ) -> str:
@@ -33,15 +33,15 @@ def test_only_images_of_the_same_content_have_the_same_name() -> None:
         tag(local=LOCAL._replace(base="python:3.12-slim@sha256:" + "0" * 64)),
     }
     assert len(tags) == 6
-    # An image runs on one architecture.
+    # Another architecture needs another image.
     assert tag("lambda") != tag("lambda", **{"lambda": {"architecture": "arm64"}})
     machines = [LOCAL._replace(machine=name) for name in ("linux/amd64", "linux/arm64")]
     assert len({tag("kubernetes", local=local) for local in machines}) == 2
-    # SageMaker brings the model.
+    # SageMaker provides the model, so it is not part of the image.
     assert tag("sagemaker") == tag("sagemaker", facts=other_model)
 
 
-def test_no_package_changes_torch_and_no_layer_holds_pips_cache() -> None:
+def test_packages_keep_torch_and_layers_contain_no_pip_cache() -> None:
     local = LOCAL._replace(wheel=Path("tsx_serve-0.2.0-py3-none-any.whl"))
     facts = replace(FACTS, requirements="tqdm\n")
     text = recipe(a_spec("lambda", build={"extras": ["grpc"]}), facts, local).files["Dockerfile"]
@@ -52,17 +52,17 @@ def test_no_package_changes_torch_and_no_layer_holds_pips_cache() -> None:
     free = [line for line in installs if "--require-hashes" not in line]
     assert 'echo "torch==${TORCH_VERSION}" > /opt/tsx/constraints.txt' in free[0]
     assert all("--constraint /opt/tsx/constraints.txt" in line for line in free[1:])
-    # pip keeps to the bounds of tsx, too.
+    # pip also respects the version limits of tsx.
     assert free[2].endswith('"tsx-serve[grpc]==0.2.0"')
     stage = text[text.index("FROM runtime AS lambda\n") :]
-    # The cache is another directory after the change of HOME.
+    # Changing HOME moves pip's cache, so pip runs before.
     assert stage.index("pip install") < stage.index("HOME=/tmp")
     hashed = replace(FACTS, requirements="tqdm==4.67.1 --hash=sha256:" + "0" * 64)
-    # pip then takes no package without a hash.
+    # With hashes, pip refuses packages without a hash.
     assert '"tsx-serve' not in recipe(a_spec("container"), hashed, local).files["Dockerfile"]
 
 
-def test_requirements_without_an_exact_version_are_named() -> None:
+def test_requirements_without_an_exact_version_get_a_note() -> None:
     text = "tqdm\nsix==1.*  # any\nnumpy==2.2.6 ; python_version > '3'\n-r more.txt\ntorchvision>=0.2 \\\n  --hash=sha256:00\na @ https://b/c.whl\n"
     assert unpinned_requirements(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
     (note,) = recipe(a_spec("container"), replace(FACTS, requirements=text), LOCAL).notes
@@ -82,7 +82,7 @@ def test_requirements_without_an_exact_version_are_named() -> None:
         ("", HANDLER, ""),
     ],
 )
-def test_only_an_archive_that_compiles_gets_a_compiler(
+def test_only_a_compiling_archive_gets_a_compiler(
     tmp_path: Path, config: str, handler: str, reason: str
 ) -> None:
     _, facts = read_archive(make_model(tmp_path / "digits.mar", handler, config=config))
@@ -94,12 +94,12 @@ def test_only_an_archive_that_compiles_gets_a_compiler(
     assert recipe(a_spec("container", build={"packages": ["clang"]}), facts, LOCAL).notes == ()
 
 
-def test_an_extra_that_has_no_locked_packages_is_refused() -> None:
+def test_an_extra_without_locked_packages_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'grcp' for images; did you mean 'grpc'\?"):
         recipe(a_spec("container", build={"extras": ["grcp"]}), FACTS, LOCAL)
 
 
-def test_gpus_decide_where_torch_comes_from() -> None:
+def test_gpus_decide_the_package_index_of_torch() -> None:
     def index(target: str, **more: Any) -> str:
         dockerfile = recipe(a_spec(target, **more), FACTS, LOCAL).files["Dockerfile"]
         (url,) = re.findall(r"^ARG TORCH_INDEX_URL=(.*)$", dockerfile, re.MULTILINE)
@@ -110,7 +110,7 @@ def test_gpus_decide_where_torch_comes_from() -> None:
     assert index("sagemaker", sagemaker={"instance_type": "ml.g5.xlarge"}) == ""
 
 
-def test_each_package_of_an_image_but_torch_is_checked_against_its_hash() -> None:
+def test_all_packages_except_torch_are_checked_against_hashes() -> None:
     spec = a_spec("container", build={"extras": ["grpc", "otel", "torchserve"]})
     files = recipe(spec, FACTS, LOCAL).files
     dockerfile = files["Dockerfile"]
@@ -124,6 +124,6 @@ def test_each_package_of_an_image_but_torch_is_checked_against_its_hash() -> Non
         assert all("--hash=sha256:" in block for block in blocks)
     hashed = [line for line in dockerfile.splitlines() if "--requirement /tmp/lock" in line]
     assert all("--require-hashes" in line and "--no-deps" in line for line in hashed)
-    # Each kind of image keeps the list of its packages.
+    # Each image contains the list of its packages.
     assert dockerfile.count("COPY --from=sbom /opt/tsx/sbom.cdx.json") == 2
     assert dockerfile.count("COPY --from=lambda-sbom /opt/tsx/sbom.cdx.json") == 1

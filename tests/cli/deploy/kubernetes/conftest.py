@@ -1,4 +1,4 @@
-"""`tsx deploy --target kubernetes` over a double of kubectl."""
+"""`tsx deploy --target kubernetes` with a double of kubectl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.models import make_model
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.kubernetes import kinds
 
-# Schemas of kinds that do not belong to Kubernetes itself.
+# Schemas of custom resources.
 SCHEMAS = Path(__file__).parent / "schemas"
 IMAGE = "registry.example.com/digits:1"
 KSERVE = "--set=kubernetes.kserve=true --set=kubernetes.storage=s3://models/digits"
@@ -60,7 +60,7 @@ def deploy(
 
 
 @contextmanager
-def answering(
+def serving_pod(
     cluster: Cluster, answer: Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 ) -> Iterator[None]:
     """Serve requests to the pod's port that kubectl forwards."""

@@ -1,4 +1,4 @@
-"""The steps of a canary on Kubernetes, and what the metrics of its pods mean: pure functions."""
+"""Canaries on Kubernetes: pure functions that choose the next step and read the pods' metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MORE = replace(SHIFT, percent=20)
 
 
 @pytest.mark.parametrize(
-    ("action", "version", "shift", "state", "after"),
+    ("action", "version", "shift", "state", "elapsed_s"),
     [
         ("start", "new", SHIFT, (None, BUSY, 0, READY), 0),
         ("start", "new", SHIFT, (OLD, READY, 10, READY), 0),
@@ -51,13 +51,13 @@ MORE = replace(SHIFT, percent=20)
         ("bake", "new", SHIFT, (NEW, READY, 10, READY), 0),
         ("wait", "new", SHIFT, (BAKING, READY, 10, READY), 599),
         ("move", "new", SHIFT, (BAKING, READY, 10, READY), 600),
-        # Requests of the canary fail at the Gateway.
+        # The Gateway does not accept the canary's route.
         ("end", "new", SHIFT, (BAKING, BUSY, 10, READY), 0),
         ("start", "new", MORE, (BAKING, READY, 10, READY), 600),
         ("route", "new", MORE, (TWENTY, READY, 10, READY), 600),
-        # The canary is no longer asked for.
+        # The specification no longer has a canary.
         ("move", "new", None, (BAKING, READY, 10, READY), 0),
-        # The stable version is the new one.
+        # The stable Deployment already runs the new version.
         ("unroute", None, SHIFT, (BAKING, READY, 10, READY), 0),
         ("wait", None, SHIFT, (BAKING, READY, 0, BUSY), 0),
         ("remove", None, SHIFT, (BAKING, READY, 0, READY), 0),
@@ -66,9 +66,9 @@ MORE = replace(SHIFT, percent=20)
     ],
 )  # fmt: skip
 def test_each_step_of_a_canary_follows_from_the_state_of_the_cluster(
-    action: str, version: str | None, shift: Shift | None, state: Any, after: int
+    action: str, version: str | None, shift: Shift | None, state: Any, elapsed_s: int
 ) -> None:
-    now = START + timedelta(seconds=after)
+    now = START + timedelta(seconds=elapsed_s)
     assert next_step(version, shift, CanaryObservation(*state), {}, now).action == action
 
 
@@ -82,19 +82,19 @@ def test_an_alarm_ends_a_canary() -> None:
     st.lists(st.tuples(st.integers(0, 120), st.booleans(), st.booleans()), max_size=60),
     st.integers(0, 80),
 )
-def test_no_request_meets_a_version_that_does_not_run_whatever_fails(
-    bake: int, turns: list[tuple[int, bool, bool]], alarm_at: int
+def test_requests_never_reach_a_version_that_does_not_run(
+    bake: int, rounds: list[tuple[int, bool, bool]], alarm_at: int
 ) -> None:
-    """Let time pass in turns, in which pods are ready and the Gateway takes the route, or not."""
+    """Pass time in rounds in which pods may be ready and the Gateway may accept the route."""
     shift, now, stable = Shift(10, bake, ("5xx>0",)), START, "old"
     canary: CanaryState | None = None
-    exists, percent, taken, ended = False, 0.0, 0.0, False
-    for turn, (pause, pods, gateway) in enumerate([*turns, *[(700, True, True)] * 12]):
+    exists, percent, accepted_percent, is_withdrawn = False, 0.0, 0.0, False
+    for number, (pause, pods, gateway) in enumerate([*rounds, *[(700, True, True)] * 12]):
         now += timedelta(seconds=pause)
-        taken = percent if gateway else taken
-        route = READY if taken == percent else BUSY
+        accepted_percent = percent if gateway else accepted_percent
+        route = READY if accepted_percent == percent else BUSY
         state = CanaryObservation(canary, READY if pods else BUSY, percent, route)
-        alarms = {"5xx>0": "1"} if turn == alarm_at and exists else {}
+        alarms = {"5xx>0": "1"} if number == alarm_at and exists else {}
         version = None if stable == "new" else "new"
         step = next_step(version, shift, state, alarms, now)
         if step.action == "start":
@@ -107,17 +107,17 @@ def test_no_request_meets_a_version_that_does_not_run_whatever_fails(
             canary = replace(canary, since=now.isoformat())
         elif step.action == "end":
             assert canary is not None
-            canary, ended = canary.with_end(step.text), True
+            canary, is_withdrawn = canary.with_end(step.text), True
         elif step.action == "move":
             assert canary is not None
             assert now - datetime.fromisoformat(canary.since) >= timedelta(seconds=bake)
             stable = "new"
         elif step.action == "unroute":
-            assert ended or stable == "new"
+            assert is_withdrawn or stable == "new"
             percent = 0
         elif step.action == "remove":
-            assert taken == percent == 0
-            assert (stable == "old") == ended
+            assert accepted_percent == percent == 0
+            assert (stable == "old") == is_withdrawn
             return
     raise AssertionError("it never ends")
 
@@ -140,17 +140,23 @@ def bounds(*texts: str) -> list[AlarmBound]:
     return [bound for text in texts if (bound := parse_bound(text)) is not None]
 
 
-def test_metrics_are_summed_over_models_and_read_as_the_server_writes_them() -> None:
-    errors, below = read_counters(metrics("digits", "letters"))
-    assert (errors, below[0.1], below[0.25], below[0.5], below[float("inf")]) == (2, 0, 36, 38, 40)
-    assert percentile(0.9, below) == 0.25
-    assert percentile(0.95, below) == 0.5
-    # Nothing is known beyond the last bound.
-    assert percentile(0.99, below) == 100
+def test_the_servers_metrics_are_parsed_and_summed_over_models() -> None:
+    errors, bucket_counts = read_counters(metrics("digits", "letters"))
+    assert (
+        errors,
+        bucket_counts[0.1],
+        bucket_counts[0.25],
+        bucket_counts[0.5],
+        bucket_counts[float("inf")],
+    ) == (2, 0, 36, 38, 40)
+    assert percentile(0.9, bucket_counts) == 0.25
+    assert percentile(0.95, bucket_counts) == 0.5
+    # Beyond the last bucket, its limit is returned.
+    assert percentile(0.99, bucket_counts) == 100
     assert percentile(0.95, {}) == percentile(0.95, {0.25: 0.0, float("inf"): 0.0}) == 0
 
 
-def test_a_bound_is_about_a_minute_and_the_requests_of_that_time() -> None:
+def test_alarms_compare_the_requests_of_the_last_minute() -> None:
     inf = float("inf")
     slow = Counters(0, {0.25: 0, 0.5: 100, inf: 100})
     fast = Counters(0, {0.25: 100, 0.5: 100, inf: 100})

@@ -1,4 +1,4 @@
-"""`tsx deploy --target kubernetes` over a double of kubectl."""
+"""`tsx deploy --target kubernetes` with a double of kubectl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEDA = "--set=kubernetes.keda.prometheus=http://prometheus:9090"
 def test_a_deployment_is_applied_rolled_out_and_then_unchanged(
     deploy: Deploy, cluster: Cluster
 ) -> None:
-    cluster.looks = 3
+    cluster.polls = 3
     kinds = [
         "Secret",
         "Deployment",
@@ -45,9 +45,9 @@ def test_a_change_is_shown_rolled_out_and_rolled_back(deploy: Deploy, cluster: C
     assert deploy.versions == [(1, False), (2, True)]
     deploy("rollback", "--yes")
     assert "A" not in {variable["name"] for variable in container_of(cluster)["env"]}
-    history = [(version["id"], version["is_current"]) for version in deploy.reported("history")]
+    history = [(version["id"], version["is_current"]) for version in deploy.read_json("history")]
     assert history == [("digits-2", False), ("digits-1", True)]
-    assert deploy.reported("status")["revision"] == "3"
+    assert deploy.read_json("status")["revision"] == "3"
 
 
 def test_objects_that_are_no_longer_specified_are_removed(deploy: Deploy, cluster: Cluster) -> None:
@@ -62,13 +62,13 @@ def test_objects_that_are_no_longer_specified_are_removed(deploy: Deploy, cluste
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 2
 
 
-def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster: Cluster) -> None:
+def test_an_autoscaler_takes_over_without_removing_pods(deploy: Deploy, cluster: Cluster) -> None:
     def replicas() -> int:
         return int(cluster.objects["Deployment", "digits"]["spec"]["replicas"])
 
     fixed = "--set=kubernetes.replicas=3"
     deploy.apply(fixed, "--set=kubernetes.most_replicas=3")
-    # The second time, only the autoscaler owns the number.
+    # After the first run, only the autoscaler owns the number.
     for value in ("a", "b"):
         deploy.apply("--set=kubernetes.replicas=2", f"--set=env.A={value}")
         assert replicas() == 3
@@ -77,12 +77,10 @@ def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster
     assert replicas() == 3
 
 
-def test_keda_replaces_an_autoscaler_and_its_own_autoscaler_is_left_to_it(
-    deploy: Deploy, cluster: Cluster
-) -> None:
+def test_keda_replaces_an_autoscaler_and_manages_its_own(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply("--set=kubernetes.replicas=3 --set=kubernetes.most_replicas=9")
     autoscaler = cluster.objects["HorizontalPodAutoscaler", "digits"]
-    # KEDA refuses a ScaledObject beside an autoscaler without the annotation.
+    # Without the annotation, KEDA refuses a ScaledObject for a Deployment with an autoscaler.
     assert autoscaler["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"
     deploy.apply(KEDA)
     assert ("HorizontalPodAutoscaler", "digits") not in cluster.objects
@@ -96,14 +94,14 @@ def test_keda_replaces_an_autoscaler_and_its_own_autoscaler_is_left_to_it(
         "spec": {"minReplicas": 2, "maxReplicas": 8},
     }
     deploy.plan(KEDA, code=0)
-    assert deploy.reported("status")["scales"] == ["2 to 8"]
+    assert deploy.read_json("status")["scales"] == ["2 to 8"]
     condition = {"type": "Ready", "status": "False", "message": "no Prometheus"}
     scaled["status"] = {"conditions": [condition]}
-    (reported,) = deploy.reported("status")["scales"]
-    assert reported == "2 to 8, but KEDA cannot scale it: no Prometheus"
+    (status,) = deploy.read_json("status")["scales"]
+    assert status == "2 to 8, but KEDA cannot scale it: no Prometheus"
 
 
-def test_a_failed_rollout_shows_the_reason_of_its_pods_and_a_later_one_succeeds(
+def test_a_failed_rollout_has_a_reason_and_a_later_one_succeeds(
     deploy: Deploy, cluster: Cluster
 ) -> None:
     deploy.apply()
@@ -116,23 +114,23 @@ def test_a_failed_rollout_shows_the_reason_of_its_pods_and_a_later_one_succeeds(
     deploy.apply("--set=env.A=b", code=1)
     assert "did not become ready in time" in deploy.err
     assert "ImagePullBackOff no such image" in deploy.err
-    # The end of the log is shown.
+    # The last lines of the log are shown.
     assert "[pod/digits-1/tsx] loading" in deploy.err
-    # The Deployment is not created anew, since its old pods still answer.
+    # The Deployment is not recreated, since its old pods still answer.
     assert deploy.plan("--set=env.A=c", code=2)["Deployment"] == "update"
     cluster.failure = ""
     del cluster.objects["Pod", "digits-1"]
     deploy.apply("--set=env.A=c")
 
 
-def test_a_cluster_that_does_not_answer_is_reported_without_kubectls_own_log() -> None:
+def test_an_unreachable_cluster_is_reported_without_kubectls_log() -> None:
     log = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="refused"\n'
     error = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
     assert last_output(subprocess.CompletedProcess([], 1, "", log * 3 + error)) == error
     assert "--set kubernetes.context=NAME" in advice(error)
 
 
-def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
+def test_destroy_removes_everything(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     deploy("destroy", "--yes")
     assert cluster.objects == {}
@@ -140,7 +138,7 @@ def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
     assert "there is no deployment 'digits'" in deploy.err
 
 
-def test_kinds_that_the_cluster_lacks_are_left_out_or_reported_if_they_were_asked_for(
+def test_unsupported_kinds_are_omitted_or_refused_if_requested(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = {"InferenceService", "ClusterServingRuntime"}
@@ -158,14 +156,14 @@ def test_kinds_that_the_cluster_lacks_are_left_out_or_reported_if_they_were_aske
     deploy("destroy", "--yes")
 
 
-def test_a_deployment_of_somebody_else_is_left_alone(deploy: Deploy, cluster: Cluster) -> None:
+def test_a_foreign_deployment_is_not_changed(deploy: Deploy, cluster: Cluster) -> None:
     metadata: dict[str, Any] = {"name": "digits", "generation": 1, "labels": {}, "annotations": {}}
     cluster.objects["Deployment", "digits"] = {"metadata": metadata, "spec": {}}
     deploy.apply(code=1)
     assert "tsx deploy did not make it" in deploy.err
 
 
-def test_a_model_is_called_through_the_connection_of_kubectl(
+def test_a_model_is_invoked_through_port_forwarding(
     deploy: Deploy, cluster: Cluster, tmp_path: Path
 ) -> None:
     deploy.apply()
@@ -175,7 +173,7 @@ def test_a_model_is_called_through_the_connection_of_kubectl(
     assert "error: unable to forward port" in deploy.err
 
 
-def test_kserve_serves_an_archive_of_another_place(deploy: Deploy, cluster: Cluster) -> None:
+def test_kserve_serves_an_archive_from_a_given_storage(deploy: Deploy, cluster: Cluster) -> None:
     kinds = ("ClusterServingRuntime", "InferenceService")
     assert deploy.plan(KSERVE, code=2) == dict.fromkeys(kinds, "create")
     deploy.apply(KSERVE)
@@ -183,7 +181,7 @@ def test_kserve_serves_an_archive_of_another_place(deploy: Deploy, cluster: Clus
 
 
 @pytest.mark.parametrize(
-    ("served", "reason", "seconds"),
+    ("service_status", "reason", "seconds"),
     [
         ({"conditions": [{"type": "Ready", "status": "False", "message": "no nodes"}]}, "no progress for 130 s (no nodes)", 130),
         ({"observedGeneration": 0}, "130 s (has not been observed yet)", 130),
@@ -193,15 +191,15 @@ def test_kserve_serves_an_archive_of_another_place(deploy: Deploy, cluster: Clus
         ),
     ],
 )  # fmt: skip
-def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_deadline(
+def test_an_unready_inference_service_is_reported_within_its_deadline(
     deploy: Deploy,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
-    served: dict[str, Any],
+    service_status: dict[str, Any],
     reason: str,
     seconds: float,
 ) -> None:
-    cluster.served, time = served, [0.0]
+    cluster.service_status, time = service_status, [0.0]
 
     def sleep(duration: float) -> None:
         time[0] += 10
@@ -214,7 +212,7 @@ def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_
     assert time[0] == pytest.approx(seconds, abs=10)
 
 
-def test_without_kubectl_or_a_repository_for_the_image_the_remedies_are_reported(
+def test_errors_without_kubectl_or_a_repository_have_remedies(
     deploy: Deploy, cluster: Cluster, tmp_path: Path
 ) -> None:
     deploy("digits.mar", "--no-check --yes --set=build.wheel=absent.whl", code=2)
@@ -224,7 +222,7 @@ def test_without_kubectl_or_a_repository_for_the_image_the_remedies_are_reported
     assert "kubectl is not installed" in deploy.err
 
 
-def test_a_rollout_that_has_failed_is_applied_again(
+def test_a_failed_rollout_is_applied_again(
     deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply()
@@ -233,7 +231,7 @@ def test_a_rollout_that_has_failed_is_applied_again(
     roll_out = cluster._roll_out
 
     def succeed(deployment: dict[str, Any]) -> None:
-        # Kubernetes reports the failure until other pods are asked for.
+        # Kubernetes reports the failure until the pod template changes.
         cluster.failure = ""
         roll_out(deployment)
 

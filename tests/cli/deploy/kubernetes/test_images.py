@@ -1,4 +1,4 @@
-"""Images of a deployment on Kubernetes: by their digests, whichever program reports them."""
+"""Images of a deployment on Kubernetes, pinned to digests that one of several programs reports."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster(monkeypatch)
     kubectl = Program.run_unchecked
 
-    def either(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run_double(
+        program: Program, *arguments: str, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         return (docker if program.name == "docker" else kubectl)(program, *arguments, **more)
 
-    monkeypatch.setattr(Program, "run_unchecked", either)
+    monkeypatch.setattr(Program, "run_unchecked", run_double)
     cluster.engine = engine  # type: ignore[attr-defined]  # for the tests of this file
     return cluster
 
 
 @pytest.mark.parametrize("has_buildx", [True, False])
-def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
+def test_a_built_image_is_deployed_by_its_pushed_digest(
     deploy: Deploy, cluster: Cluster, tmp_path: Path, has_buildx: bool
 ) -> None:
     engine: Engine = cluster.engine  # type: ignore[attr-defined]
@@ -50,24 +52,20 @@ def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
     deploy("plan", arguments, code=0)
 
 
-def test_a_tag_is_deployed_by_the_digest_that_its_registry_reports(
-    deploy: Deploy, cluster: Cluster
-) -> None:
+def test_a_tag_is_deployed_by_its_digest_in_the_registry(deploy: Deploy, cluster: Cluster) -> None:
     cluster.engine.set(pushed=[IMAGE])  # type: ignore[attr-defined]
-    shown = deploy.apply()
+    output = deploy.apply()
     assert container_of(cluster)["image"] == f"registry.example.com/digits@{digest(IMAGE)}"
-    assert "by its tag" not in shown
+    assert "by its tag" not in output
 
 
-def test_a_tag_whose_digest_is_unknown_is_kept_and_the_plan_says_so(
-    deploy: Deploy, cluster: Cluster
-) -> None:
-    shown = deploy.apply()
+def test_a_tag_with_an_unknown_digest_gets_a_note(deploy: Deploy, cluster: Cluster) -> None:
+    output = deploy.apply()
     assert container_of(cluster)["image"] == IMAGE
-    assert f"{IMAGE} is deployed by its tag" in shown
+    assert f"{IMAGE} is deployed by its tag" in output
 
 
-def test_each_program_is_called_with_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def run_unchecked(

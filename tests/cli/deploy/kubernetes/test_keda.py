@@ -1,4 +1,4 @@
-"""A ScaledObject has the fields that KEDA reads, and none if nothing could wake the pods again."""
+"""ScaledObjects have the fields that KEDA reads, and are refused if nothing could wake the pods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_scaled_object_replaces_the_autoscaler(kubernetes: dict[str, Any]) -> 
     keda = {"prometheus": PROMETHEUS, **kubernetes.get("keda", {})}
     built = objects(**{**kubernetes, "keda": keda})
     assert "HorizontalPodAutoscaler" not in built
-    # KEDA decides the number.
+    # KEDA manages the number of replicas.
     assert "replicas" not in built["Deployment"]["spec"]
     for manifest in built.values():
         check(manifest)
@@ -57,7 +57,7 @@ def test_pods_are_scaled_by_waiting_and_by_arriving_requests() -> None:
     ]
 
 
-def test_without_requests_all_pods_end_and_the_gateway_wakes_the_first() -> None:
+def test_idle_pods_end_and_the_gateway_wakes_the_first_one() -> None:
     keda = {
         "prometheus": PROMETHEUS,
         "rate_target": 20,
@@ -67,7 +67,7 @@ def test_without_requests_all_pods_end_and_the_gateway_wakes_the_first() -> None
     spec = objects(replicas=0, most_replicas=1, keda=keda)["ScaledObject"]["spec"]
     assert spec["minReplicaCount"] == 0
     assert spec["cooldownPeriod"] == spec["initialCooldownPeriod"] == 600
-    # Requests may arrive while Prometheus does not answer.
+    # The fallback keeps one pod, since requests may arrive while Prometheus is unavailable.
     assert spec["fallback"]["replicas"] == 1
     assert spec["triggers"][-1]["metadata"]["query"] == "sum(rate(gateway_requests[1m]))"
 
@@ -89,6 +89,6 @@ def test_without_requests_all_pods_end_and_the_gateway_wakes_the_first() -> None
         ({"keda": {"prometheus": "prometheus:9090"}}, "prometheus"),
     ],
 )
-def test_settings_that_cannot_scale_are_refused(kubernetes: dict[str, Any], reason: str) -> None:
+def test_settings_that_prevent_scaling_are_refused(kubernetes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         objects(**kubernetes)

@@ -1,4 +1,4 @@
-"""The manifests of a deployment by the schemas of their kinds, and what a cluster relies on."""
+"""The manifests of a deployment, checked against schemas and the requirements of a cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def port_numbers(objects: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_each_manifest_is_valid_by_its_schema(case: str) -> None:
+def test_each_manifest_matches_its_schema(case: str) -> None:
     for manifest in build(**CASES[case]).values():
         check(manifest)
 
@@ -82,7 +82,9 @@ def test_each_manifest_is_valid_by_its_schema(case: str) -> None:
         ("HTTPRoute", "rules", [{"backendRefs": [{"name": "digits"}]}]),
     ],
 )
-def test_the_schemas_refuse_what_a_cluster_would(kind: str, field: str, value: Any) -> None:
+def test_the_schemas_refuse_invalid_values_like_a_cluster(
+    kind: str, field: str, value: Any
+) -> None:
     manifest = build(**CASES["routed"])[kind]
     manifest["spec"][field] = value
     with pytest.raises(jsonschema.ValidationError):
@@ -95,7 +97,7 @@ def test_pods_for_neuron_tolerate_the_taint_of_its_nodes() -> None:
     assert pod["containers"][0]["resources"]["limits"]["aws.amazon.com/neuroncore"] == "1"
 
 
-def test_every_selector_has_the_instance() -> None:
+def test_every_selector_contains_the_instance() -> None:
     selected = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
     objects = build(kubernetes={"allow_from": "shop"})
     deployment = objects["Deployment"]["spec"]
@@ -111,7 +113,7 @@ def test_every_selector_has_the_instance() -> None:
         assert selected.items() <= manifest["metadata"]["labels"].items()
 
 
-def test_grpc_has_a_port_if_the_image_serves_it() -> None:
+def test_grpc_has_a_port_if_the_image_supports_it() -> None:
     def service_ports(objects: dict[str, Any]) -> dict[str, tuple[int, str]]:
         ports = objects["Service"]["spec"]["ports"]
         return {port["name"]: (port["port"], port["appProtocol"]) for port in ports}
@@ -122,7 +124,7 @@ def test_grpc_has_a_port_if_the_image_serves_it() -> None:
         "grpc": (7070, "kubernetes.io/h2c"),
         "metrics": (8082, "http"),
     }
-    # Management has no port outside the pod.
+    # The management API has no port outside the pod.
     assert port_numbers(served) == {"http": 8080, "grpc": 7070, "metrics": 8082}
     (container,) = pod_of(served)["containers"]
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -141,7 +143,7 @@ def test_grpc_has_a_port_if_the_image_serves_it() -> None:
         build(kubernetes={"grpc": True})
 
 
-def test_a_route_leads_to_the_gateway_that_is_named() -> None:
+def test_a_route_refers_to_the_given_gateway() -> None:
     body = build(**CASES["routed"])["HTTPRoute"]["spec"]
     assert body["parentRefs"] == [{"name": "public", "namespace": "web"}]
     assert body["hostnames"] == ["a.example.com", "*.example.org"]
@@ -151,7 +153,7 @@ def test_a_route_leads_to_the_gateway_that_is_named() -> None:
     assert "hostnames" not in spec
 
 
-def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
+def test_the_autoscaler_may_double_the_pods_at_once() -> None:
     body = build()["HorizontalPodAutoscaler"]["spec"]
     assert body["metrics"][0]["pods"]["metric"] == {"name": "tsx_requests_waiting"}
     assert body["metrics"][1]["resource"]["target"] == {
@@ -176,11 +178,11 @@ def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
         ("4", "4"),
     ],
 )
-def test_quantities_are_written_as_a_cluster_stores_them(quantity: str, stored: str) -> None:
+def test_quantities_have_the_form_that_clusters_store(quantity: str, stored: str) -> None:
     assert canonical(quantity) == stored
 
 
-def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> None:
+def test_files_contain_no_token_and_name_the_command_that_creates_it() -> None:
     def files(**kubernetes: Any) -> EmittedFiles:
         return emit("kubernetes", a_spec("kubernetes", kubernetes=kubernetes), FACTS, LOCAL)
 
@@ -203,12 +205,12 @@ def test_the_documented_policies_open_only_the_port_of_requests_to_others(
         if "NetworkPolicy" in block
     )
     check(policy)
-    among, clients = policy["spec"]["ingress"]
-    assert among["from"][0]["podSelector"] == policy["spec"]["podSelector"]
+    pod_rule, clients = policy["spec"]["ingress"]
+    assert pod_rule["from"][0]["podSelector"] == policy["spec"]["podSelector"]
     assert clients["ports"] == [{"protocol": "TCP", "port": port}]
 
 
-def test_a_pod_exposes_the_ports_that_the_documentation_names() -> None:
+def test_a_pod_exposes_the_documented_ports() -> None:
     text = (GUIDES / "security.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"\| a pod of `tsx deploy --target kubernetes`: ([^|]*)\|", text)
     objects = build(**CASES["grpc"])

@@ -1,4 +1,4 @@
-"""`tsx deploy --canary` on Kubernetes, over a double of kubectl and of the pods' metrics."""
+"""`tsx deploy --canary` on Kubernetes, with doubles of kubectl and of the pods' metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.deploy.kubernetes.conftest import Deploy, answering, check, container_of
+from tests.cli.deploy.kubernetes.conftest import Deploy, check, container_of, serving_pod
 from tests.support.platforms.kubectl import PLURALS, Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
@@ -27,13 +27,13 @@ from tsx_cli.deploy.kubernetes import kinds, release
 
 GATEWAY = "--set=kubernetes.gateway=web/public --set=kubernetes.hostnames=digits.example.com"
 CANARY = f"{GATEWAY} --canary=10% --bake=10m --alarm=5xx>0 --alarm=p95>300ms"
-NEW = "--set=env.A=b"
+NEW_VERSION = "--set=env.A=b"
 
 
-class Watched:
-    """The clock, the metrics of the canary's pods, and the log of changes to the cluster.
+class CanaryWorld:
+    """The clock, the metrics of the canary's pods, and a log of the changes to the cluster.
 
-    `at` maps seconds to actions; each is taken once, at the first wait that reaches its second.
+    `at` maps seconds to actions. Each action is taken once, at the first wait after its time.
     """
 
     def __init__(self, cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
@@ -54,11 +54,11 @@ class Watched:
     def sleep(self, seconds: float) -> None:
         self.time += timedelta(seconds=10)
         self.seconds += 10
-        for due in [due for due in self.at if due <= self.seconds]:
-            self.at.pop(due)()
+        for time_s in [time_s for time_s in self.at if time_s <= self.seconds]:
+            self.at.pop(time_s)()
 
     def run(self, arguments: list[str], stdin: str) -> Any:
-        before = self.weights()
+        weights_before = self.weights()
         finished = self._run(arguments, stdin)
         verb, manifest = arguments[0], json.loads(stdin or "{}")
         if verb == "delete" and arguments[1].startswith("deployments"):
@@ -70,7 +70,7 @@ class Watched:
                 assert self.weights() == {"digits": 1}
         if verb == "apply" and manifest["kind"] == "Deployment" and "template" in manifest["spec"]:
             self.steps.append(f"apply {manifest['metadata']['name']}")
-        if self.weights() not in ({}, before):
+        if self.weights() not in ({}, weights_before):
             shares = (f"{name}={weight}" for name, weight in self.weights().items())
             self.steps.append(f"route {' '.join(shares)}")
         return finished
@@ -94,22 +94,22 @@ class Watched:
 
 
 @pytest.fixture
-def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    """Watch the cluster; a server of metrics wants the token of the Secret."""
-    watched = Watched(cluster, monkeypatch)
+def world(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[CanaryWorld]:
+    """Watch the cluster; its metrics need the token of the Secret."""
+    world = CanaryWorld(cluster, monkeypatch)
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         token = f"Bearer {cluster.secret('digits-tokens', 'management')}"
         is_known = request.headers["Authorization"] == token
-        return (200, watched.metrics().encode()) if is_known else (401, b"{}")
+        return (200, world.metrics().encode()) if is_known else (401, b"{}")
 
-    with answering(cluster, answer):
-        yield watched
+    with serving_pod(cluster, answer):
+        yield world
 
 
 @pytest.fixture
 def kubectl() -> str:
-    """Return the real kubectl, before `deploy` puts the double's name on the PATH."""
+    """Return the path of the real kubectl, before `deploy` puts the double on the PATH."""
     return shutil.which("kubectl") or ""
 
 
@@ -120,34 +120,34 @@ def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
     }
 
 
-BEGUN = ["apply digits-canary", "route digits=900 digits-canary=100"]
-MOVED = ["apply digits", "route digits=1", "delete digits-canary"]
+START_STEPS = ["apply digits-canary", "route digits=900 digits-canary=100"]
+PROMOTION_STEPS = ["apply digits", "route digits=1", "delete digits-canary"]
 
 
-def test_a_canary_without_alarms_moves_on_while_each_request_has_a_ready_pod(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_without_alarms_is_promoted_without_downtime(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     # The first version has no canary.
     deploy.apply(CANARY)
-    assert watched.steps == ["apply digits", "route digits=1"]
-    before = set(cluster.objects)
-    watched.steps.clear()
-    shown = deploy("plan", *deploy.wish(CANARY, NEW), "--no-check", code=2)
-    assert "percent=10.0, bake=600, alarms=5xx>0" in shown
-    deploy.apply(CANARY, NEW)
-    assert watched.steps == [*BEGUN, *MOVED]
-    assert watched.seconds >= 600
+    assert world.steps == ["apply digits", "route digits=1"]
+    objects_before = set(cluster.objects)
+    world.steps.clear()
+    output = deploy("plan", *deploy.wish(CANARY, NEW_VERSION), "--no-check", code=2)
+    assert "percent=10.0, bake=600, alarms=5xx>0" in output
+    deploy.apply(CANARY, NEW_VERSION)
+    assert world.steps == [*START_STEPS, *PROMOTION_STEPS]
+    assert world.seconds >= 600
     assert variables(cluster)["A"] == "b"
-    assert {kind for kind, _ in set(cluster.objects) - before} == {"ReplicaSet"}
-    deploy.plan(CANARY, NEW, code=0)
+    assert {kind for kind, _ in set(cluster.objects) - objects_before} == {"ReplicaSet"}
+    deploy.plan(CANARY, NEW_VERSION, code=0)
     calls = [call for call in cluster.calls if call[0] == "port-forward"]
     assert calls[0][3:] == ["pod/digits-canary-pod-0", ":8082"]
-    # The metrics are read less often than the state.
+    # Metrics are read less often than the state of the cluster.
     assert 40 < len(calls) < 70
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in cluster.applied]
     assert ("Deployment", "digits-canary") in names
     for manifest in cluster.applied:
-        # The double adds the address to all kinds.
+        # The double of kubectl adds the address to objects of all kinds.
         manifest["spec" if "spec" in manifest else "data"].pop("clusterIP", None)
         check(manifest)
 
@@ -160,34 +160,34 @@ def test_a_canary_without_alarms_moves_on_while_each_request_has_a_ready_pod(
         ("restarts", 2, "restarts>0 went off (2 of"),
     ],
 )
-def test_an_alarm_withdraws_the_share_before_the_pods_end(
-    deploy: Deploy, cluster: Cluster, watched: Watched, metric: str, value: int, reason: str
+def test_an_alarm_removes_the_traffic_before_the_pods(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld, metric: str, value: int, reason: str
 ) -> None:
     deploy.apply(CANARY)
-    watched.steps.clear()
-    target = cluster if metric == "restarts" else watched
-    watched.at[120] = partial(setattr, target, metric, value)
-    deploy.apply(CANARY, NEW, code=1)
+    world.steps.clear()
+    target = cluster if metric == "restarts" else world
+    world.at[120] = partial(setattr, target, metric, value)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "the stable version of digits has all requests again" in deploy.err
     assert reason in deploy.err
     assert "[pod/digits-1/tsx] RuntimeError: no weights" in deploy.err
-    assert watched.steps == [*BEGUN, *MOVED[1:]]
+    assert world.steps == [*START_STEPS, *PROMOTION_STEPS[1:]]
     assert "A" not in variables(cluster)
     assert {name for _, name in cluster.objects if "canary" in name} == set()
     setattr(target, metric, 0)
-    deploy.apply(CANARY, NEW)
+    deploy.apply(CANARY, NEW_VERSION)
     assert variables(cluster)["A"] == "b"
 
 
-def test_a_canary_whose_pods_do_not_start_never_gets_a_request(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_with_failing_pods_never_gets_a_request(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
-    watched.steps.clear()
+    world.steps.clear()
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits-canary"
-    deploy.apply(CANARY, NEW, code=1)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "the canary's replicas failed" in deploy.err
-    assert watched.steps == ["apply digits-canary", "delete digits-canary"]
+    assert world.steps == ["apply digits-canary", "delete digits-canary"]
 
 
 def interrupt() -> None:
@@ -196,103 +196,103 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("second", [10, 20, 300])
 def test_an_interrupted_canary_is_continued_by_the_same_command(
-    deploy: Deploy, cluster: Cluster, watched: Watched, second: int
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld, second: int
 ) -> None:
     deploy.apply(CANARY)
-    watched.steps.clear()
-    watched.at[second] = interrupt
-    deploy.apply(CANARY, NEW, code=130)
+    world.steps.clear()
+    world.at[second] = interrupt
+    deploy.apply(CANARY, NEW_VERSION, code=130)
     assert "keeps its share of the requests" in deploy.err
-    deploy.apply(CANARY, NEW)
-    assert watched.steps == [*BEGUN, *MOVED]
-    assert 600 <= watched.seconds < 700
+    deploy.apply(CANARY, NEW_VERSION)
+    assert world.steps == [*START_STEPS, *PROMOTION_STEPS]
+    assert 600 <= world.seconds < 700
 
 
-def test_failures_of_an_unwatched_canary_count_in_the_next_run(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_failures_between_two_runs_count_in_the_next_run(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
-    begin_canary(deploy, watched)
-    watched.time += timedelta(hours=1)
-    watched.errors = 70
-    deploy.apply(CANARY, NEW, code=1)
+    begin_canary(deploy, world)
+    world.time += timedelta(hours=1)
+    world.errors = 70
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "the alarm 5xx>0 went off" in deploy.err
 
 
-def test_a_canary_that_cannot_be_watched_waits_and_is_then_withdrawn(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_without_metrics_is_withdrawn_after_a_wait(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
     reached, broken = cluster.forwarded, "error: unable to forward port"
-    watched.at = {
+    world.at = {
         500: partial(setattr, cluster, "forwarded", broken),
         780: partial(setattr, cluster, "forwarded", reached),
     }
-    deploy.apply(CANARY, NEW)
-    assert watched.seconds >= 780
-    watched.seconds, cluster.forwarded = 0, broken
+    deploy.apply(CANARY, NEW_VERSION)
+    assert world.seconds >= 780
+    world.seconds, cluster.forwarded = 0, broken
     deploy.apply(CANARY, "--set=env.A=c", code=1)
     assert "the canary's metrics cannot be read" in deploy.err
-    assert 300 < watched.seconds < 400
+    assert 300 < world.seconds < 400
     assert variables(cluster)["A"] == "b"
 
 
-def test_a_canary_whose_share_no_gateway_takes_is_withdrawn(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_whose_route_is_not_accepted_is_withdrawn(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
-    watched.at = {
-        5: partial(setattr, cluster, "taken", ("False", "BackendNotFound")),
-        500: partial(setattr, cluster, "taken", ("True", "")),
+    world.at = {
+        5: partial(setattr, cluster, "route_status", ("False", "BackendNotFound")),
+        500: partial(setattr, cluster, "route_status", ("True", "")),
     }
-    deploy.apply(CANARY, NEW, code=1)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "BackendNotFound" in deploy.err
-    assert 500 <= watched.seconds < 600
-    assert watched.weights() == {"digits": 1}
+    assert 500 <= world.seconds < 600
+    assert world.weights() == {"digits": 1}
 
 
-def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_with_a_changed_share_gets_more_pods(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     fixed = "--set=kubernetes.replicas=10 --set=kubernetes.most_replicas=10"
     deploy.apply(CANARY, fixed)
     for second, share, replicas in ((300, "", 1), (600, "--canary=30%", 3)):
-        watched.at[second] = interrupt
-        deploy.apply(CANARY, share, fixed, NEW, code=130)
+        world.at[second] = interrupt
+        deploy.apply(CANARY, share, fixed, NEW_VERSION, code=130)
         assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == replicas
-    assert watched.weights() == {"digits": 700, "digits-canary": 300}
+    assert world.weights() == {"digits": 700, "digits-canary": 300}
 
 
-def test_a_canary_whose_pods_are_gone_is_withdrawn_at_once_without_its_metrics(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_canary_whose_pods_are_deleted_is_withdrawn_at_once(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
 
     def remove_pods() -> None:
         cluster.forwarded, cluster.scaling = "error: unable to forward port", "digits-canary"
 
-    watched.at[120] = remove_pods
-    deploy.apply(CANARY, NEW, code=1)
+    world.at[120] = remove_pods
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "replicas are not ready any more" in deploy.err
-    assert watched.seconds < 200
+    assert world.seconds < 200
 
 
 def test_a_canary_is_watched_while_the_stable_deployment_scales(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
-    watched.at = {
+    world.at = {
         120: partial(setattr, cluster, "scaling", "digits"),
-        200: partial(setattr, watched, "errors", 1),
+        200: partial(setattr, world, "errors", 1),
     }
-    deploy.apply(CANARY, NEW, code=1)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "the alarm 5xx>0 went off" in deploy.err
-    assert watched.seconds < 300
+    assert world.seconds < 300
 
 
 def on_rollout(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]
 ) -> None:
-    """Take an action, once, when the pods of the stable Deployment are to be replaced."""
+    """Take an action once when the stable Deployment's pods are about to be replaced."""
     roll_out, actions = cluster._roll_out, iter([action])
 
     def act(deployment: dict[str, Any]) -> None:
@@ -304,165 +304,167 @@ def on_rollout(
 
 
 def test_a_canary_follows_a_rollout_that_has_failed(
-    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply(GATEWAY)
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits"
-    deploy.apply(GATEWAY, NEW, code=1)
-    watched.steps.clear()
+    deploy.apply(GATEWAY, NEW_VERSION, code=1)
+    world.steps.clear()
     on_rollout(cluster, monkeypatch, partial(setattr, cluster, "failure", ""))
     deploy.apply(CANARY, "--set=env.A=c")
-    assert watched.steps == [*BEGUN, *MOVED]
+    assert world.steps == [*START_STEPS, *PROMOTION_STEPS]
     assert variables(cluster)["A"] == "c"
 
 
-def test_a_rollback_while_all_pods_get_the_canarys_version_restores_the_previous_one(
-    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
+def test_a_rollback_during_promotion_restores_the_previous_version(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply(CANARY)
-    on_rollout(cluster, monkeypatch, lambda: watched.at.update({0: interrupt}))
-    deploy.apply(CANARY, NEW, code=130)
+    on_rollout(cluster, monkeypatch, lambda: world.at.update({0: interrupt}))
+    deploy.apply(CANARY, NEW_VERSION, code=130)
     assert variables(cluster)["A"] == "b"
-    watched.steps.clear()
+    world.steps.clear()
     deploy("rollback", "--yes")
     assert "A" not in variables(cluster)
-    assert watched.steps == MOVED[1:]
+    assert world.steps == PROMOTION_STEPS[1:]
 
 
-def begin_canary(deploy: Deploy, watched: Watched) -> None:
+def begin_canary(deploy: Deploy, world: CanaryWorld) -> None:
     """Interrupt a canary after it has begun."""
     deploy.apply(CANARY)
-    watched.at[300] = interrupt
-    deploy.apply(CANARY, NEW, code=130)
-    watched.steps.clear()
+    world.at[300] = interrupt
+    deploy.apply(CANARY, NEW_VERSION, code=130)
+    world.steps.clear()
 
 
 def test_promote_sends_all_requests_to_the_canary_now(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy("promote", "--yes", code=1)
-    begin_canary(deploy, watched)
-    (canary,) = deploy.reported("status")["canary"]
+    begin_canary(deploy, world)
+    (canary,) = deploy.read_json("status")["canary"]
     assert canary == {"model": "digits/1.0", "percent": 10, "since": "2026-11-21T00:00:20+00:00"}
     deploy("promote", "--yes")
-    assert watched.steps == MOVED
+    assert world.steps == PROMOTION_STEPS
     template = cluster.objects["Deployment", "digits"]["spec"]["template"]
     assert "digits-canary" not in json.dumps(template)
     assert not owns_replicas(cluster)
-    deploy.plan(CANARY, NEW, code=0)
+    deploy.plan(CANARY, NEW_VERSION, code=0)
     deploy("promote", "--yes", code=1)
     assert "digits has no canary" in deploy.err
 
 
 def owns_replicas(cluster: Cluster) -> bool:
-    """Check whether tsx has applied the number of pods."""
+    """Check whether tsx owns the number of replicas."""
     fields = cluster.owners["Deployment", "digits"]["tsx"]
     return "replicas" in [field[1] for field in fields if field[0] == "spec"]
 
 
-def test_keda_scales_the_promoted_version_but_no_canary(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_keda_scales_the_promoted_version_but_not_the_canary(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     keda = "--set=kubernetes.keda.prometheus=http://prometheus:9090"
     deploy.apply(CANARY, keda)
-    # KEDA found no requests.
+    # KEDA has scaled the idle Deployment to zero.
     cluster.objects["Deployment", "digits"]["spec"]["replicas"] = 0
-    watched.at[300] = interrupt
-    deploy.apply(CANARY, keda, NEW, code=130)
+    world.at[300] = interrupt
+    deploy.apply(CANARY, keda, NEW_VERSION, code=130)
     assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
     assert [name for kind, name in cluster.objects if kind == "ScaledObject"] == ["digits"]
     deploy("promote", "--yes")
     assert not owns_replicas(cluster)
 
 
-def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
-    begin_canary(deploy, watched)
-    shares = [(version["id"], version["percent"]) for version in deploy.reported("history")]
+def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, world: CanaryWorld) -> None:
+    begin_canary(deploy, world)
+    shares = [(version["id"], version["percent"]) for version in deploy.read_json("history")]
     assert shares == [("digits-1", 0), ("digits-canary", 10)]
     deploy("rollback", "--version=2", "--yes", code=1)
     assert "version 2 of digits is its canary" in deploy.err
     deploy("rollback", "--yes")
-    assert watched.steps == MOVED[1:]
+    assert world.steps == PROMOTION_STEPS[1:]
     assert "A" not in variables(cluster)
 
 
 def test_a_rollback_does_not_restore_a_canary_that_has_ended(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
-    deploy.apply(CANARY, NEW)
+    deploy.apply(CANARY, NEW_VERSION)
     deploy("rollback", "--yes")
     assert "A" not in variables(cluster)
-    assert deploy.reported("status")["canary"] == []
+    assert deploy.read_json("status")["canary"] == []
 
 
-def test_a_run_without_a_canary_ends_the_one_of_an_earlier_run(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_run_without_a_canary_ends_an_earlier_one(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
-    begin_canary(deploy, watched)
-    assert deploy.plan(GATEWAY, NEW, code=2)["Deployment"] == "update"
-    deploy.apply(GATEWAY, NEW)
-    assert watched.steps == MOVED
+    begin_canary(deploy, world)
+    assert deploy.plan(GATEWAY, NEW_VERSION, code=2)["Deployment"] == "update"
+    deploy.apply(GATEWAY, NEW_VERSION)
+    assert world.steps == PROMOTION_STEPS
 
 
-def test_after_a_canary_is_deleted_by_hand_the_next_run_withdraws_its_share(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_manually_deleted_canary_loses_its_traffic_in_the_next_run(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
-    begin_canary(deploy, watched)
+    begin_canary(deploy, world)
     del cluster.objects["Deployment", "digits-canary"]
     deploy.apply(GATEWAY)
-    assert watched.weights() == {"digits": 1}
+    assert world.weights() == {"digits": 1}
     assert {kind for kind, name in cluster.objects if "canary" in name} <= {"ReplicaSet"}
 
 
-def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_plan_made_before_the_end_of_a_canary_changes_nothing(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
-    begin_canary(deploy, watched)
+    begin_canary(deploy, world)
     manifest = cluster.objects["HTTPRoute", "digits"] | {"kind": "HTTPRoute"}
     deploy("rollback", "--yes")
     client = kinds.Cluster(Program("kubectl"), "default")
     route = Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", manifest)
     release.WeightedRoute().create(client, route)
-    assert watched.weights() == {"digits": 1}
-    watched.steps.clear()
+    assert world.weights() == {"digits": 1}
+    world.steps.clear()
     stable = release.Release()
     observed = stable.observe(client, "digits")
     assert observed is not None
     none = {"Canary": release.NO_CANARY}
-    wanted = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
-    stable.update(client, wanted, observed, set())
-    assert watched.steps == []
+    desired_resource = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
+    stable.update(client, desired_resource, observed, set())
+    assert world.steps == []
 
 
-def test_a_change_that_replaces_no_pod_needs_no_canary(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_change_without_new_pods_needs_no_canary(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
-    watched.steps.clear()
+    world.steps.clear()
     deploy.apply(CANARY, "--set=kubernetes.replicas=3 --set=kubernetes.most_replicas=3")
-    assert watched.steps == ["apply digits"]
+    assert world.steps == ["apply digits"]
 
 
-def test_destroy_removes_a_canary_too(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
-    begin_canary(deploy, watched)
-    watched.at.clear()
+def test_destroy_also_removes_a_canary(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
+) -> None:
+    begin_canary(deploy, world)
+    world.at.clear()
     deploy("destroy", "--yes")
     assert cluster.objects == {}
 
 
 def test_a_gateway_that_refuses_the_route_is_reported_with_its_reason(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
-    cluster.taken = ("False", "NotAllowedByListeners")
+    cluster.route_status = ("False", "NotAllowedByListeners")
     deploy.apply(GATEWAY, code=1)
     assert "310 s (its Gateway does not take it: NotAllowedByListeners)" in deploy.err
-    watched.at[watched.seconds + 50] = partial(setattr, cluster, "taken", ("True", ""))
+    world.at[world.seconds + 50] = partial(setattr, cluster, "route_status", ("True", ""))
     deploy.apply(GATEWAY)
 
 
-def test_a_deployment_without_the_label_of_instances_is_updated_first(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_deployment_without_the_instance_label_is_updated_first(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(GATEWAY)
     deployment = cluster.objects["Deployment", "digits"]["spec"]
@@ -471,10 +473,10 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(
         deployment["template"]["metadata"]["labels"],
     ):
         del labels["app.kubernetes.io/instance"]
-    deploy.apply(CANARY, NEW, code=1)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "no label app.kubernetes.io/instance" in deploy.err
-    # The selector stays, since the cluster would refuse another.
-    deploy.apply(GATEWAY, NEW)
+    # The selector is kept, since the cluster would refuse a change.
+    deploy.apply(GATEWAY, NEW_VERSION)
     assert deployment["selector"] != cluster.objects["Service", "digits"]["spec"]["selector"]
     first = cluster.objects["ReplicaSet", "digits-1"]["spec"]["template"]["metadata"]["labels"]
     del first["app.kubernetes.io/instance"]
@@ -484,33 +486,33 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(
     assert "A" not in variables(cluster)
 
 
-def test_an_object_of_somebody_else_is_not_taken_for_the_canary(
-    deploy: Deploy, cluster: Cluster, watched: Watched
+def test_a_foreign_object_is_not_used_as_the_canary(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
     deploy.apply(CANARY)
     cluster.objects["Service", "digits-canary"] = {
         "metadata": {"name": "digits-canary", "labels": {}},
         "spec": {},
     }
-    deploy.apply(CANARY, NEW, code=1)
+    deploy.apply(CANARY, NEW_VERSION, code=1)
     assert "it is not the canary of digits" in deploy.err
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
-def test_a_call_that_fails_is_made_again_by_the_next_run(
+def test_a_failed_call_is_repeated_by_the_next_run(
     deploy: Deploy,
     cluster: Cluster,
-    watched: Watched,
+    world: CanaryWorld,
     monkeypatch: pytest.MonkeyPatch,
     is_lost: bool,
 ) -> None:
-    """Let each call that changes something fail once: before it is carried out, or after it."""
+    """Let each changing call fail once, either before or after it is carried out."""
     run, failed = cluster.run, set[str]()
 
     def fail_once(arguments: list[str], stdin: str) -> Any:
         manifest = json.loads(stdin or "{}")
         name = manifest.get("metadata", {}).get("name")
-        call = f"{arguments[:3]} {manifest.get('kind')} {name} {watched.weights()}"
+        call = f"{arguments[:3]} {manifest.get('kind')} {name} {world.weights()}"
         if arguments[0] not in ("apply", "create", "delete") or call in failed:
             return run(arguments, stdin)
         failed.add(call)
@@ -519,7 +521,7 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
         return subprocess.CompletedProcess(["kubectl"], 1, "", "broken off")
 
     monkeypatch.setattr(cluster, "run", fail_once)
-    for arguments in (CANARY, f"{CANARY} {NEW}"):
+    for arguments in (CANARY, f"{CANARY} {NEW_VERSION}"):
         for _ in range(60):
             with suppress(AssertionError):
                 deploy.apply(arguments)
@@ -527,13 +529,13 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
             assert "broken off" in deploy.err
     assert len(failed) > 15
     assert variables(cluster)["A"] == "b"
-    assert watched.weights() == {"digits": 1}
+    assert world.weights() == {"digits": 1}
     assert not [name for _, name in cluster.objects if "canary" in name]
 
 
-def run_all_verbs(deploy: Deploy, watched: Watched, directory: Path) -> None:
+def run_all_verbs(deploy: Deploy, world: CanaryWorld, directory: Path) -> None:
     """Run every verb that calls the cluster."""
-    begin_canary(deploy, watched)
+    begin_canary(deploy, world)
     (directory / "in.json").write_text("{}")
     deploy("promote", "--yes")
     deploy("logs", "--since=1h")
@@ -543,10 +545,10 @@ def run_all_verbs(deploy: Deploy, watched: Watched, directory: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_kubectl_accepts_each_call(
-    kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path
+def test_kubectl_accepts_every_call(
+    kubectl: str, deploy: Deploy, cluster: Cluster, world: CanaryWorld, tmp_path: Path
 ) -> None:
-    run_all_verbs(deploy, watched, tmp_path)
+    run_all_verbs(deploy, world, tmp_path)
     forms = {
         (
             arguments[0],
@@ -595,8 +597,8 @@ def permissions_of(arguments: list[str]) -> set[tuple[str, str]]:
     return permissions.get(command, set())
 
 
-def test_the_role_of_deployers_allows_each_call(
-    deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path
+def test_the_deployer_role_allows_every_call(
+    deploy: Deploy, cluster: Cluster, world: CanaryWorld, tmp_path: Path
 ) -> None:
     file = Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml"
     role = yaml.safe_load(file.read_text())
@@ -607,12 +609,14 @@ def test_the_role_of_deployers_allows_each_call(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    run_all_verbs(deploy, watched, tmp_path)
+    run_all_verbs(deploy, world, tmp_path)
     plurals = {kind: plural for plural, kind in PLURALS.items()}
-    needed = {permission for arguments in cluster.calls for permission in permissions_of(arguments)}
-    # An object that is applied may not exist yet.
+    required_permissions = {
+        permission for arguments in cluster.calls for permission in permissions_of(arguments)
+    }
+    # An applied object may not exist yet, so it also needs permission to be created.
     for manifest in cluster.applied:
         verbs = ("create",) if manifest["kind"] == "Secret" else ("create", "patch")
-        needed |= {(plurals[manifest["kind"]], verb) for verb in verbs}
-    assert needed <= allowed, needed - allowed
-    assert len(needed) > 40
+        required_permissions |= {(plurals[manifest["kind"]], verb) for verb in verbs}
+    assert required_permissions <= allowed, required_permissions - allowed
+    assert len(required_permissions) > 40

@@ -1,4 +1,4 @@
-"""Tokens of a deployment on Kubernetes: created once, kept, never shown, sent by `invoke`."""
+"""Tokens of a deployment on Kubernetes: created once, kept, never shown, and sent by `invoke`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.deploy.kubernetes.conftest import IMAGE, KSERVE, Deploy, answering, container_of
+from tests.cli.deploy.kubernetes.conftest import IMAGE, KSERVE, Deploy, container_of, serving_pod
 from tests.support.platforms.kubectl import Cluster
 
 TOKENS = {"TSX_INFERENCE_TOKEN": "inference", "TSX_MANAGEMENT_TOKEN": "management"}
@@ -29,9 +29,7 @@ def monitoring_endpoint(cluster: Cluster) -> Any:
     return cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0]
 
 
-def test_tokens_are_created_once_and_kept_and_nothing_shows_them(
-    deploy: Deploy, cluster: Cluster
-) -> None:
+def test_tokens_are_created_once_kept_and_never_shown(deploy: Deploy, cluster: Cluster) -> None:
     def tokens() -> list[str]:
         return [cluster.secret("digits-tokens", key) for key in TOKENS.values()]
 
@@ -51,17 +49,17 @@ def test_tokens_are_created_once_and_kept_and_nothing_shows_them(
     for token in first:
         assert token not in out
         assert base64.b64encode(token.encode()).decode() not in out
-    assert deploy.reported("status")["tokens"] == "in the Secret digits-tokens"
+    assert deploy.read_json("status")["tokens"] == "in the Secret digits-tokens"
     deploy("destroy", "--yes")
     assert cluster.objects == {}
 
 
-def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_versions(
+def test_switching_tokens_off_keeps_the_secret_for_earlier_versions(
     deploy: Deploy, cluster: Cluster
 ) -> None:
     deploy.apply()
-    shown = deploy.apply("--set=kubernetes.tokens=false")
-    assert "need no token (kubernetes.tokens)" in shown
+    output = deploy.apply("--set=kubernetes.tokens=false")
+    assert "need no token (kubernetes.tokens)" in output
     assert secret_keys(cluster) == {}
     assert "authorization" not in monitoring_endpoint(cluster)
     assert ("Secret", "digits-tokens") in cluster.objects
@@ -69,7 +67,7 @@ def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_vers
     assert secret_keys(cluster).keys() == TOKENS.keys()
 
 
-def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_existed(
+def test_without_access_to_secrets_a_plan_assumes_existing_tokens(
     deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply()
@@ -89,10 +87,10 @@ def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_existed(
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    # The next step of emitted files lets a person create digits-tokens.
+    # `digits-tokens` is the name that emitted files tell the user to create.
     [("digits-tokens", ""), ("theirs", "--set=kubernetes.token_secret=theirs")],
 )
-def test_the_secret_of_a_person_is_used_and_left(
+def test_a_manually_created_secret_is_used_and_kept(
     deploy: Deploy, cluster: Cluster, name: str, arguments: str
 ) -> None:
     cluster.objects["Secret", name] = {
@@ -106,27 +104,27 @@ def test_the_secret_of_a_person_is_used_and_left(
     assert set(cluster.objects) == {("Secret", name)}
 
 
-def test_a_secret_that_has_lost_a_key_is_reported(deploy: Deploy, cluster: Cluster) -> None:
+def test_a_secret_with_a_missing_key_is_reported(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     del cluster.objects["Secret", "digits-tokens"]["data"]["management"]
     deploy.apply(code=1)
     assert "digits-tokens has no management" in deploy.err
 
 
-def test_a_token_of_the_specification_is_not_given_twice(deploy: Deploy, cluster: Cluster) -> None:
+def test_a_token_in_the_specification_is_not_set_twice(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply(
         "--set=env.TSX_INFERENCE_TOKEN=a",
         "--set=kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin",
     )
-    ours = {"name": "ours", "key": "admin"}
-    assert secret_keys(cluster) == {"TSX_MANAGEMENT_TOKEN": ours}
+    own_tokens = {"name": "ours", "key": "admin"}
+    assert secret_keys(cluster) == {"TSX_MANAGEMENT_TOKEN": own_tokens}
     assert ("Secret", "digits-tokens") not in cluster.objects
-    assert monitoring_endpoint(cluster)["authorization"]["credentials"] == ours
+    assert monitoring_endpoint(cluster)["authorization"]["credentials"] == own_tokens
 
 
-def test_kserve_has_no_tokens_and_the_plan_says_so(deploy: Deploy, cluster: Cluster) -> None:
-    shown = deploy("plan", "digits.mar --no-check --image", IMAGE, KSERVE, code=2)
-    assert "KServe's clients send none" in shown
+def test_kserve_has_no_tokens_and_gets_a_note(deploy: Deploy, cluster: Cluster) -> None:
+    output = deploy("plan", "digits.mar --no-check --image", IMAGE, KSERVE, code=2)
+    assert "KServe's clients send none" in output
 
 
 @pytest.fixture
@@ -139,7 +137,7 @@ def pod(cluster: Cluster) -> Iterator[list[Any]]:
         request.rfile.read(int(request.headers["Content-Length"]))
         return 200, b"7"
 
-    with answering(cluster, answer):
+    with serving_pod(cluster, answer):
         yield tokens
 
 

@@ -44,15 +44,15 @@ def test_each_cause_is_reported_with_a_remedy(
     assert remedy in diagnosis
 
 
-def test_the_log_is_considered_before_the_platforms_reason() -> None:
+def test_the_log_takes_precedence_over_the_platforms_reason() -> None:
     error = "ModuleNotFoundError: No module named 'cv2'"
-    # The other line follows from the error.
+    # Only the error is reported, since the other line is its consequence.
     (diagnosis,) = diagnose(PING, ["Error: m.mar does not load: x", error])
     assert "'cv2'" in diagnosis.cause
     assert diagnosis.line == error
 
 
-def test_the_first_three_causes_are_reported_and_none_twice() -> None:
+def test_three_different_causes_are_reported_at_most() -> None:
     lines = [
         "No module named 'a'",
         "ModuleNotFoundError: No module named 'a'",
@@ -68,7 +68,7 @@ def test_the_first_three_causes_are_reported_and_none_twice() -> None:
     assert len(diagnose(PING, lines)) == 3
 
 
-def test_an_unknown_cause_is_not_guessed() -> None:
+def test_an_unknown_cause_gets_no_diagnosis() -> None:
     assert diagnose("InternalServerError", ["serving digits/1.0 at http://0.0.0.0:8080"]) == []
 
 

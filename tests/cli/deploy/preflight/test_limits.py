@@ -79,7 +79,7 @@ def test_a_breach_of_a_limit_is_reported_with_a_remedy(
     assert [error for error, finding in breaches if text in finding] == [is_error], breaches
 
 
-def test_a_limit_of_the_specification_is_reported_with_its_key() -> None:
+def test_a_limit_set_in_the_specification_is_reported_with_its_key() -> None:
     limits = {
         "start": TargetLimit(60, SET_BY_USER, "sagemaker.startup_timeout"),
         "memory": TargetLimit(2 * GIB, SET_BY_USER, "sagemaker.serverless.memory"),
@@ -115,6 +115,6 @@ def test_errors_come_first() -> None:
     assert [is_error for is_error, _ in breaches] == [True, True, False]
 
 
-def test_sizes_are_reported_in_the_units_of_limits() -> None:
+def test_sizes_are_reported_in_the_unit_of_their_limit() -> None:
     sizes = {3: "3 bytes", 4096: "4 KiB", 6 * MIB: "6 MiB", 10 * GIB: "10 GiB"}
     assert [size_of(size) for size in sizes] == [*sizes.values()]

@@ -1,4 +1,4 @@
-"""The checks of `tsx deploy` before it creates anything: the archive, its limits, its benchmark."""
+"""The checks of `tsx deploy` before it creates anything: archive, limits and benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.benchmarked import results
 from tests.support.deploying import HANDLER, Deploy, a_spec
 from tests.support.models import make_model
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.deploy.preflight.limits import ModelProfile, find_problems
@@ -22,17 +22,17 @@ from tsx_cli.deploy.preflight.preflight import target_profile
 
 
 @pytest.fixture
-def deploy(on: Callable[..., Deploy], tmp_path: Path) -> Deploy:
-    """Build the command for an archive that the test may change."""
-    deploy = on("sagemaker")
+def deploy(deploy_to: Callable[..., Deploy], tmp_path: Path) -> Deploy:
+    """Return the command for an archive that the test may change."""
+    deploy = deploy_to("sagemaker")
     deploy.archive = make_model(tmp_path / "m.mar", HANDLER)
     return deploy
 
 
 def add_benchmark(archive: Path, **changes: Any) -> None:
-    """Add a benchmark's record to an archive, as `tsx bench --write` does."""
+    """Add a benchmark record to an archive, as `tsx bench --write` does."""
     record = record_of(results())
-    # The winner has as many threads.
+    # The winner has the same number of threads.
     record.curves[0].threads = 1
     for path, value in changes.items():
         part: Any = record
@@ -43,15 +43,15 @@ def add_benchmark(archive: Path, **changes: Any) -> None:
     rewrite_archive(archive, {"tsx-bench.json": record.content()})
 
 
-def test_the_archive_is_loaded_before_anything_is_created(
-    deploy: Deploy, course: Course, tmp_path: Path
+def test_the_archive_is_loaded_before_creating_resources(
+    deploy: Deploy, scenario: Scenario, tmp_path: Path
 ) -> None:
     loadable = deploy.archive
     deploy.archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
     deploy(*deploy.wish("--yes"), code=1)
     assert "does not load" in deploy.err
     assert "--no-check deploys it anyway" in deploy.err
-    assert course.calls == []
+    assert scenario.calls == []
     deploy.apply()
     assert "was not loaded here (--no-check)" in deploy.err
     deploy.archive = loadable
@@ -99,7 +99,7 @@ def test_the_plan_shows_the_figures_of_the_benchmark(deploy: Deploy) -> None:
     assert (measured["rps"], measured["configuration"]["batch_size"]) == (best.throughput, 4)
 
 
-def test_scaling_that_comes_too_late_is_reported() -> None:
+def test_a_scaling_target_above_the_capacity_is_reported() -> None:
     record = record_of(results())
 
     def view(target: str = "sagemaker", **sagemaker: Any) -> Outlook:
@@ -117,20 +117,20 @@ def test_scaling_that_comes_too_late_is_reported() -> None:
     assert function.startswith("an environment answers one request at a time: ")
     component = view(component={"endpoint": "e", "copies": 2})
     assert "2 instances like that machine" in component.lines()[-2]
-    # tsx deploy sets no scaling there.
+    # tsx deploy configures no scaling for multi-model endpoints.
     assert "autoscaling" not in view(multi_model={"endpoint": "e"}).lines()[-1]
     assert "2 instances like that machine" in view("kubernetes").lines()[-1]
 
 
-def test_a_function_has_the_limits_of_its_specification() -> None:
+def test_the_limits_of_a_function_follow_its_specification() -> None:
     settings = {
         "memory": 1024,
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
     profile = target_profile(a_spec("lambda", **{"lambda": settings}))
-    most = [profile.limits[name].most for name in ("memory", "time", "request")]
-    assert most == [1 << 30, 20, 6 << 20]
+    limits = [profile.limits[name].most for name in ("memory", "time", "request")]
+    assert limits == [1 << 30, 20, 6 << 20]
     assert profile.device == "cuda"
     finding = find_problems(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
     assert "Lambda ends one after 20 s. Raise lambda.timeout" in finding.text
@@ -140,11 +140,11 @@ def test_a_function_has_the_limits_of_its_specification() -> None:
     ("component", "memory", "device"),
     [
         ({"memory": 1024}, 1 << 30, "cpu"),
-        # The weights are in the GPU's memory.
+        # The limit does not apply, since the weights are in the GPU's memory.
         ({"memory": 1024, "gpus": 1}, None, "cuda"),
     ],
 )
-def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
+def test_the_memory_of_a_component_is_its_requested_part(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}

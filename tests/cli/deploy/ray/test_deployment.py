@@ -1,6 +1,6 @@
 """`tsx deploy --target ray` on a real cluster of one node.
 
-Each test continues where the one before has left the deployment.
+Each test continues with the deployment of the previous test.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.cluster
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
-class Theirs:
+class ForeignApplication:
     async def __call__(self, request: Any) -> str:
         return "theirs"
 
 
 class OnRay:
-    """The command, with the options that all calls have, and the requests of a client."""
+    """The command with the options that all calls share, and the requests of a client."""
 
     def __init__(self, cluster: Cluster, port: int, directory: Path) -> None:
         self.options = f"--name digits --target ray --address {cluster.address}"
@@ -73,7 +73,7 @@ class OnRay:
             json.loads(self.deploy(answer, "--json", *arguments, verb="plan", code=code))
         )
 
-    def reported(self, verb: str) -> Any:
+    def read_json(self, verb: str) -> Any:
         return json.loads(self(verb, "--json"))
 
     def post(self) -> httpx.Response:
@@ -83,7 +83,7 @@ class OnRay:
 
     @contextmanager
     def client(self) -> Iterator[list[httpx.Response]]:
-        """Send one request after the other, and collect the responses."""
+        """Send requests one after the other, and collect the responses."""
         answers: list[httpx.Response] = []
         stop = threading.Event()
 
@@ -168,7 +168,7 @@ def test_a_deployment_is_planned_created_and_then_unchanged(deploy: OnRay) -> No
     deploy.plan("a", code=0)
     deploy.deploy("a")
     assert deploy.replicas() == replicas
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert (status["status"], status["model"]) == ("RUNNING", "digits/1.0")
     assert status["replicas"] == "1 of 1 running"
     assert status["address"] == [f"http://127.0.0.1:{deploy.port}/digits"]
@@ -177,17 +177,17 @@ def test_a_deployment_is_planned_created_and_then_unchanged(deploy: OnRay) -> No
     assert "is ready on cpu" in deploy("logs")
 
 
-def test_a_canary_keeps_its_share_until_it_is_promoted_without_a_lost_request(
+def test_a_canary_is_promoted_without_a_lost_request(
     deploy: OnRay,
 ) -> None:
     stable = deploy.replicas()
     deploy.deploy("b", "--canary=50%")
-    # The share is changed in place.
+    # Changing the share keeps the replicas.
     assert deploy.replicas() == stable
     assert {deploy.post().text for _ in range(40)} == {"a", "b"}
     deploy.plan("b", "--canary=50%", code=0)
-    assert deploy.reported("status")["canary"][0]["percent"] == 50
-    assert [version["percent"] for version in deploy.reported("history")] == [0, 50]
+    assert deploy.read_json("status")["canary"][0]["percent"] == 50
+    assert [version["percent"] for version in deploy.read_json("history")] == [0, 50]
     with deploy.client() as answers:
         deploy("promote", "--yes")
     assert {answer.status_code for answer in answers} == {200}
@@ -202,26 +202,26 @@ def test_a_rollback_returns_to_an_earlier_version_without_a_lost_request(deploy:
         deploy("rollback", "--yes")
     assert {answer.status_code for answer in answers} == {200}
     assert deploy.post().text == "a"
-    history = deploy.reported("history")
+    history = deploy.read_json("history")
     assert [version["is_current"] for version in history] == [True, False]
 
 
-def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: OnRay) -> None:
-    serve.run(Theirs.bind(), name="theirs", route_prefix="/theirs")
+def test_foreign_applications_are_not_changed(deploy: OnRay) -> None:
+    serve.run(ForeignApplication.bind(), name="theirs", route_prefix="/theirs")
     deploy.deploy("a", "--name", "theirs", "--set=ray.route_prefix=/other", code=1)
     assert "tsx deploy did not make it" in deploy.err
     deploy.deploy("a", "--set=ray.route_prefix=/theirs", code=2)
     assert "choose another ray.route_prefix" in deploy.err
 
 
-def test_options_without_use_on_a_cluster_are_refused(deploy: OnRay) -> None:
+def test_options_without_effect_on_a_cluster_are_refused(deploy: OnRay) -> None:
     deploy.deploy("a", "--image", "own/ray:1", code=2)
     assert "--emit ray writes one into a RayService" in deploy.err
     deploy.deploy("a", "--canary=10%", "--alarm=5xx>0", code=2)
     assert "keeps its share until" in deploy.err
 
 
-def test_destroy_leaves_nothing_of_a_deployment_and_all_of_others(deploy: OnRay) -> None:
+def test_destroy_removes_only_the_deployment(deploy: OnRay) -> None:
     deploy("destroy", "--yes", "--purge")
     deploy("destroy", "--yes", "--purge", code=1)
     assert list(serve.status().applications) == ["theirs"]
@@ -234,11 +234,11 @@ def test_destroy_leaves_nothing_of_a_deployment_and_all_of_others(deploy: OnRay)
         assert ray.get(holder.pieces.remote(sha256)) == []
 
 
-def test_a_replica_that_no_node_has_room_for_is_reported_with_rays_reason(
+def test_a_replica_without_a_fitting_node_is_reported_with_rays_reason(
     deploy: OnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def clock() -> float:
-        # Time is up when Ray Serve has given its reason.
+        # The timeout expires once Ray Serve has reported a reason.
         application = deploy.application()
         return 1e6 if application is not None and "to be scheduled" in application.message else 0.0
 
@@ -247,4 +247,4 @@ def test_a_replica_that_no_node_has_room_for_is_reported_with_rays_reason(
     assert "a replica reserves (100 CPU)" in deploy.deploy("a", big, verb="plan", code=2)
     deploy.deploy("a", big, code=1)
     assert "have taken more than 1s to be scheduled" in deploy.err
-    assert deploy.reported("status")["status"] == "DEPLOYING"
+    assert deploy.read_json("status")["status"] == "DEPLOYING"

@@ -42,7 +42,7 @@ def arguments(**ray: Any) -> dict[str, Any]:
     return application
 
 
-def test_an_archive_is_sent_through_the_object_store_unless_nodes_can_read_it() -> None:
+def test_an_archive_is_sent_through_the_object_store_unless_it_is_reachable() -> None:
     (archive, _, application) = resources(spec(), [FACTS], None)
     assert (archive.kind, archive.name) == ("Tsx::Ray::Archive", SHA)
     assert application.properties["Config"]["RoutePrefix"] == "/digits"
@@ -56,7 +56,7 @@ def test_an_archive_is_sent_through_the_object_store_unless_nodes_can_read_it() 
     ]
 
 
-def test_a_version_is_named_by_its_content_and_not_by_its_address_or_canary() -> None:
+def test_a_versions_name_depends_only_on_its_content() -> None:
     def version(**settings: Any) -> Resource:
         return resources(spec(**settings), [FACTS], None)[1]
 
@@ -66,7 +66,7 @@ def test_a_version_is_named_by_its_content_and_not_by_its_address_or_canary() ->
     assert version().name != version(env={"A": "b"}).name != version(ray={"replicas": 2}).name
 
 
-def test_replicas_have_the_size_and_the_scaling_of_the_archives_benchmark() -> None:
+def test_replicas_are_sized_and_scaled_by_the_benchmark() -> None:
     scaled = {"min_replicas": 0, "max_replicas": 8}
     record = record_of(results())
     measured = configuration(spec(ray=scaled), [FACTS], record)["Application"]
@@ -78,14 +78,14 @@ def test_replicas_have_the_size_and_the_scaling_of_the_archives_benchmark() -> N
     assert arguments(**scaled, target_ongoing_requests=90)["replica"]["max_ongoing_requests"] == 180
 
 
-def test_a_specification_that_scales_names_its_cluster() -> None:
+def test_a_scaling_specification_needs_a_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
     assert locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
     assert locate_named_deployment(None, settings).cloud.settings.max_replicas == 2
 
 
-def test_several_archives_share_replicas() -> None:
+def test_several_archives_can_share_replicas() -> None:
     second = Facts(Path("words.mar"), SHA[::-1], "words", "1.0", "", "", "")
     shared = spec(ray={"models": "words.mar", "models_per_replica": 2})
     application = configuration(shared, [FACTS, second], None)["Application"]
@@ -95,7 +95,7 @@ def test_several_archives_share_replicas() -> None:
         configuration(shared, [FACTS, FACTS], None)
 
 
-def test_variables_and_packages_are_the_replicas_environment() -> None:
+def test_variables_and_packages_become_the_replicas_environment() -> None:
     specification = spec(env={"A": "b"}, ray={"runtime_env": "{pip = ['pillow']}"})
     environment = configuration(specification, [FACTS], None)["RuntimeEnv"]
     assert environment == {"pip": ["pillow"], "env_vars": {"A": "b"}}
@@ -132,13 +132,13 @@ def test_an_impossible_specification_is_refused_with_a_remedy(
         spec(ray=settings)
 
 
-@pytest.mark.usefixtures("course")
-def test_an_uploaded_archive_is_listed_until_it_is_removed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("scenario")
+def test_an_uploaded_archive_is_listed_until_its_removal(tmp_path: Path) -> None:
     (tmp_path / "digits.mar").write_bytes(b"archive")
     cloud = RayCluster(Ray(archives="s3://models/all"), partial(Cloud, "eu-central-1", None))
     s3 = cloud.aws.client("s3")
-    where = {"LocationConstraint": "eu-central-1"}
-    s3.create_bucket(Bucket="models", CreateBucketConfiguration=where)
+    bucket_configuration = {"LocationConstraint": "eu-central-1"}
+    s3.create_bucket(Bucket="models", CreateBucketConfiguration=bucket_configuration)
     key = f"all/digits/{SHA[:16]}/digits.mar"
     name = f"models/{key}"
     properties = {"Path": str(tmp_path / "digits.mar"), "Sha256": SHA}
@@ -154,7 +154,7 @@ def test_an_uploaded_archive_is_listed_until_it_is_removed(tmp_path: Path) -> No
     assert uploaded_archives(cloud, "digits") == []
 
 
-def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> None:
+def test_old_versions_are_removed_with_their_unshared_archives() -> None:
     def record(*archives: str) -> dict[str, Any]:
         models = [{"source": f"object://{archive}"} for archive in archives]
         return {"config": {"Application": {"models": models}}}
@@ -171,12 +171,15 @@ def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> N
         },
         find_owned=lambda *_: None,
     )
-    wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
-    obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), wanted)
+    desired_resources = [
+        Resource("Archive0", ARCHIVE, "d", {}),
+        Resource("Version", VERSION, "digits-4", {}),
+    ]
+    obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), desired_resources)
     assert [resource.name for resource in obsolete] == ["a", "digits-1", "digits-2"]
 
 
-def test_a_log_is_continued_where_the_last_reading_ended(
+def test_a_log_is_read_from_the_last_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_nodes, "get_serve_logs_dir", lambda: str(tmp_path / "serve"))
@@ -186,7 +189,7 @@ def test_a_log_is_continued_where_the_last_reading_ended(
     )
     lines, read = on_nodes.read_logs(files, {}, 1, None)
     assert [text for _, text in lines] == ["[replica] last"]
-    # A line without a time is as old as the one before.
+    # A line without a time counts as old as the previous one.
     assert len(on_nodes.read_logs(files, {}, None, 60.0)[0]) == 2
     with file.open("a") as more:
         more.write(" line\n")
@@ -197,7 +200,7 @@ def test_a_log_is_continued_where_the_last_reading_ended(
     assert [text for _, text in lines] == ["[replica] anew"]
 
 
-def test_models_that_share_replicas_have_no_canary() -> None:
+def test_shared_replicas_have_no_canary() -> None:
     with pytest.raises(UsageError, match=r"without ray\.models"):
         spec(ray={"models": "a.mar", "models_per_replica": 1}, canary={"percent": 10})
 
@@ -209,12 +212,10 @@ def test_models_that_share_replicas_have_no_canary() -> None:
         ("127.0.0.1:{}", "is ray://HOST:10001"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_reported_with_a_remedy(
-    address: str, advice: str
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = address.format(taken.getsockname()[1])
+def test_an_unreachable_cluster_is_reported_with_a_remedy(address: str, advice: str) -> None:
+    with socket.socket() as busy_socket:
+        busy_socket.bind(("127.0.0.1", 0))
+        url = address.format(busy_socket.getsockname()[1])
         with pytest.raises(CliError, match="no Ray cluster answers at") as raised:
             RayCluster(Ray(address=url), Cloud).connect()
     assert advice in raised.value.message
@@ -235,7 +236,7 @@ def test_a_cluster_that_does_not_answer_is_reported_with_a_remedy(
         ),
     ],
 )
-def test_a_cluster_that_refuses_this_machine_is_reported_with_its_reason(
+def test_a_cluster_that_refuses_the_client_is_reported_with_its_reason(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(**_: Any) -> None:
@@ -247,7 +248,7 @@ def test_a_cluster_that_refuses_this_machine_is_reported_with_its_reason(
         RayCluster(Ray(), Cloud).connect()
 
 
-def test_an_application_of_somebody_else_has_no_release_but_a_condition() -> None:
+def test_a_foreign_application_has_a_condition_but_no_release() -> None:
     part = {
         "deployment_config": {"user_config": {"threshold": 1}},
         "message": "",

@@ -1,4 +1,4 @@
-"""`tsx deploy` to SageMaker over moto: plans, changes, rollbacks, failures and removal."""
+"""`tsx deploy` to SageMaker with moto: plans, changes, rollbacks, failures and removal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.deploy import (
 )
 from tests.support.deploying import FACTS, HANDLER, IMAGE, ROLE, Deploy, a_spec, actions
 from tests.support.models import make_model
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 from tsx_cli.deploy.sagemaker.resources import model_properties
 
 BUCKET = "tsx-123456789012-eu-central-1"
@@ -29,20 +29,22 @@ RESOURCES = ("Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig")
 
 
 @pytest.fixture
-def deploy(on: Callable[..., Deploy]) -> Deploy:
-    return on("sagemaker")
+def deploy(deploy_to: Callable[..., Deploy]) -> Deploy:
+    return deploy_to("sagemaker")
 
 
-def test_an_endpoint_is_planned_created_and_then_unchanged(deploy: Deploy, course: Course) -> None:
-    course.looks = 2
+def test_an_endpoint_is_planned_created_and_then_unchanged(
+    deploy: Deploy, scenario: Scenario
+) -> None:
+    scenario.polls = 2
     assert set(actions(deploy.plan(code=2)).values()) == {"create"}
-    assert course.calls == []
+    assert scenario.calls == []
     out = deploy.apply()
     assert "InService" in out
     assert "Endpoint digits: created" in deploy.err
     deploy.plan(code=0)
     deploy.apply()
-    assert len(course.calls) == 1
+    assert len(scenario.calls) == 1
     [variant] = endpoint_config()["ProductionVariants"]
     container = model_container(variant["ModelName"])
     bucket, key = container["ModelDataUrl"].removeprefix("s3://").split("/", 1)
@@ -50,38 +52,38 @@ def test_an_endpoint_is_planned_created_and_then_unchanged(deploy: Deploy, cours
     assert container["Image"] == IMAGE
 
 
-def test_a_change_gives_the_endpoint_a_new_configuration(deploy: Deploy, course: Course) -> None:
+def test_a_change_gives_the_endpoint_a_new_configuration(
+    deploy: Deploy, scenario: Scenario
+) -> None:
     deploy.apply()
     changes = actions(deploy.plan("--set=sagemaker.instances=3", code=2))
     assert [changes[id] for id in RESOURCES if id != "Model"] == ["same"] * 3 + ["create"]
     out = deploy.apply("--set=sagemaker.instances=3")
     assert "EndpointConfigName: tsx-digits-" in out
-    assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
+    assert [call.split()[0] for call in scenario.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
 def test_a_rollback_gives_the_endpoint_its_earlier_configuration(deploy: Deploy) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
-    versions = deploy.reported("history")
+    versions = deploy.read_json("history")
     assert deploy.versions == [(1, False), (2, True)]
     deploy.verb("rollback", "--yes")
-    assert deploy.reported("status")["configuration"] == versions[0]["id"]
+    assert deploy.read_json("status")["configuration"] == versions[0]["id"]
     deploy.verb("rollback", "--yes", code=1)
     assert "has no earlier version" in deploy.err
     deploy.verb("rollback", "--version=2", "--yes")
-    assert deploy.reported("status")["configuration"] == versions[1]["id"]
+    assert deploy.read_json("status")["configuration"] == versions[1]["id"]
     deploy.verb("rollback", "--version=9", "--yes", code=2)
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 
-def test_promote_says_that_nobody_can_hurry_a_canary_of_sagemaker(
-    deploy: Deploy, course: Course
-) -> None:
+def test_promote_is_refused_for_sagemaker(deploy: Deploy, scenario: Scenario) -> None:
     deploy.apply()
     deploy.verb("promote", "--yes", code=1)
     assert "no traffic is being moved" in deploy.err
-    course.looks = 9
-    config = deploy.reported("status")["configuration"]
+    scenario.polls = 9
+    config = deploy.read_json("status")["configuration"]
     sagemaker().update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
     assert "after the bake time" in deploy.err
@@ -100,40 +102,38 @@ def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy) -> None:
         ("Invocation5XXErrors", 2.0),
         ("ModelLatency", 300_000.0),
     }
-    # p99 is the name of an alarm that somebody else has set.
+    # `p99` is the name of an existing alarm.
     deploy.apply("--alarm=5xx>2 --alarm=p99", code=0)
 
 
-def test_a_failed_creation_is_reported_with_its_remains_and_continued(
-    deploy: Deploy, course: Course
-) -> None:
-    course.failure = "did not pass the ping health check."
+def test_a_failed_creation_is_reported_and_can_continue(deploy: Deploy, scenario: Scenario) -> None:
+    scenario.failure = "did not pass the ping health check."
     deploy.apply(code=1)
-    assert f"{course.failure} Created by this run and still there: Bucket" in deploy.err
-    course.failure = ""
+    assert f"{scenario.failure} Created by this run and still there: Bucket" in deploy.err
+    scenario.failure = ""
     expected = dict.fromkeys(RESOURCES, "same") | {"Endpoint": "replace"}
     assert actions(deploy.plan(code=2)) == expected
     deploy.apply()
-    assert deploy.reported("status")["status"] == "InService"
+    assert deploy.read_json("status")["status"] == "InService"
 
 
-def test_an_endpoint_that_is_being_created_is_not_diagnosed(deploy: Deploy, course: Course) -> None:
+def test_an_endpoint_in_creation_is_not_diagnosed(deploy: Deploy, scenario: Scenario) -> None:
     def interrupt(operation: str, request: str) -> None:
         if operation == "sagemaker:CreateEndpoint":
             raise KeyboardInterrupt
 
-    course.looks, course.after = 50, interrupt
+    scenario.polls, scenario.after = 50, interrupt
     deploy.apply(code=130)
-    status = deploy.reported("status")
+    status = deploy.read_json("status")
     assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
 
 
-def test_an_update_that_aws_undoes_is_a_failure(deploy: Deploy, course: Course) -> None:
+def test_an_update_that_aws_rolls_back_is_a_failure(deploy: Deploy, scenario: Scenario) -> None:
     deploy.apply()
-    course.failure = "Alarm tsx-digits-5xx is in ALARM state."
+    scenario.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set=sagemaker.instances=2", code=1)
-    assert f"digits was returned to its previous state: {course.failure[:-1]}" in deploy.err
-    assert deploy.reported("status")["status"] == "InService"
+    assert f"digits was returned to its previous state: {scenario.failure[:-1]}" in deploy.err
+    assert deploy.read_json("status")["status"] == "InService"
 
 
 def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
@@ -145,7 +145,7 @@ def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
     assert not scalable_targets("sagemaker")
 
 
-def test_destroy_with_purge_leaves_nothing(
+def test_destroy_with_purge_removes_everything(
     deploy: Deploy,
 ) -> None:
     deploy.apply("--canary=10 --set=sagemaker.autoscaling.max=3")
@@ -160,10 +160,10 @@ def test_destroy_with_purge_leaves_nothing(
     assert "there is no deployment 'digits'" in deploy.err
 
 
-def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, tmp_path: Path) -> None:
+def test_invoke_sends_a_file_and_prints_the_response(deploy: Deploy, tmp_path: Path) -> None:
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
-    # The body is moto's.
+    # moto always answers with this body.
     assert deploy.verb("invoke", "in.json") == "body"
     assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {
         "status": 200,
@@ -177,15 +177,15 @@ def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, tmp_path: Path) -
     assert "directory: 'absent.json'" in deploy.err
 
 
-def test_an_endpoint_of_somebody_else_is_left_alone(
-    deploy: Deploy, on: Callable[..., Deploy]
+def test_a_foreign_endpoint_is_not_changed(
+    deploy: Deploy, deploy_to: Callable[..., Deploy]
 ) -> None:
     deploy.apply()
     config = endpoint_config()["EndpointConfigName"]
     sagemaker().create_endpoint(EndpointName="theirs", EndpointConfigName=config)
-    theirs = on("sagemaker", name="theirs")
-    theirs.apply(code=1)
-    assert "Endpoint theirs already exists, and tsx deploy did not make it" in theirs.err
+    foreign = deploy_to("sagemaker", name="theirs")
+    foreign.apply(code=1)
+    assert "Endpoint theirs already exists, and tsx deploy did not make it" in foreign.err
 
 
 @pytest.mark.parametrize(
@@ -205,29 +205,31 @@ def test_an_endpoint_of_somebody_else_is_left_alone(
     ],
 )
 def test_an_invalid_specification_is_refused_before_aws_is_called(
-    deploy: Deploy, course: Course, arguments: str, error: str
+    deploy: Deploy, scenario: Scenario, arguments: str, error: str
 ) -> None:
     deploy.apply(arguments, code=2)
     assert error in deploy.err
-    assert course.calls == []
+    assert scenario.calls == []
 
 
-def test_the_file_has_what_the_command_line_leaves_out(deploy: Deploy, tmp_path: Path) -> None:
+def test_the_file_provides_options_missing_from_the_command_line(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     text = f'[deploy]\ntarget = "sagemaker"\nmodel = "{deploy.archive}"\nimage = "{IMAGE}"\n'
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
     for name, instances in (("small", 2), ("big", 4)):
-        reported = json.loads(deploy("plan", "--name", name, "--json", code=2))
-        config = next(change for change in reported["changes"] if change["id"] == "EndpointConfig")
+        plan = json.loads(deploy("plan", "--name", name, "--json", code=2))
+        config = next(change for change in plan["changes"] if change["id"] == "EndpointConfig")
         values = {field["path"]: field["new"] for field in config["fields"]}
         assert values["ProductionVariants"][0]["InitialInstanceCount"] == instances
 
 
-def test_without_a_region_the_options_that_name_one_are_reported(
+def test_the_error_without_a_region_lists_the_options(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    # The variable AWS_REGION names the region.
+    # The variable AWS_REGION provides the region.
     deploy.plan(code=2)
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "localhost")
@@ -238,45 +240,45 @@ def test_without_a_region_the_options_that_name_one_are_reported(
     assert "no region: give --region" in deploy.err
 
 
-def test_an_interrupted_start_is_waited_for_and_its_failure_reported(
-    deploy: Deploy, course: Course
+def test_an_interrupted_start_is_resumed_and_its_failure_reported(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
-    # Some of the looks are for the plan.
-    course.looks = 8
+    # The plan uses some of the polls.
+    scenario.polls = 8
     with interrupted_waits():
         deploy.apply(code=130)
-    course.failure = "The primary container did not pass the ping health check."
+    scenario.failure = "The primary container did not pass the ping health check."
     deploy.apply(code=1)
     assert "digits has failed: The primary container" in deploy.err
-    assert len(course.calls) == 1
+    assert len(scenario.calls) == 1
 
 
-def test_an_interrupted_update_that_was_undone_is_not_begun_again(
-    deploy: Deploy, course: Course
+def test_an_interrupted_update_that_was_rolled_back_is_not_repeated(
+    deploy: Deploy, scenario: Scenario
 ) -> None:
     deploy.apply()
-    course.looks = 8
+    scenario.polls = 8
     with interrupted_waits():
         deploy.apply("--set=sagemaker.instances=2", code=130)
-    course.failure = "Alarm tsx-digits-5xx is in ALARM state."
+    scenario.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set=sagemaker.instances=2", code=1)
     assert "digits was returned to its previous state" in deploy.err
-    assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
+    assert [call.split()[0] for call in scenario.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-@pytest.mark.parametrize("wrong", ["--set=sagemaker.instnces=2", "--nonsense"])
-def test_the_exit_code_of_a_plan_in_vain_is_that_of_an_error(
-    deploy: Deploy, course: Course, wrong: str
+@pytest.mark.parametrize("option", ["--set=sagemaker.instnces=2", "--nonsense"])
+def test_a_failed_plan_exits_with_the_code_of_an_error(
+    deploy: Deploy, scenario: Scenario, option: str
 ) -> None:
-    arguments = deploy.wish(wrong)
-    # The code 2 of a plan means changes; of other commands it is wrong usage.
+    arguments = deploy.wish(option)
+    # Exit code 2 means changes for a plan and a usage error for other commands.
     for command, code in ((["plan", *arguments], 1), ([*arguments, "--plan"], 1), (arguments, 2)):
         deploy(*command, code=code)
-        assert wrong.rpartition("=")[0].rpartition(".")[2] in deploy.err
-    assert course.calls == []
+        assert option.rpartition("=")[0].rpartition(".")[2] in deploy.err
+    assert scenario.calls == []
 
 
-def test_the_scaling_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
+def test_foreign_scaling_is_not_changed(deploy: Deploy) -> None:
     deploy.apply()
     client = boto3.client("application-autoscaling")
     target = {
@@ -303,17 +305,17 @@ def test_the_scaling_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
     assert scalable_targets("sagemaker")[0]["MaxCapacity"] == 7
 
 
-def test_an_endpoint_that_is_changing_is_not_rolled_back(deploy: Deploy, course: Course) -> None:
+def test_a_changing_endpoint_is_not_rolled_back(deploy: Deploy, scenario: Scenario) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
-    course.looks = 50
+    scenario.polls = 50
     with interrupted_waits():
         deploy.apply("--set=sagemaker.instances=3 --canary=10", code=130)
     deploy.verb("rollback", "--yes", code=1)
     assert "accepts no changes until that ends" in deploy.err
 
 
-def test_purge_removes_uploads_of_former_versions_and_no_repository_of_others(
+def test_purge_removes_old_uploads_and_keeps_foreign_repositories(
     deploy: Deploy, tmp_path: Path
 ) -> None:
     deploy.apply("--set=keep=1")
@@ -339,7 +341,7 @@ def test_an_asynchronous_endpoint_scales_by_its_backlog_and_to_zero(deploy: Depl
     deploy.plan(arguments, code=0)
 
 
-def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
+def test_the_startup_timeout_equals_sagemakers() -> None:
     for timeout, variables in (
         ("10m", {}),
         ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"}),

@@ -1,4 +1,4 @@
-"""Multi-model endpoints: deployments are archives under one prefix, with versions for clients."""
+"""Multi-model endpoints: each deployment is an archive under one prefix in S3."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from tests.kit.deploy import endpoint_config, model_container, sagemaker_resources
 from tests.support.deploying import HANDLER, OTHER_IMAGE, Deploy, actions
 from tests.support.models import make_model
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 
 SHARED = "--set=sagemaker.multi_model.endpoint=shared"
 BUCKET = "tsx-123456789012-eu-central-1"
 
 
 @pytest.fixture
-def member(on: Callable[..., Deploy]) -> Any:
-    """Build one of several deployments that share the endpoint."""
-    return lambda name: on("sagemaker", SHARED, name=name)
+def member(deploy_to: Callable[..., Deploy]) -> Any:
+    """Return a function that makes one of several deployments that share the endpoint."""
+    return lambda name: deploy_to("sagemaker", SHARED, name=name)
 
 
 def archives() -> list[str]:
@@ -32,13 +32,13 @@ def archives() -> list[str]:
 
 
 def target_model(deploy: Deploy) -> Any:
-    return deploy.reported("status")["target model"]
+    return deploy.read_json("status")["target model"]
 
 
-def test_the_first_model_creates_the_endpoint_and_others_are_archives_beside_it(
-    member: Any, course: Course
+def test_the_first_model_creates_the_endpoint_and_others_add_archives(
+    member: Any, scenario: Scenario
 ) -> None:
-    course.looks = 2
+    scenario.polls = 2
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
     a.apply(
@@ -56,28 +56,26 @@ def test_the_first_model_creates_the_endpoint_and_others_are_archives_beside_it(
         "TSX_TARGET": "sagemaker",
         "TSX_SAGEMAKER_MODELS_MEMORY": "900",
     }
-    # The image is the endpoint's.
+    # The endpoint already has an image.
     b.image = ()
     changes = actions(b.plan(code=2))
     assert [changes[id] for id in ("ModelData", "ModelVersion", "TargetModel")] == ["create"] * 3
     assert [changes[id] for id in ("Model", "EndpointConfig", "Endpoint")] == ["same"] * 3
     b.apply()
-    assert len(course.calls) == 1
+    assert len(scenario.calls) == 1
     b.plan(code=0)
-    status = b.reported("status")
+    status = b.read_json("status")
     assert (status["target model"], status["endpoint"]) == (archives()[1], "shared")
     assert (status["status"], status["instances"]) == ("InService", 2)
     assert status["model name"].startswith("tsx-b-")
-    # The change is one of the endpoint, for all of its models.
+    # The change applies to the endpoint and therefore to all of its models.
     a.apply("--image", OTHER_IMAGE, "--set=sagemaker.instances=3")
-    assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
+    assert [call.split()[0] for call in scenario.calls] == ["CreateEndpoint", "UpdateEndpoint"]
     b.plan(code=0)
-    assert b.reported("status")["instances"] == 3
+    assert b.read_json("status")["instances"] == 3
 
 
-def test_a_new_archive_has_its_own_key_and_earlier_ones_stay_as_long_as_they_are_kept(
-    member: Any, tmp_path: Path
-) -> None:
+def test_a_new_archive_has_its_own_key_and_old_ones_are_kept(member: Any, tmp_path: Path) -> None:
     a, b = member("a"), member("b")
     a.apply()
     b.apply()
@@ -99,7 +97,7 @@ def test_a_new_archive_has_its_own_key_and_earlier_ones_stay_as_long_as_they_are
     a.plan("--set=keep=1", code=0)
 
 
-def test_destroy_removes_a_models_archives_and_the_endpoint_with_the_last_model(
+def test_the_endpoint_is_destroyed_with_its_last_model(
     member: Any,
 ) -> None:
     a, b = member("a"), member("a-0123456789abcdef")
@@ -114,8 +112,8 @@ def test_destroy_removes_a_models_archives_and_the_endpoint_with_the_last_model(
     assert not sagemaker_resources()
 
 
-def test_destroy_finds_an_endpoint_that_does_not_start(member: Any, course: Course) -> None:
-    course.failure = "The primary container did not pass the ping health check."
+def test_destroy_removes_an_endpoint_that_does_not_start(member: Any, scenario: Scenario) -> None:
+    scenario.failure = "The primary container did not pass the ping health check."
     a = member("a")
     a.apply(code=1)
     a.verb("destroy", "--yes")
@@ -132,16 +130,16 @@ def test_destroy_finds_an_endpoint_that_does_not_start(member: Any, course: Cour
         ("--set=sagemaker.data_capture.to=s3://a/b", "sagemaker.data_capture: SageMaker offers"),
     ],
 )
-def test_options_that_a_multi_model_endpoint_lacks_are_refused(
-    member: Any, course: Course, arguments: str, error: str
+def test_unsupported_options_of_a_multi_model_endpoint_are_refused(
+    member: Any, scenario: Scenario, arguments: str, error: str
 ) -> None:
     a = member("a")
     a.apply(arguments, code=2)
     assert error in a.err
-    assert course.calls == []
+    assert scenario.calls == []
 
 
-def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(member: Any) -> None:
+def test_a_multi_model_endpoint_has_one_image_and_one_bucket(member: Any) -> None:
     a = member("a")
     a.image = ()
     a.apply(code=2)

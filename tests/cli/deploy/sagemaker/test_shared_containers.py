@@ -1,7 +1,7 @@
-"""Models that share an endpoint, as boto3's clients and `tsx deploy invoke` reach them.
+"""Models that share an endpoint, called by boto3's clients and `tsx deploy invoke`.
 
-The containers are real. Each is started from what `tsx deploy` has left in SageMaker and S3: the
-archive at the model's address, and its environment.
+The containers are real. Each starts with the archive and the environment that `tsx deploy` has
+stored in SageMaker and S3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from tests.kit.deploy import endpoint_config, model_container
 from tests.support.deploying import Deploy
 from tests.support.models import make_model
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import Scenario
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_runtime import Loader, NoCapacity, runtime
@@ -117,9 +117,9 @@ def invoke(client: Any, **target: str) -> bytes:
     return body
 
 
-def test_two_components_of_one_endpoint_answer_scale_change_and_end_independently(
+def test_two_components_of_one_endpoint_are_independent(
     containers: Containers,
-    course: Course,
+    scenario: Scenario,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,9 +153,9 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_end_independentl
     assert not boto3.client("sagemaker").list_endpoints()["Endpoints"]
 
 
-def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_reports(
+def test_a_multi_model_endpoint_answers_by_the_key_in_the_status(
     containers: Containers,
-    course: Course,
+    scenario: Scenario,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -167,7 +167,7 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_reports(
     a.apply()
     b.apply()
     name = endpoint_config("shared")["ProductionVariants"][0]["ModelName"]
-    # SageMaker sets this variable.
+    # SageMaker sets this variable for multi-model containers.
     host = containers.of_model(name, SAGEMAKER_MULTI_MODEL="true")
     prefix = model_container(name)["ModelDataUrl"]
     with runtime(host, PrefixLoader(host, prefix, tmp_path)) as client:
@@ -176,19 +176,19 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_reports(
         def ask(target: str) -> bytes:
             return invoke(client, TargetModel=target)
 
-        first, second = (deploy.reported("status")["target model"] for deploy in (a, b))
+        first, second = (deploy.read_json("status")["target model"] for deploy in (a, b))
         assert (ask(first), ask(second), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
-        # The change works at once, though the earlier archive is still loaded.
+        # The change takes effect at once, although the earlier archive is still loaded.
         assert a.verb("invoke", "in.json") == "a2\n"
         assert (ask(first), ask(second)) == (b"a", b"b")
         a.verb("rollback", "--yes")
         assert a.verb("invoke", "in.json") == "a\n"
 
 
-def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_shows(
-    containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_guides_batch_transform_example_works(
+    containers: Containers, scenario: Scenario, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Run the example of docs/guides/deploy/sagemaker.md with the model that status names."""
     handler = "def handle(data, context):\n    return data and [{'n': row['body']['n'] * 2, 'together': len(data)} for row in data]\n"
@@ -203,7 +203,7 @@ def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_sh
     s3.put_object(
         Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100))
     )
-    name = a.reported("status")["variants"][0]["ModelName"]
+    name = a.read_json("status")["variants"][0]["ModelName"]
     exec(example().replace("tsx-digits-1a2b3c4d", name))
     job = run_job("digits-1", containers.job)
     assert job["BatchStrategy"] == "MULTI_RECORD"

@@ -27,12 +27,12 @@ LINES = [{"file": "dogs/2.png", "label": "dog"}, {"file": "cats/1.png", "label":
         ("a.jsonl", '"cat"\n"dog"\n'),
     ],
 )
-def test_labels_are_found_by_name_or_order(tmp_path: Path, name: str, text: str) -> None:
+def test_labels_are_matched_by_name_or_order(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert read_labels(tmp_path / name, NAMED) == ["cat", "dog"]
 
 
-def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
+def test_files_of_a_directory_are_labelled_by_name(tmp_path: Path) -> None:
     (tmp_path / "in" / "cats").mkdir(parents=True)
     (tmp_path / "in" / "cats" / "1.txt").write_text("one")
     (tmp_path / "labels.json").write_text('{"cats/1.txt": [1, 2]}')
@@ -53,9 +53,7 @@ def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
         ("a.txt", "", "'.txt' is not known"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(
-    tmp_path: Path, name: str, text: str, reason: str
-) -> None:
+def test_mismatched_labels_are_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
     refuse(tmp_path / name, text, NAMED, reason)
 
 
@@ -66,9 +64,7 @@ def test_labels_that_do_not_fit_are_refused(
         ([Payload(b"", name=f"{name}/1.png") for name in "ab"], "no label for any request"),
     ],
 )
-def test_names_that_do_not_tell_requests_apart_are_refused(
-    tmp_path: Path, payloads: list[Payload], reason: str
-) -> None:
+def test_ambiguous_names_are_refused(tmp_path: Path, payloads: list[Payload], reason: str) -> None:
     refuse(tmp_path / "a.json", '{"1.png": 3}', payloads, reason)
 
 
@@ -78,7 +74,7 @@ def refuse(file: Path, text: str, payloads: list[Payload], reason: str) -> None:
         read_labels(file, payloads)
 
 
-def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
+def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot be read: No such file"):
         read_labels(tmp_path / "a.json", NAMED)
 
@@ -94,7 +90,7 @@ def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
         ("a text", 1, 1),
     ],
 )
-def test_a_number_of_a_class_is_its_name_where_the_model_answers_with_names(
+def test_a_class_number_becomes_a_name_if_the_model_returns_names(
     answer: Any, label: Any, expected: Any
 ) -> None:
     headers = {"content-type": "application/json"}

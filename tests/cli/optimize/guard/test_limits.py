@@ -11,7 +11,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.guard.limits import load_metric, parse_limits
 
 
-def test_limits_are_losses_or_values() -> None:
+def test_limits_apply_to_losses_or_values() -> None:
     limits = parse_limits(" top1 >= -0.5% , cosine>=0.999,perplexity<=+1%")
     assert [(limit.metric, limit.amount, limit.relative, limit.text) for limit in limits] == [
         ("top1", 0.005, True, "top1>=-0.5%"),
@@ -22,7 +22,7 @@ def test_limits_are_losses_or_values() -> None:
     assert parse_limits() == ()
 
 
-def test_a_custom_metric_has_a_limit_of_its_own_unless_one_is_given() -> None:
+def test_a_custom_metric_has_a_default_limit() -> None:
     assert [limit.text for limit in parse_limits("top1>=-1%", custom="f1")] == [
         "top1>=-1%",
         "f1>=-0.5%",
@@ -55,12 +55,12 @@ def test_a_tolerance_is_a_limit() -> None:
         ("", "is not a limit"),
     ],
 )
-def test_a_wrong_limit_is_refused(limit: str, reason: str) -> None:
+def test_an_invalid_limit_is_refused(limit: str, reason: str) -> None:
     with pytest.raises(UsageError, match=re.escape(reason)):
         parse_limits(limit)
 
 
-def test_a_metric_is_a_function_of_a_file(tmp_path: Path) -> None:
+def test_a_custom_metric_is_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("HALF = 0.5\n\n\ndef f1(answers, labels):\n    return HALF\n")
     name, function = load_metric(f"{file}:f1")

@@ -1,4 +1,4 @@
-"""Verdicts on forms: the limits that their answers keep, and the proof of it."""
+"""Verdicts on forms: whether their responses keep the limits, and with what confidence."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def tensor(shape: list[int], data: list[Any], **more: str) -> Any:
 
 
 def vectors(count: int, noise: float = 0.0) -> list[Any]:
-    chance, noises = random.Random(0), random.Random(1)
-    return [[chance.gauss(0, 1) + noises.gauss(0, noise) for _ in range(8)] for _ in range(count)]
+    random_source, noises = random.Random(0), random.Random(1)
+    return [
+        [random_source.gauss(0, 1) + noises.gauss(0, noise) for _ in range(8)] for _ in range(count)
+    ]
 
 
 TOP1, COSINE, EXACT = "top1>=-0.5%", "cosine>=0.999", "exact>=-0.5%"
@@ -74,14 +76,14 @@ TOLERANCE = "tolerance rtol=1e-2,atol=1e-3"
         ("words", EXACT),
     ],
 )
-def test_the_default_limit_follows_from_the_kind_of_the_answers(value: Any, limit: str) -> None:
+def test_the_default_limit_depends_on_the_kind_of_responses(value: Any, limit: str) -> None:
     reference = answers([value] * 600)
     guard = FormGuard(reference)
     assert guard.limit == limit
     assert guard.judge(reference).passed
 
 
-def test_too_few_rows_that_all_agree_prove_nothing_and_the_number_that_would_is_told() -> None:
+def test_too_few_agreeing_rows_prove_nothing_and_the_required_number_is_reported() -> None:
     reference = answers([CAT, DOG] * 60)
     guard = FormGuard(reference)
     verdict = guard.judge(list(reference))
@@ -93,38 +95,38 @@ def test_too_few_rows_that_all_agree_prove_nothing_and_the_number_that_would_is_
     assert guard.shortage[0] == 598
     assert "there are 120" in guard.shortage[1]
     assert guard.hopeless_reason(reference[:60]) is None
-    enough = FormGuard(reference * 5)
-    assert enough.shortage is None
-    text = enough.judge(reference * 5).text
+    larger_guard = FormGuard(reference * 5)
+    assert larger_guard.shortage is None
+    text = larger_guard.judge(reference * 5).text
     assert text.startswith("top1 agreed on 600 of 600 rows")
     assert text.endswith("at most 0.498 %")
 
 
 def test_a_form_within_the_noise_of_the_limit_does_not_pass() -> None:
     reference = answers([CAT] * 1000)
-    changed = answers([DOG] * 3) + reference[3:]
-    verdict = FormGuard(reference).judge(changed)
+    changed_answers = answers([DOG] * 3) + reference[3:]
+    verdict = FormGuard(reference).judge(changed_answers)
     assert verdict.loss == pytest.approx(0.003)
     assert (verdict.passed, verdict.loss_bound > 0.005) == (False, True)
     assert "needs about " in verdict.text
-    assert guard_of(reference, "top1>=-1%").judge(changed).passed
+    assert guard_of(reference, "top1>=-1%").judge(changed_answers).passed
 
 
 @pytest.mark.parametrize(
     "value", [{"cat": math.nan, "dog": math.nan}, {"cat": 0.5, "dog": 0.5}, {"dog": 0.9}, [], "cat"]
 )
-def test_an_answer_that_does_not_prefer_the_label_is_a_loss(value: Any) -> None:
+def test_a_response_without_the_label_as_the_best_is_a_loss(value: Any) -> None:
     reference = answers([CAT] * 700)
     assert FormGuard(reference).judge([answer(value)] * 700).value == 0.0
 
 
-def test_top5_takes_the_best_label_among_five() -> None:
+def test_top5_accepts_the_label_among_the_five_best() -> None:
     scores = {str(number): 0.3 - number / 100 for number in range(8)}
-    fifth, sixth = scores | {"0": 0.255}, scores | {"0": 0.245}
+    fifth_best, sixth_best = scores | {"0": 0.255}, scores | {"0": 0.245}
     reference = answers([scores] * 700)
     guard = guard_of(reference, "top5>=-0.5%")
-    assert guard.judge([answer(fifth)] * 700).value == 1.0
-    assert guard.judge([answer(sixth)] * 700).value == 0.0
+    assert guard.judge([answer(fifth_best)] * 700).value == 1.0
+    assert guard.judge([answer(sixth_best)] * 700).value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_top5_takes_the_best_label_among_five() -> None:
         (None, CAT),
     ],
 )
-def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None, value: Any) -> None:
+def test_a_failed_response_is_a_loss_for_every_metric(limit: str | None, value: Any) -> None:
     reference = answers([value] * 400)
     limits = (
         parse_limits(limit, custom="own" if limit.startswith("own") else None)
@@ -155,7 +157,7 @@ def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None, value: Any
     assert guard.hopeless_reason(reference[:100]) is None
 
 
-def test_failed_answers_for_images_without_objects_are_losses_too() -> None:
+def test_failed_responses_for_empty_images_are_also_losses() -> None:
     reference = answers([BOX] * 600 + [[]] * 60)
     assert not FormGuard(reference).judge(reference[:600] + [answer({}, 503)] * 60).passed
 
@@ -176,12 +178,12 @@ def test_labels_decide_whether_a_change_is_a_loss() -> None:
     assert better.text.startswith("top1 is right on 1000 of 1000 rows, the reference on 950;")
     swapped = guard.judge(answers([DOG] * 50 + [CAT] * 950))
     assert (swapped.passed, swapped.loss) == (False, 0.0)
-    # Later rows may make up for these.
+    # Better responses to later rows may compensate for these.
     assert guard.hopeless_reason(answers([DOG] * 20)) is None
     assert guard.hopeless_reason(answers([DOG] * 60)) is not None
 
 
-def test_a_label_may_be_the_position_of_the_best_number() -> None:
+def test_a_label_may_be_the_index_of_the_highest_score() -> None:
     reference = answers([[0.1, 2.0, 0.3]] * 600)
     for label in (1, "1"):
         guard = guard_of(reference, "top1>=0.9", [label] * 600)
@@ -190,14 +192,14 @@ def test_a_label_may_be_the_position_of_the_best_number() -> None:
         guard_of(reference, "top1>=-1%", ["cat"] * 600)
 
 
-def test_few_answers_keep_a_limit_by_their_loss_alone() -> None:
+def test_a_few_responses_are_judged_only_by_their_loss() -> None:
     guard = guard_of(answers([CAT] * 10), "top1>=-10%,cosine>=0.9")
     assert guard.is_within_limits(answers([CAT] * 9 + [DOG]))
     assert not guard.is_within_limits(answers([CAT] * 8 + [DOG] * 2))
     assert not guard.is_within_limits([*answers([CAT] * 9), answer(CAT, 500)])
 
 
-def test_a_limit_may_be_a_value_of_the_form_itself() -> None:
+def test_a_limit_may_be_an_absolute_value() -> None:
     reference = answers([CAT] * 100)
     labels = ["cat"] * 99 + ["dog"]
     guard = guard_of(reference, "top1>=0.95", labels)
@@ -209,44 +211,44 @@ def test_a_limit_may_be_a_value_of_the_form_itself() -> None:
         guard_of(reference, "top1>=0.995", labels)
 
 
-def test_cosine_bounds_the_mean_of_all_rows_and_needs_29() -> None:
+def test_cosine_limits_the_mean_and_needs_29_rows() -> None:
     reference = answers(vectors(100))
     guard = FormGuard(reference)
     near, far = (guard.judge(answers(vectors(100, noise))) for noise in (0.01, 0.1))
     assert (near.passed, far.passed) == (True, False)
     assert 1 - near.value < near.loss_bound < 0.001
-    few = FormGuard(reference[:28])
-    assert few.judge(reference[:28]).text.endswith("needs about 29 rows, 1 more")
-    assert few.shortage is not None
+    smaller_guard = FormGuard(reference[:28])
+    assert smaller_guard.judge(reference[:28]).text.endswith("needs about 29 rows, 1 more")
+    assert smaller_guard.shortage is not None
     assert FormGuard(reference[:29]).judge(reference[:29]).passed
 
 
 @pytest.mark.parametrize("value", [[0.5, 1.0], [0.0] * 8, [math.nan] * 8, {"x": [1.0] * 8}, "text"])
-def test_numbers_of_another_shape_or_without_direction_are_lost(value: Any) -> None:
+def test_values_of_another_shape_or_zero_vectors_are_losses(value: Any) -> None:
     assert FormGuard(answers(vectors(50))).judge([answer(value)] * 50).value == 0.0
 
 
-def test_an_id_of_the_open_inference_protocol_is_no_difference() -> None:
+def test_an_id_of_the_open_inference_protocol_is_ignored() -> None:
     reference = answers([tensor([1, 2], [0.5, 7.5], id=str(row)) for row in range(600)])
     renamed = answers([tensor([1, 2], [0.5, 7.5], id="other")] * 600)
     assert guard_of(reference, EXACT).judge(renamed).passed
 
 
-def test_boxes_may_move_as_far_as_the_limit_allows() -> None:
-    def moved(by: float) -> list[ComparedAnswer]:
-        return answers([[{"cat": [by, 0, 10 + by, 10], "score": 0.9}]] * 600)
+def test_boxes_may_move_within_the_limit() -> None:
+    def moved(shift: float) -> list[ComparedAnswer]:
+        return answers([[{"cat": [shift, 0, 10 + shift, 10], "score": 0.9}]] * 600)
 
     guard = FormGuard(moved(0))
     near, far = guard.judge(moved(0.1)), guard.judge(moved(1))
     assert (near.value, near.passed) == (1.0, True)
-    # An overlap (IoU) of 9/11 is right at the thresholds from 0.5 to 0.8.
+    # An overlap (IoU) of 9/11 counts at the thresholds from 0.5 to 0.8.
     assert (far.value, far.passed) == (pytest.approx(0.7), False)
     assert guard.hopeless_reason(moved(1)[:300]) is not None
     with pytest.raises(CliError, match="map 0"):
         guard_of(answers([[]] * 20), "map>=-1%")
 
 
-def test_perplexity_is_that_of_the_labels_or_of_the_reference_s_best_tokens() -> None:
+def test_perplexity_uses_the_labels_or_the_references_best_tokens() -> None:
     reference = answers([[[math.log(0.5), math.log(0.25), math.log(0.25)]] * 4] * 100)
     flat = answers([[[0.0, 0.0, 0.0]] * 4] * 100)
     guard = guard_of(reference, "perplexity<=+1%")
@@ -260,7 +262,7 @@ def test_perplexity_is_that_of_the_labels_or_of_the_reference_s_best_tokens() ->
         guard_of(reference, "perplexity<=5", [[1]] * 100)
 
 
-def test_no_row_may_be_outside_of_a_tolerance() -> None:
+def test_every_row_must_be_within_the_tolerance() -> None:
     reference = answers(vectors(40))
     guard = FormGuard(reference, parse_limits(tolerance="rtol=1e-2,atol=1e-2"))
     text = guard.judge(answers(vectors(40, 1e-4))).text
@@ -271,7 +273,7 @@ def test_no_row_may_be_outside_of_a_tolerance() -> None:
     assert guard.hopeless_reason(off[:1]) is not None
 
 
-def test_a_custom_metric_gets_answers_and_labels() -> None:
+def test_a_custom_metric_gets_responses_and_labels() -> None:
     calls = []
 
     def accuracy(values: list[Any], labels: list[Any]) -> float:
@@ -292,15 +294,18 @@ def test_a_custom_metric_gets_answers_and_labels() -> None:
         guard.judge([answer(3)] * 200)
 
 
-def test_the_broken_one_of_several_limits_is_reported() -> None:
+def test_the_missed_one_of_several_limits_is_reported() -> None:
     reference = answers([{"cat": 0.9, "dog": 0.1}] * 600)
-    changed = answers([{"cat": 0.6, "dog": 0.4}] * 600)
+    changed_answers = answers([{"cat": 0.6, "dog": 0.4}] * 600)
     guard = guard_of(reference, "top1>=-0.5%,cosine>=0.999")
-    assert (guard.judge(changed).metric, guard.judge(changed).passed) == ("cosine", False)
+    assert (guard.judge(changed_answers).metric, guard.judge(changed_answers).passed) == (
+        "cosine",
+        False,
+    )
     assert guard.judge(reference).passed
 
 
-def test_a_form_is_unproven_where_its_rows_keep_the_limits_and_are_too_few_to_prove_it() -> None:
+def test_a_form_with_too_few_rows_is_unproven() -> None:
     reference = answers([CAT] * 600)
     guard = guard_of(reference, "top1>=-0.5%,exact>=-1%")
     one_lost = [answer(DOG), *reference[1:]]
@@ -309,17 +314,20 @@ def test_a_form_is_unproven_where_its_rows_keep_the_limits_and_are_too_few_to_pr
     assert verdict.rows_needed is not None
     assert verdict.rows_needed > 600
     assert f"needs about {verdict.rows_needed} rows" in verdict.text
-    # The number of rows that would settle it is known after all rows.
+    # The form stays unproven until all rows are compared.
     assert guard.hopeless_reason(one_lost[:32]) is None
     assert guard.judge(reference).rows_needed is None
     assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None
 
 
-def test_a_broken_limit_is_reported_before_an_unproven_one() -> None:
+def test_a_missed_limit_takes_precedence_over_an_unproven_one() -> None:
     reference = answers([CAT] * 40)
     guard = guard_of(reference, "top1>=-0.1%,exact>=-20%")
-    changed = answers([{"cat": 0.8, "dog": 0.2}] * 9) + reference[9:]
-    assert (guard.judge(changed).metric, guard.judge(changed).rows_needed) == ("exact", None)
+    changed_answers = answers([{"cat": 0.8, "dog": 0.2}] * 9) + reference[9:]
+    assert (guard.judge(changed_answers).metric, guard.judge(changed_answers).rows_needed) == (
+        "exact",
+        None,
+    )
 
 
 def test_a_reference_that_fails_is_reported() -> None:
@@ -334,10 +342,10 @@ def test_a_reference_that_fails_is_reported() -> None:
     st.sampled_from(["top1>=-12%", "cosine>=0.9"]),
 )
 def test_a_hopeless_form_never_passes(values: list[Any], first: int, limit: str) -> None:
-    reference, changed = answers([CAT] * len(values)), answers(values)
+    reference, changed_answers = answers([CAT] * len(values)), answers(values)
     guard = guard_of(reference, limit)
-    verdict = guard.judge(changed)
+    verdict = guard.judge(changed_answers)
     assert verdict.loss <= verdict.loss_bound
-    if guard.hopeless_reason(changed[:first]) is not None:
-        for later in (changed[first:], reference[first:]):
-            assert not guard.judge([*changed[:first], *later]).passed
+    if guard.hopeless_reason(changed_answers[:first]) is not None:
+        for later in (changed_answers[first:], reference[first:]):
+            assert not guard.judge([*changed_answers[:first], *later]).passed

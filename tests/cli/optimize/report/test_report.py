@@ -1,4 +1,4 @@
-"""The reports of a run: page, text, table and terminal."""
+"""The reports of a run: HTML page, text, table and terminal output."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
     )
 
 
-def test_the_files_hold_every_form_and_escape_other_texts(tmp_path: Path) -> None:
+def test_the_report_files_contain_every_form_and_escape_texts(tmp_path: Path) -> None:
     hostile = results()
     hostile.forms[2].reason = "=cmd|' /C calc'!A0"
     write_report(hostile, tmp_path)
@@ -120,15 +120,15 @@ def test_the_files_hold_every_form_and_escape_other_texts(tmp_path: Path) -> Non
 
 def test_the_terminal_shows_a_table_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     show(results())
-    shown = capsys.readouterr().out
-    assert "openvino-int8 (best)" in shown
-    assert "6.00x [5.70, 6.30]" in shown
-    assert "+0.20%" in shown
-    assert "cuda-graphs: not applicable: it runs on cuda" in shown
-    assert "Best form: openvino-int8 (openvino-int8 in words)" in shown
+    output = capsys.readouterr().out
+    assert "openvino-int8 (best)" in output
+    assert "6.00x [5.70, 6.30]" in output
+    assert "+0.20%" in output
+    assert "cuda-graphs: not applicable: it runs on cuda" in output
+    assert "Best form: openvino-int8 (openvino-int8 in words)" in output
 
 
-def test_the_reports_tell_that_the_model_stays_as_it_is(
+def test_the_reports_say_that_the_model_is_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_report(results(best=None), tmp_path)
@@ -137,11 +137,11 @@ def test_the_reports_tell_that_the_model_stays_as_it_is(
     assert "chosen none" in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_that_measured_nothing_has_reports(
+def test_a_run_without_measurements_has_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = results(best=None).model_copy(update={"forms": [], "complete": False})
-    write_report(nothing, tmp_path)
-    show(nothing)
+    empty_results = results(best=None).model_copy(update={"forms": [], "complete": False})
+    write_report(empty_results, tmp_path)
+    show(empty_results)
     assert "incomplete" in (tmp_path / "report.html").read_text()
     assert "<svg" not in (tmp_path / "report.html").read_text()

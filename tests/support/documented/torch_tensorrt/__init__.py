@@ -1,4 +1,4 @@
-"""A double of torch-tensorrt with its documented signatures, which leaves the model as it is."""
+"""A test double of torch-tensorrt with its documented signatures, which leaves models unchanged."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Input:
         name: str = "",
     ) -> None:
         assert all(
-            low <= usual <= high
-            for low, usual, high in zip(min_shape, opt_shape, max_shape, strict=True)
+            low <= optimum <= high
+            for low, optimum, high in zip(min_shape, opt_shape, max_shape, strict=True)
         )
         self.shape = {
             "min_shape": tuple(min_shape),
@@ -52,7 +52,7 @@ def save(
     pickle_protocol: int = 2,
     dynamic_shapes: Any = None,
 ) -> None:
-    """Export a module again, as documented, but do not compile it by AOTInductor."""
+    """Export a module again as documented, but without compilation by AOTInductor."""
     assert (output_format, retrace, inputs) == ("aot_inductor", True, None)
     assert arg_inputs is not None
     program = torch.export.export(

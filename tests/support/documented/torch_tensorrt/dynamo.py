@@ -1,4 +1,4 @@
-"""The compiler: https://docs.pytorch.org/TensorRT/py_api/dynamo.html."""
+"""A double of the compiler: https://docs.pytorch.org/TensorRT/py_api/dynamo.html."""
 
 from __future__ import annotations
 
