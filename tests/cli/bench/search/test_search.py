@@ -560,9 +560,9 @@ def test_predicted_configurations_of_an_earlier_run_may_be_measured() -> None:
         for configuration in state.configurations
     ]
     assert next_trial(replace(state, trials=unmeasured)) == next_trial(state) is not None
-    assert unmeasured_configurations(replace(state, trials=unmeasured)) == unmeasured_configurations(
-        state
-    )
+    assert unmeasured_configurations(
+        replace(state, trials=unmeasured)
+    ) == unmeasured_configurations(state)
 
 
 def test_an_open_loop_is_searched_by_rate() -> None:
