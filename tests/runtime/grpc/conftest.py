@@ -174,9 +174,9 @@ class Client(NamedTuple):
 
 def failure_of(call: Callable[[], Any]) -> Any:
     """Make a call that must fail and return its error, which has `code()` and `details()`."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as exc_info:
         call()
-    return caught.value
+    return exc_info.value
 
 
 @pytest.fixture(scope="session")

@@ -151,9 +151,9 @@ def test_the_server_and_its_models_say_that_they_are_ready(by_grpc: TritonClient
     assert client.is_model_ready("talker")
     assert client.is_model_ready("talker", "1.0")
     for name, version in (("nope", ""), ("talker", "9.0")):
-        with pytest.raises(InferenceServerException) as caught:
+        with pytest.raises(InferenceServerException) as exc_info:
             client.is_model_ready(name, version)
-        assert caught.value.status() == "StatusCode.NOT_FOUND"
+        assert exc_info.value.status() == "StatusCode.NOT_FOUND"
     assert client.get_server_metadata().name == "Torchserve"
     assert list(client.get_model_metadata("talker").versions) == ["1.0"]
     with pytest.raises(InferenceServerException, match="Model not found: nope"):

@@ -365,9 +365,9 @@ def test_a_file_that_is_no_store_and_a_path_that_cannot_be_written_are_errors(
 
 
 def test_a_url_that_postgresql_cannot_read_is_an_error_without_its_password() -> None:
-    with pytest.raises(SettingError, match="postgresql://USER:PASSWORD@HOST") as caught:
+    with pytest.raises(SettingError, match="postgresql://USER:PASSWORD@HOST") as exc_info:
         postgres_store("postgresql://me:100%zzz@host/jobs")
-    assert "zzz" not in str(caught.value)
+    assert "zzz" not in str(exc_info.value)
 
 
 def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> None:
@@ -403,9 +403,9 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
         assert await store.counts() == {("m", "queued"): 2}
 
     run(postgres_store(database), test)
-    with pytest.raises(StoreUnavailable, match=r"postgresql://nowhere\.invalid/jobs") as caught:
+    with pytest.raises(StoreUnavailable, match=r"postgresql://nowhere\.invalid/jobs") as exc_info:
         asyncio.run(postgres_store("postgresql://tsx:secret@nowhere.invalid/jobs").get("a"))
-    assert "secret" not in caught.value.message
+    assert "secret" not in exc_info.value.message
 
 
 @pytest.mark.usefixtures("processes")
@@ -489,8 +489,8 @@ def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None
 def test_an_error_of_the_database_quotes_no_row(processes: None, database: str) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(a_new_job("a", callback="https://host/hook?key=a-secret"), MOST)
-        with pytest.raises(StoreUnavailable, match="not-null constraint") as caught:
+        with pytest.raises(StoreUnavailable, match="not-null constraint") as exc_info:
             await store.do(lambda session: session.run("UPDATE tsx_jobs SET model = NULL"))
-        assert "a-secret" not in caught.value.message
+        assert "a-secret" not in exc_info.value.message
 
     run(postgres_store(database), test)

@@ -34,9 +34,9 @@ def failure(
     env: dict[str, str] | None = None,
     toml: Path | None = None,
 ) -> str:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         load_settings(cli or {}, env or {}, toml)
-    return caught.value.message
+    return exc_info.value.message
 
 
 def test_without_any_source_all_settings_are_defaults() -> None:

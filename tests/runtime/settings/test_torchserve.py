@@ -52,9 +52,9 @@ def load(
 
 
 def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         load(directory, text, env)
-    return caught.value.message.replace(str(directory / "config.properties"), "FILE")
+    return exc_info.value.message.replace(str(directory / "config.properties"), "FILE")
 
 
 def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(

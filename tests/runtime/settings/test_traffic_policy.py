@@ -75,9 +75,9 @@ def test_a_policy_is_reported_as_it_was_set() -> None:
     ],
 )
 def test_a_policy_that_cannot_be_is_reported_by_its_field(policy: Any, expected: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(expected)}") as caught:
+    with pytest.raises(ValueError, match=rf"^{re.escape(expected)}") as exc_info:
         parse_traffic(policy)
-    assert "https://" not in str(caught.value)
+    assert "https://" not in str(exc_info.value)
 
 
 def test_a_pattern_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,9 +134,9 @@ def test_the_proxy_gets_the_name_where_any_address_is_allowed(proxy: Proxy, part
 
 def test_a_proxy_that_refuses_is_reported_without_its_password(proxy: Proxy, part: Path) -> None:
     proxy.refuses = True
-    with pytest.raises(DownloadFailed, match="403 Forbidden") as caught:
+    with pytest.raises(DownloadFailed, match="403 Forbidden") as exc_info:
         fetch(f"https://{HOST}/m.mar", part)
-    assert "crt" not in str(caught.value)
+    assert "crt" not in str(exc_info.value)
 
 
 def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:

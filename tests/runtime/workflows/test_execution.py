@@ -106,9 +106,9 @@ class Flow:
         return asyncio.run(self.start(request))
 
     def failure(self, request: WorkflowRequest = REQUEST) -> TsxError:
-        with pytest.raises(TsxError) as caught:
+        with pytest.raises(TsxError) as exc_info:
             self.run(request)
-        return caught.value
+        return exc_info.value
 
 
 def test_a_chain_hands_each_output_to_the_next_node() -> None:

@@ -24,9 +24,9 @@ class SlowReader:
 def test_bodies_fit_into_seven_eighths_and_what_does_not_takes_nothing() -> None:
     budget = ByteBudget(800)
     budget.take(700)
-    with pytest.raises(NoRoom, match="max_inflight_bytes") as caught:
+    with pytest.raises(NoRoom, match="max_inflight_bytes") as exc_info:
         budget.take(1)
-    assert (budget.used, budget.refused, caught.value.retry_after) == (700, 1, 1)
+    assert (budget.used, budget.refused, exc_info.value.retry_after) == (700, 1, 1)
     budget.give(700)
     assert budget.used == 0
 

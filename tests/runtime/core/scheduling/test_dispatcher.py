@@ -329,15 +329,15 @@ async def test_a_refusal_while_workers_load_says_when_one_will_serve():
     submit(dispatcher, b"waits")
     for seconds, reported in ((41.2, 42), (3.0, 3), (None, 1)):
         dispatcher.seconds_until_ready = lambda seconds=seconds: seconds
-        caught = await overflow(dispatcher, f"try again in {reported} s")
-        assert caught.retry_after == reported
+        exc_info = await overflow(dispatcher, f"try again in {reported} s")
+        assert exc_info.retry_after == reported
     channel, peer = await connect(dispatcher)
     dispatcher.seconds_until_ready = lambda: 1000.0
     dispatcher.add(channel)
     await peer.read()
     submit(dispatcher, b"waits")
-    caught = await overflow(dispatcher)
-    assert caught.retry_after == 1
+    exc_info = await overflow(dispatcher)
+    assert exc_info.retry_after == 1
     peer.close()
 
 
@@ -549,8 +549,8 @@ async def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_t
     # One worker answers 2 requests a second, so 6 take 3 seconds.
     dispatcher.service_rate.add(2, 1.0, 1.0)
     [*_, refused] = submit(dispatcher, *[b"x"] * 7)
-    caught = await refusal_of(refused, QueueFull, "6 requests wait")
-    assert (caught.status, caught.retry_after) == (429, 3)
+    exc_info = await refusal_of(refused, QueueFull, "6 requests wait")
+    assert (exc_info.status, exc_info.retry_after) == (429, 3)
 
 
 async def test_limits_and_bounds_change_while_requests_wait():

@@ -86,10 +86,10 @@ def test_a_file_that_cannot_be_used_is_named_with_its_reason(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     file = write_config(tmp_path, text)
-    with pytest.raises(SettingError, match="metrics_config") as caught:
+    with pytest.raises(SettingError, match="metrics_config") as exc_info:
         read_metrics_config(file)
-    assert reason in caught.value.message
-    assert str(file) in caught.value.message
+    assert reason in exc_info.value.message
+    assert str(file) in exc_info.value.message
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

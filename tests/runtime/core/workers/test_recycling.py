@@ -80,25 +80,25 @@ async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new
     tmp_path,
 ):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        go = tmp_path / "go"
+        gate = tmp_path / "go"
         version = await a_talker(registry, tmp_path)
         old = version.workers[0].pid
-        held = submit(version, f"until {go}")
+        held = submit(version, f"until {gate}")
         await until(lambda: version.stats.recycled["age"])
         assert int(await ask(version, "pid")) == version.workers[0].pid != old
         assert psutil.pid_exists(old)
         assert not held.done.done()
-        go.touch()
-        assert (await answer_of(held)).body.decode() == f"until {go}"
+        gate.touch()
+        assert (await answer_of(held)).body.decode() == f"until {gate}"
 
 
 async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_away(
     tmp_path,
 ):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
+        gate, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
         version = await registry.register_path(directory, order())
-        held = submit(version, f"until {go}")
+        held = submit(version, f"until {gate}")
         await until(lambda: version.stats.recycled["age"])
         (directory / "hang").touch()
         os.kill(version.workers[0].pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_aw
         assert version.workers[0].state is WorkerState.LOADING
         scaling = asyncio.create_task(registry.scale("talker", None, 0))
         await asyncio.sleep(0)
-        go.touch()
+        gate.touch()
         assert (await answer_of(held)).status == 200
         await asyncio.wait_for(scaling, TIMEOUT)
 

@@ -69,15 +69,15 @@ async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
     registry,
     tmp_path,
 ):
-    go = tmp_path / "go"
+    gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path, batch_size=4)
-    jobs = [submit(version, f"until {go}") for _ in range(4)]
+    jobs = [submit(version, f"until {gate}") for _ in range(4)]
     await until(lambda: version.workers[0].channel.batches)
     os.kill(version.workers[0].pid, signal.SIGSTOP)
     await until(lambda: version.workers[0].restarts)
-    go.touch()
+    gate.touch()
     answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
-    assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
+    assert [answer.body.decode() for answer in answers] == [f"until {gate}"] * 4
     # The requests ran again as one batch, so none was suspected.
     assert version.stats.batches == 1
     assert version.stats.stuck == {"stopped": 1}
@@ -121,16 +121,16 @@ async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path)
 async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
     registry, tmp_path
 ):
-    go = tmp_path / "go"
+    gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path)
-    job = submit(version, f"until {go}")
+    job = submit(version, f"until {gate}")
     await until(lambda: version.workers[0].channel.batches)
     first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
     os.kill(first, signal.SIGKILL)
     # The new worker comes from a new fork server.
     await registry.scale("talker", None, 2)
-    go.touch()
-    assert (await answer_of(job)).body.decode() == f"until {go}"
+    gate.touch()
+    assert (await answer_of(job)).body.decode() == f"until {gate}"
     assert worker in {member.pid for member in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts

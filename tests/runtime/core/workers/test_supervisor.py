@@ -238,8 +238,8 @@ async def test_a_refusal_says_how_long_a_worker_backs_off_or_loads(registry, tmp
     submit(version, "exit")
     await until(lambda: worker.state is WorkerState.BACKING_OFF)
     submit(version, "waits")
-    caught = await refusal_of(submit(version, "too many"), QueueFull)
-    assert 200 - TIMEOUT < caught.retry_after <= 201 + usual
+    exc_info = await refusal_of(submit(version, "too many"), QueueFull)
+    assert 200 - TIMEOUT < exc_info.retry_after <= 201 + usual
     assert version.retry_after() <= 201 + usual
     for state, since, seconds in (
         (WorkerState.LOADING, 0.0, usual),
@@ -340,14 +340,14 @@ async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry,
 
 async def test_a_worker_that_is_taken_away_answers_what_it_has_first(registry, tmp_path):
     version = await a_talker(registry, tmp_path, initial_workers=2)
-    go = tmp_path / "go"
-    jobs = [submit(version, f"until {go}") for _ in range(2)]
+    gate = tmp_path / "go"
+    jobs = [submit(version, f"until {gate}") for _ in range(2)]
     await until(lambda: all(worker.channel.batches for worker in version.workers))
     scaling = asyncio.create_task(registry.scale("talker", None, 0))
     await until(lambda: not version.workers)
-    go.touch()
+    gate.touch()
     await scaling
-    assert [(await job.done).body.decode() for job in jobs] == [f"until {go}"] * 2
+    assert [(await job.done).body.decode() for job in jobs] == [f"until {gate}"] * 2
 
 
 def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):

@@ -169,9 +169,9 @@ def test_an_item_that_is_no_message_is_named_by_its_type(client):
             {"role": "user", "content": "say hi"},
             {"type": kind, "id": "x", "call_id": "c", "name": "f", "arguments": "{}"},
         ]
-        with pytest.raises(openai.BadRequestError, match=f"is of type .*{kind}") as caught:
+        with pytest.raises(openai.BadRequestError, match=f"is of type .*{kind}") as exc_info:
             client.responses.create(model="writer", input=items)
-        assert caught.value.param == "input[1]"
+        assert exc_info.value.param == "input[1]"
 
 
 def test_embeddings(client):

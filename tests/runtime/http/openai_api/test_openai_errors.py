@@ -63,10 +63,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("parameters", "expected"), WRONG, ids=[expected for _, expected in WRONG])
 def test_a_request_that_cannot_be_answered_is_a_400_with_the_reason(chat, parameters, expected):
-    with pytest.raises(openai.BadRequestError, match=expected) as caught:
+    with pytest.raises(openai.BadRequestError, match=expected) as exc_info:
         chat(**parameters)
-    assert caught.value.body["type"] == "invalid_request_error"
-    assert caught.value.body["message"].endswith(".")
+    assert exc_info.value.body["type"] == "invalid_request_error"
+    assert exc_info.value.body["message"].endswith(".")
 
 
 HOSTILE = [

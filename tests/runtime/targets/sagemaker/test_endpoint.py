@@ -116,9 +116,9 @@ def stream(client: Any, body: bytes) -> Any:
 
 def failure_of(call: Callable[[], Any]) -> tuple[int, str]:
     """Make a call that the model fails, and return its status and message."""
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as exc_info:
         call()
-    response: Any = caught.value.response
+    response: Any = exc_info.value.response
     assert response["Error"]["Code"] == "ModelError"
     return response["OriginalStatusCode"], json.loads(response["OriginalMessage"])["message"]
 

@@ -99,10 +99,10 @@ def test_the_kind_is_reported_by_its_bytes(keystores: Path) -> None:
 def test_a_keystore_that_gives_no_key_is_named_with_the_reason(
     keystores: Path, name: str, password: str, reason: str
 ) -> None:
-    with pytest.raises(SettingError, match=r"^keystore: ") as caught:
+    with pytest.raises(SettingError, match=r"^keystore: ") as exc_info:
         read_keystore(keystores / name, password)
-    assert reason in caught.value.message
-    assert password not in caught.value.message.replace(reason, "") or name == "none"
+    assert reason in exc_info.value.message
+    assert password not in exc_info.value.message.replace(reason, "") or name == "none"
 
 
 def test_bytes_that_are_no_keystore_are_refused(keystores: Path, tmp_path: Path) -> None:

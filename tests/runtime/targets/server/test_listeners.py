@@ -69,9 +69,9 @@ def test_all_ports_in_use_are_named_at_once_with_what_changes_them():
             (Address("127.0.0.1", ports[2], "grpc"), ["grpc_inference"]),
             (FREE, ["grpc_management"]),
         ]
-        with pytest.raises(SettingError) as caught, listeners(settings, grpc=grpc):
+        with pytest.raises(SettingError) as exc_info, listeners(settings, grpc=grpc):
             pass
-    both, alone, grpc_port = caught.value.message.splitlines()
+    both, alone, grpc_port = exc_info.value.message.splitlines()
     assert f"Port {ports[0]} " in both
     assert "(inference_address and management_address)" in both
     assert both.endswith("--port and --management-port of tsx serve.")

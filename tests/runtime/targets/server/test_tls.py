@@ -26,9 +26,9 @@ def settings(
 
 
 def refusal(certificate: Path | None, key: Path | None) -> str:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         tls_context(settings(certificate, key))
-    return caught.value.message
+    return exc_info.value.message
 
 
 def test_a_pair_gives_tls_1_2_and_later(pair: Pair) -> None:
