@@ -1,4 +1,4 @@
-"""The .proto files, the modules made of them, and those of TorchServe's clients."""
+"""The .proto files, the modules generated from them, and those of TorchServe's clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fields(message: Any) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_modules_are_what_the_files_make() -> None:
+def test_the_generated_modules_match_the_proto_files() -> None:
     pinned = re.search(
         r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
     )
@@ -33,11 +33,11 @@ def test_the_modules_are_what_the_files_make() -> None:
     if version("grpcio-tools") != pinned[1]:
         pytest.skip(f"another release than grpcio-tools {pinned[1]} may write the same otherwise")
     command = [sys.executable, ROOT / "scripts/update_protos.py", "--check"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
+def test_both_open_inference_protos_differ_only_in_names() -> None:
     standard, torchserve = (POOL.FindServiceByName(name).file for name in NAMES)
     ours, theirs = (
         FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve)
@@ -47,7 +47,7 @@ def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
     assert text == str(ours)
 
 
-def test_names_and_numbers_are_torchserve_s() -> None:
+def test_field_names_and_numbers_equal_torchserves() -> None:
     assert fields(inference_pb2.PredictionsRequest) == {
         "model_name": 1,
         "model_version": 2,
@@ -90,7 +90,7 @@ def test_names_and_numbers_are_torchserve_s() -> None:
     }
 
 
-def test_every_service_has_torchserve_s_methods() -> None:
+def test_every_service_has_torchserves_methods() -> None:
     methods = {
         "org.pytorch.serve.grpc.inference.InferenceAPIsService": "Ping Predictions StreamPredictions StreamPredictions2",
         "org.pytorch.serve.grpc.management.ManagementAPIsService": (
@@ -104,7 +104,7 @@ def test_every_service_has_torchserve_s_methods() -> None:
         assert [method.name for method in POOL.FindServiceByName(service).methods] == names.split()
 
 
-def test_a_client_s_generated_code_has_the_same_names_in_the_same_process(
+def test_a_clients_generated_code_works_in_the_same_process(
     generated: dict[str, Any],
 ) -> None:
     theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})

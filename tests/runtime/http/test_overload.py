@@ -72,7 +72,7 @@ def test_a_deadline_is_kept_while_the_worker_is_busy(blocked):
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
+def test_a_deadline_applies_to_a_running_request(empty, tmp_path, until, lane):
     """The late answer of the handler is dropped: the next request on the connection has its own."""
     gate = tmp_path / "open"
     empty.register("talker.mar", initial_workers=1, batch_size=2)
@@ -178,6 +178,6 @@ def test_any_other_value_is_a_bad_request(name, value):
 @given(
     st.floats(0, 1e6), st.floats(0.001, 1e4) | st.just(0.0), st.none() | st.integers(1, 86_400_000)
 )
-def test_the_sooner_deadline_holds(now, client_timeout, timeout_ms):
+def test_the_earlier_deadline_applies(now, client_timeout, timeout_ms):
     limits = [limit for limit in (client_timeout, timeout_ms and timeout_ms / 1000) if limit]
     assert deadline(now, client_timeout, timeout_ms) == (now + min(limits) if limits else None)

@@ -40,7 +40,7 @@ def test_1_the_metadata_service_of_a_cloud_is_refused_even_where_every_url_is_al
     "url",
     ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
 )
-def test_2_no_way_to_write_a_path_leaves_the_store(empty, url):
+def test_2_no_spelling_of_a_path_leaves_the_store(empty, url):
     assert empty.management.post("/models", params={"url": url}).status_code == 404
 
 
@@ -51,7 +51,7 @@ def test_5_no_url_of_a_workflow_leaves_the_store(empty, url):
     assert not empty.management.get("/workflows").json()["workflows"]
 
 
-def test_7_yaml_makes_no_objects(empty, store, tmp_path):
+def test_7_yaml_creates_no_objects(empty, store, tmp_path):
     trap = tmp_path / "sprung"
     make_model(
         store / "trap.mar",
@@ -85,7 +85,7 @@ def test_12_a_path_or_referer_with_the_word_token_gets_no_token(empty):
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", "", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
-def test_13_a_manifest_names_no_path_and_no_command(empty, store, field, name):
+def test_13_a_manifest_cannot_name_a_path_or_command(empty, store, field, name):
     part = "name" if field == "modelName" else "version"
     make_model(store / "named.mar", HANDLER, **{"name": "named", part: name or " "})
     answer = empty.management.post("/models", params={"url": "named.mar", "initial_workers": 0})
@@ -121,7 +121,7 @@ def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
     assert not trap.exists()
 
 
-def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store):
+def test_19_unregistering_removes_only_downloaded_files(empty, store):
     make_model(store / "kept.mar", HANDLER)
     assert empty.management.post("/models", params={"url": "kept.mar"}).status_code == 200
     assert empty.management.delete("/models/kept").status_code == 200

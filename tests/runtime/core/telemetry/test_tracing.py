@@ -140,7 +140,7 @@ def test_spans_divide_the_time_of_a_request() -> None:
     assert parent_span.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
 
 
-def test_without_waiting_the_queue_span_is_empty_and_unknown_steps_have_none() -> None:
+def test_without_waiting_the_queue_span_is_empty() -> None:
     spans, _ = trace_batch(
         2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500
     )

@@ -1,4 +1,4 @@
-"""Stuck workers and dead processes beside them, which are replaced without a loss."""
+"""Stuck or dead worker processes are replaced without losing requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def handle(data, context):
 """
 
 
-async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
+async def test_the_batch_of_a_stopped_worker_runs_on_another(
     registry,
     tmp_path,
 ):
@@ -83,21 +83,21 @@ async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
     assert version.stats.stuck == {"stopped": 1}
 
 
-async def test_a_request_that_stops_its_worker_is_not_tried_without_end(registry, tmp_path):
+async def test_a_request_that_stops_its_workers_is_not_retried_endlessly(registry, tmp_path):
     version = await a_talker(registry, tmp_path, STUCK)
     await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
     assert version.stats.stuck == {"stopped": 2}
     assert await ask(version, "next") == "next"
 
 
-async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
+async def test_an_idle_worker_that_does_not_answer_pings_is_replaced(tmp_path):
     async with a_registry(**FAST, heartbeat_timeout=1) as registry:
-        version = await a_talker(registry, tmp_path, NEVER)
+        version = await a_talker(registry, tmp_path, NEVER_ANSWERS)
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
 
 
-NEVER = """
+NEVER_ANSWERS = """
 import ctypes, threading
 
 def handle(data, context):
@@ -108,7 +108,7 @@ def handle(data, context):
 """
 
 
-async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path):
+async def test_a_worker_with_busy_threads_is_not_replaced(registry, tmp_path):
     version = await a_talker(registry, tmp_path, STUCK)
     assert await ask(version, "hold 2") == "hold 2"
     channel = version.workers[0].channel
@@ -118,9 +118,7 @@ async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path)
     assert not version.stats.restarts
 
 
-async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
-    registry, tmp_path
-):
+async def test_workers_survive_the_death_of_the_fork_server(registry, tmp_path):
     gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path)
     job = submit(version, f"until {gate}")
@@ -134,7 +132,7 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
     assert worker in {member.pid for member in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts
-    # The end of an orphan is seen as well.
+    # The exit of an orphaned worker is also detected.
     os.kill(worker, signal.SIGKILL)
     await until(lambda: version.stats.restarts == 1)
     await until(lambda: all(member.state is WorkerState.READY for member in version.workers))
@@ -151,9 +149,7 @@ async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     assert [member.state for member in version.workers] == [WorkerState.READY] * 2
 
 
-async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_worker_start_without_descriptors_is_retried(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 0, 0, 0, 0, 0.1))
 
     version = await a_talker(registry, tmp_path)
@@ -168,7 +164,7 @@ async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_gi
     assert await ask(version, "again") == "again"
 
 
-LEFT_BEHIND = """
+LEFTOVER_CHILD = """
 import os, time
 
 def handle(data, context):
@@ -185,8 +181,8 @@ def handle(data, context):
 """
 
 
-async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, LEFT_BEHIND)
+async def test_a_leftover_child_does_not_hide_the_end_of_its_worker(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, LEFTOVER_CHILD)
     try:
         await refusal_of(submit(version, "fork"), WorkerDied, "exit code 3")
         assert await ask(version, "next") == "OK"
@@ -194,9 +190,9 @@ async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
-async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
+async def test_restarts_leak_no_descriptors(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    # A collection would hide descriptors that only it closes.
+    # Garbage collection would close leaked descriptors and hide the leak.
     gc.disable()
     try:
         counts = []
@@ -205,15 +201,15 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())
-        # A leak grows with each of the 20 restarts; a few descriptors may come and go beside them.
+        # A leak grows with each of the 20 restarts; unrelated descriptors may come and go.
         assert counts[-1] - counts[0] < 10, counts
         assert len(registry._starter._alive) <= 2
     finally:
         gc.enable()
 
 
-async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path):
-    good = await register(registry, tmp_path / "good", initial_workers=2)
+async def test_a_model_that_fails_to_start_does_not_affect_others(registry, tmp_path):
+    good_version = await register(registry, tmp_path / "good", initial_workers=2)
     bad = [
         await register(
             registry,
@@ -224,34 +220,34 @@ async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path)
         )
         for number in range(2)
     ]
-    asked = 0
+    request_count = 0
     while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
-        assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
+        assert await asyncio.gather(*(ask(good_version, f"{number}") for number in range(8))) == [
             f"{number}" for number in range(8)
         ]
-        asked += 8
-    assert asked
-    assert good.stats.answers == {200: asked}
-    assert not good.stats.refusals
-    assert not good.stats.restarts
+        request_count += 8
+    assert request_count
+    assert good_version.stats.answers == {200: request_count}
+    assert not good_version.stats.refusals
+    assert not good_version.stats.restarts
     for version in bad:
         assert "exit code 7" in version.last_error
 
 
-async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
-    looked, look = [], WorkerInstance.is_stopped
+async def test_a_failed_health_check_is_logged_and_restarted(tmp_path, monkeypatch, caplog):
+    checked_instances, is_stopped = [], WorkerInstance.is_stopped
 
-    def fail_first(running):
-        looked.append(running)
-        if len(looked) == 1:
+    def fail_first(instance):
+        checked_instances.append(instance)
+        if len(checked_instances) == 1:
             raise ValueError("nobody foresaw this")
-        return look(running)
+        return is_stopped(instance)
 
     monkeypatch.setattr(WorkerInstance, "is_stopped", fail_first)
 
     async with a_registry(**FAST) as registry:
         version = await a_talker(registry, tmp_path)
-        await until(lambda: looked)
+        await until(lambda: checked_instances)
         os.kill(version.workers[0].pid, signal.SIGSTOP)
         await until(lambda: version.workers[0].restarts)
         assert await ask(version, "hello") == "hello"
