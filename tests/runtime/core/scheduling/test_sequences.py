@@ -70,7 +70,7 @@ class Play(RuleBasedStateMachine):
         id=st.sampled_from("abcde"),
         start=st.booleans(),
         end=st.booleans(),
-        late=st.none() | st.floats(1, 20),
+        time_left_s=st.none() | st.floats(1, 20),
     )
     def request(self, id: str, start: bool, end: bool, time_left_s: float | None) -> None:
         self.expire()

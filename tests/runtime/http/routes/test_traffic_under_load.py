@@ -30,7 +30,7 @@ def handle(data, context):
 
 
 @pytest.fixture
-def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
+def notes_server(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
     for number in ("1.0", "2.0", "3.0"):
         make_model(
             tmp_path / f"notes-{number}.mar",
@@ -44,11 +44,11 @@ def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
-    served: RunningServer, tmp_path: Path
+def test_no_request_is_lost_while_traffic_and_versions_change(
+    notes_server: RunningServer, tmp_path: Path
 ) -> None:
     def call(method: str, path: str, json: object = None) -> None:
-        answer = served.management.request(method, f"/models{path}", json=json)
+        answer = notes_server.management.request(method, f"/models{path}", json=json)
         assert answer.status_code == 200, answer.text
 
     def request(number: int) -> tuple[str, bytes, dict[str, str]]:
@@ -56,11 +56,11 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
         return path, b"%d" % number, {"X-User": f"user-{number % 50}"}
 
     call("PUT", "/notes/labels/stable", {"version": "1.0"})
-    with load(served, request, clients=8, least=50) as answers:
-        for share in (0, 10, 50, 90, 100):
+    with load(notes_server, request, clients=8, least=50) as answers:
+        for weight in (0, 10, 50, 90, 100):
             policy = {
-                "weights": {"1.0": 100 - share, "2.0": share},
-                "sticky": "header:X-User" if share % 20 else None,
+                "weights": {"1.0": 100 - weight, "2.0": weight},
+                "sticky": "header:X-User" if weight % 20 else None,
             }
             call("PATCH", "/notes/traffic", policy)
         call("PUT", "/notes/labels/stable", {"version": "2.0"})
@@ -88,5 +88,5 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
     lines = (tmp_path / "notes").read_text().splitlines()
     assert sorted(lines) == sorted(answer.content.decode() for answer in answers)
     assert {line.split()[0] for line in lines} == {"1.0", "2.0", "3.0"}
-    table = served.management.get("/models/notes/traffic").json()["table"]
+    table = notes_server.management.get("/models/notes/traffic").json()["table"]
     assert [(row["version"], row["share"], row["errors"]) for row in table] == [("1.0", 1.0, 0)]
