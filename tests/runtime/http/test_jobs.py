@@ -180,7 +180,7 @@ def test_a_client_may_wait_briefly_for_its_job(server, tmp_path):
 
 
 def test_synchronous_requests_precede_jobs(server, tmp_path, until):
-    held_job = [
+    held_jobs = [
         post_job(server, x_do="wait", x_file=str(tmp_path / name)) for name in ("first", "second")
     ]
     version = server.registry.find("talker")
@@ -190,9 +190,9 @@ def test_synchronous_requests_precede_jobs(server, tmp_path, until):
         until(lambda: version.in_flight == 2)
         (tmp_path / "first").touch()
         assert synchronous_request.result(60).content == b"x"
-    assert server.inference.get(held_job[1].headers["location"]).status_code == 202
+    assert server.inference.get(held_jobs[1].headers["location"]).status_code == 202
     (tmp_path / "second").touch()
-    assert [answer_of(server, job).content for job in held_job] == [b"waited", b"waited"]
+    assert [answer_of(server, job).content for job in held_jobs] == [b"waited", b"waited"]
 
 
 def test_a_queued_job_can_be_cancelled(server, tmp_path):
@@ -236,14 +236,14 @@ def test_job_errors_have_their_own_statuses(server, error_of, tmp_path):
         == "DELETE, GET, HEAD"
     )
     assert post_job(server, b"x" * 100_001).status_code == 413
-    held_job = [post_job(server, x_do="wait", x_file=str(tmp_path / "go"))]
+    held_jobs = [post_job(server, x_do="wait", x_file=str(tmp_path / "go"))]
     while (last := post_job(server)).status_code == 202:
-        held_job.append(last)
+        held_jobs.append(last)
     assert last.status_code == 503
     assert "max_queued_jobs" in error_of(last)[1]
     assert last.headers["retry-after"] == "5"
     (tmp_path / "go").touch()
-    assert {answer_of(server, job).status_code for job in held_job} == {200}
+    assert {answer_of(server, job).status_code for job in held_jobs} == {200}
 
 
 def test_a_job_whose_model_was_unregistered_is_answered_404(server, error_of, tmp_path):

@@ -1,6 +1,6 @@
-"""A limit of a model is one row of the table, from which all its uses come.
+"""A limit of a model is one row of the table, from which all its uses are derived.
 
-They are its key, parameters, settings, order, plan, description, snapshot and documentation.
+These are its key, parameters, settings, registration, plan, description, snapshot and docs.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def values(name: str) -> list[int]:
-    """Return four values that the limit takes, none of them its default."""
+    """Return four values that the limit accepts and that differ from its default."""
     limit = LIMITS[name]
     candidates = [value for value in limit.choices if value != limit.default] or [
-        limit.default + more for more in (1, 2, 3, 4)
+        limit.default + offset for offset in (1, 2, 3, 4)
     ]
     return (candidates * 4)[:4]
 
 
-def test_the_rows_are_the_fields() -> None:
+def test_every_row_of_the_limit_table_is_a_field() -> None:
     assert [field.name for field in fields(ModelLimits)] == list(LIMITS)
     assert len({limit.key for limit in LIMITS.values()}) == len(LIMITS)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
+def test_the_first_source_that_sets_a_limit_wins(name: str) -> None:
     limit, (by_order, by_model, by_archive, by_server) = LIMITS[name], values(name)
     settings = Settings(**{limit.setting: by_server} if limit.setting else {})
     archive, problems = parse_model_config({limit.key: by_archive})
-    order, of_model = RegisterOrder(url="m", **{name: by_order}), ModelSettings(**{name: by_model})
+    registration, model_settings = (
+        RegisterOrder(url="m", **{name: by_order}),
+        ModelSettings(**{name: by_model}),
+    )
 
-    def planned(order: RegisterOrder, config: ModelConfig, settings: Settings) -> object:
-        return getattr(plan(order, config, settings, 0), name)
+    def planned(registration: RegisterOrder, config: ModelConfig, settings: Settings) -> object:
+        return getattr(plan(registration, config, settings, 0), name)
 
     assert problems == []
-    assert planned(with_model_settings(order, of_model), archive, settings) == by_order
+    assert planned(with_model_settings(registration, model_settings), archive, settings) == by_order
     assert (
-        planned(with_model_settings(RegisterOrder(url="m"), of_model), archive, settings)
+        planned(with_model_settings(RegisterOrder(url="m"), model_settings), archive, settings)
         == by_model
     )
     assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
@@ -58,7 +61,7 @@ def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_schema_has_the_same_of_a_limit(name: str) -> None:
+def test_every_schema_defines_a_limit_equally(name: str) -> None:
     limit = LIMITS[name]
     for kind in (RegisterParameters, ScaleParameters):
         assert (name in kind.model_fields) == (name in CHANGEABLE)

@@ -1,4 +1,4 @@
-"""URLs are shown without their credentials."""
+"""URLs are logged without their credentials."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credent
         ("mail a@b.c, x=1, http://host/a?b=c@d", "mail a@b.c, x=1, http://host/a?b=c@d"),
     ],
 )
-def test_secrets_of_urls_are_not_shown(text: str, shown: str) -> None:
+def test_secrets_in_urls_are_redacted(text: str, shown: str) -> None:
     assert redacted(text) == shown
 
 
 @pytest.mark.parametrize("formatter", [TextLogFormatter(CONSOLE_FORMAT), JsonLines()])
-def test_no_line_of_the_servers_log_has_secrets(formatter: logging.Formatter) -> None:
+def test_log_lines_contain_no_url_secrets(formatter: logging.Formatter) -> None:
     try:
         raise ValueError(PRESIGNED)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Downloads from a real HTTP server: whole, in pieces, led astray, too large, and refused."""
+"""Downloads from a real HTTP server: complete, resumed, redirected, too large, and refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def fetch(
     return part.read_bytes()
 
 
-def test_a_file_is_downloaded_for_its_owner_alone(site: Site, part: Path) -> None:
+def test_a_downloaded_file_is_private(site: Site, part: Path) -> None:
     assert fetch(site, part) == CONTENT
     assert part.stat().st_mode & 0o777 == 0o600
     assert [path for path, _ in site.requests] == ["/m.mar"]
     assert list(part.parent.iterdir()) == [part]
 
 
-def test_a_broken_transfer_goes_on_where_it_broke_off(site: Site, part: Path) -> None:
+def test_a_broken_transfer_is_resumed(site: Site, part: Path) -> None:
     def break_off(request) -> bool:
         if len(site.requests) > 1:
             return False
@@ -51,22 +51,22 @@ def test_a_broken_transfer_goes_on_where_it_broke_off(site: Site, part: Path) ->
     assert (headers["Range"], headers["If-Range"]) == ("bytes=300000-", '"one"')
 
 
-def test_a_transfer_of_an_earlier_process_goes_on(site: Site, part: Path) -> None:
+def test_a_transfer_of_an_earlier_process_is_resumed(site: Site, part: Path) -> None:
     part.write_bytes(CONTENT[:1000])
     part.with_name("m.part.validator").write_text('"one"')
     assert fetch(site, part) == CONTENT
     assert site.requests[0][1]["Range"] == "bytes=1000-"
 
 
-def test_a_file_that_has_changed_meanwhile_is_started_again(site: Site, part: Path) -> None:
+def test_a_file_that_changed_is_downloaded_again(site: Site, part: Path) -> None:
     part.write_bytes(b"of an older file")
     part.with_name("m.part.validator").write_text('"zero"')
-    # If-Range does not hold, so the answer is the whole file.
+    # The If-Range condition fails, so the response is the whole file.
     site.answer = lambda request: send(request, 200, b"new", Content_Length=3)
     assert fetch(site, part) == b"new"
 
 
-def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(
+def test_a_busy_server_is_retried_without_logging_the_signature(
     site: Site, part: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.answer = lambda request: len(site.requests) < 3 and request.send_error(503) is None
@@ -76,7 +76,7 @@ def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(401, 1), (403, 1), (404, 1), (410, 1), (503, 5)])
-def test_a_refusal_is_reported_at_once_and_a_busy_server_given_up(
+def test_refusals_are_reported_at_once_and_busy_servers_after_retries(
     site: Site, part: Path, status: int, attempts: int
 ) -> None:
     site.answer = lambda request: request.send_error(status) is None
@@ -91,22 +91,20 @@ def test_a_refused_connection_is_reported(site: Site, part: Path, free_ports) ->
         fetch(site, part, f"http://127.0.0.1:{port}/m.mar", allowed=f"127.0.0.1:{port}")
 
 
-def test_a_connection_that_always_breaks_is_reported_with_the_missing_bytes(
-    site: Site, part: Path
-) -> None:
+def test_a_repeatedly_broken_transfer_reports_the_missing_bytes(site: Site, part: Path) -> None:
     site.answer = lambda request: send(request, 200, b"x" * 40, Content_Length=100)
     with pytest.raises(DownloadFailed, match=r"^the connection ended 60 bytes before"):
         fetch(site, part)
 
 
-def test_a_file_that_says_it_is_too_large_is_not_begun(site: Site, part: Path) -> None:
+def test_a_file_announced_as_too_large_is_not_downloaded(site: Site, part: Path) -> None:
     reason = f"it has {len(CONTENT)} bytes, but max_archive_size is 1000"
     with pytest.raises(DownloadFailed, match=reason):
         fetch(site, part, most=1000)
     assert not part.exists()
 
 
-def test_a_file_that_grows_too_large_is_stopped(site: Site, part: Path) -> None:
+def test_a_file_that_becomes_too_large_is_aborted(site: Site, part: Path) -> None:
     def endless(request) -> bool:
         send(request)
         try:
@@ -122,7 +120,7 @@ def test_a_file_that_grows_too_large_is_stopped(site: Site, part: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ['"one"', ""])
-def test_a_transfer_that_is_given_up_leaves_a_file_only_if_it_can_go_on(
+def test_an_abandoned_transfer_leaves_a_file_only_if_resumable(
     site: Site, part: Path, tag: str
 ) -> None:
     def break_off(request) -> bool:
@@ -139,7 +137,7 @@ def test_a_transfer_that_is_given_up_leaves_a_file_only_if_it_can_go_on(
 
 
 def drip(first: bytes):
-    """Make an answer that sends these bytes at once, then a byte now and then without end."""
+    """Return a responder that sends `first` at once and then single bytes forever."""
 
     def answer(request) -> bool:
         request.wfile.write(first)
@@ -158,15 +156,13 @@ def drip(first: bytes):
     "head",
     [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],
 )
-def test_a_server_that_drips_is_not_waited_for(site: Site, part: Path, head: bytes) -> None:
+def test_a_dripping_server_is_abandoned(site: Site, part: Path, head: bytes) -> None:
     site.answer = drip(head)
     with pytest.raises(DownloadFailed, match=r"the download is too slow: .* bytes in"):
         fetch(site, part, patience=0.3)
 
 
-def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(
-    site: Site, part: Path
-) -> None:
+def test_a_server_that_sends_a_byte_per_connection_is_abandoned(site: Site, part: Path) -> None:
     def send_byte(request) -> bool:
         size = part.stat().st_size if part.exists() else 0
         headers = {"Content_Range": f"bytes {size}-100000/100001"} if size else {}
@@ -178,7 +174,7 @@ def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(
         fetch(site, part, patience=0.3)
 
 
-def test_a_server_whose_head_drips_is_cut_off(
+def test_a_server_with_a_dripping_head_is_abandoned(
     site: Site, part: Path, monkeypatch: pytest.MonkeyPatch, until
 ) -> None:
     monkeypatch.setattr("tsx_runtime.sources.http_download.HEAD_TIMEOUT_S", 0.1)
@@ -189,10 +185,8 @@ def test_a_server_whose_head_drips_is_cut_off(
     until(lambda: len(site.requests) == 5)
 
 
-def test_a_server_that_goes_on_with_another_file_is_asked_for_all_of_it(
-    site: Site, part: Path
-) -> None:
-    """The server does not heed If-Range."""
+def test_resuming_with_a_different_file_restarts_the_download(site: Site, part: Path) -> None:
+    """Use a server that ignores If-Range."""
     part.write_bytes(b"older file, ")
     part.with_name("m.part.validator").write_text('"zero"')
     assert fetch(site, part) == CONTENT
@@ -220,7 +214,7 @@ def test_a_redirect_to_an_allowed_url_is_followed(site: Site, part: Path) -> Non
         "//evil.example/x.mar",
     ],
 )
-def test_a_redirect_to_one_that_is_not_is_refused_unasked(
+def test_a_redirect_to_a_disallowed_url_is_not_requested(
     site: Site, part: Path, target: str
 ) -> None:
     redirect(site, target.format(port=site.port))
@@ -236,7 +230,7 @@ def test_a_redirect_to_one_that_is_not_is_refused_unasked(
         ("/m.mar", "redirects more than 5 times"),
     ],
 )
-def test_a_redirect_to_a_file_or_in_a_circle_is_refused(
+def test_redirects_to_files_and_redirect_loops_are_refused(
     site: Site, part: Path, target: str, reason: str
 ) -> None:
     redirect(site, target)
@@ -244,19 +238,17 @@ def test_a_redirect_to_a_file_or_in_a_circle_is_refused(
         fetch(site, part)
 
 
-def test_an_allowed_name_that_leads_to_this_machine_is_not_connected_to(
-    site: Site, part: Path
-) -> None:
+def test_an_allowed_name_that_resolves_to_loopback_is_refused(site: Site, part: Path) -> None:
     host = f"localhost:{site.port}"
     with pytest.raises(ModelNotFound, match="not a public one"):
         fetch(site, part, f"http://{host}/m.mar", private=False, allowed=host)
     assert not site.requests
 
 
-def test_the_address_that_was_looked_at_is_the_one_connected_to(
+def test_the_checked_address_is_the_connected_one(
     site: Site, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that answers differently the second time must find nobody who asks."""
+    """Use a name server that gives another address the second time; it must not be asked again."""
     addresses = iter([["127.0.0.1"]])
     monkeypatch.setattr(
         "tsx_runtime.sources.http_download.resolve", lambda host, port: next(addresses)
@@ -266,14 +258,14 @@ def test_the_address_that_was_looked_at_is_the_one_connected_to(
     assert site.requests[0][1]["Host"] == host
 
 
-def test_a_directory_that_cannot_be_written_is_reported(site: Site, tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailed, match="cannot be written"):
         fetch(site, tmp_path / "absent" / "m.part")
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("trusted", [True, False])
-def test_tls_is_checked_against_the_name(
+def test_the_tls_certificate_is_checked_against_the_name(
     tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
 ) -> None:
     pair = make_certificate(tmp_path)

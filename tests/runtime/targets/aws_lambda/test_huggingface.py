@@ -1,4 +1,4 @@
-"""A text generator of Hugging Face as a Lambda function, whose answers stream."""
+"""A Hugging Face text generator as a Lambda function whose answers stream."""
 
 from __future__ import annotations
 

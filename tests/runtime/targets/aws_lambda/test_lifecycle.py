@@ -1,4 +1,4 @@
-"""The life of a Lambda environment: models that load, fail or hang, and concurrent invocations."""
+"""The life of a Lambda environment: slow or failing loads, hangs, concurrent invocations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.servers import DEADLINE
 pytestmark = pytest.mark.usefixtures("processes")
 
 LOADS = 'from pathlib import Path\nPath(__file__).with_name("loads").open("a").write("x")\n'
-SLOW = (
+SLOW_LOAD = (
     "import time\nfrom pathlib import Path\nwhile not Path({!r}).exists():\n    time.sleep(0.01)\n"
 )
-LOST = """
+LOST_DEVICE = """
 def handle(data, context):
     if data is not None:
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -35,7 +35,7 @@ BROKEN = "raise RuntimeError('no weights')\n"
     [("awslambdaric", 0), ("tsx", DEADLINE)],
     ids=["after the start", "during the start"],
 )
-def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_again(
+def test_a_failed_load_is_reported_and_retried_in_a_new_environment(
     tmp_path: Path, client: str, wait: float
 ) -> None:
     variables = {"TSX_LAMBDA_RUNTIME": client, "TSX_LAMBDA_INIT_WAIT": str(wait)}
@@ -53,7 +53,7 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_a_model_that_does_not_load_fails_a_provisioned_start(tmp_path: Path, client: str) -> None:
+def test_a_failed_load_fails_a_provisioned_start(tmp_path: Path, client: str) -> None:
     variables = {
         "AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency",
         "TSX_LAMBDA_RUNTIME": client,
@@ -69,16 +69,16 @@ def test_a_function_without_a_model_fails(tmp_path: Path) -> None:
         assert "it must hold one .mar" in running.invoke({}).json()["errorMessage"]
 
 
-def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: Path) -> None:
-    """The loading thread stops with the environment between invocations, and goes on with it."""
+def test_a_slow_load_continues_across_invocations(tmp_path: Path) -> None:
+    """Freeze the loading thread with its environment between invocations, and resume it."""
     file = tmp_path / "there"
     variables = {
         "TSX_LAMBDA_INIT_WAIT": "0",
         "TSX_LAMBDA_BASE_PATH": "api",
         "TSX_SERVICE_ENVELOPE": "json",
     }
-    slow = with_model(tmp_path, SLOW.format(str(file)) + ECHO)
-    with function(slow, variables, timeout=1.0) as running:
+    slow_model = with_model(tmp_path, SLOW_LOAD.format(str(file)) + ECHO)
+    with function(slow_model, variables, timeout=1.0) as running:
         request = '{"instances": [{"n": 1}, {"n": 2}, {"n": 3}]}', "/api/v1/models/echo:predict"
         answered = post(running, *request)
         assert (answered["statusCode"], answered["headers"]["retry-after"]) == (503, "1")
@@ -93,9 +93,7 @@ def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: 
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_a_handler_that_never_returns_is_given_up_with_its_environment(
-    tmp_path: Path, client: str
-) -> None:
+def test_a_hanging_handler_ends_its_environment(tmp_path: Path, client: str) -> None:
     directory = with_model(tmp_path, ECHO, "batchSize: 1\nresponseTimeout: 1\n")
     with function(directory, {"TSX_LAMBDA_RUNTIME": client}, freezes=False) as running:
         failed = running.invoke({"wait": str(tmp_path / "never")})
@@ -104,42 +102,42 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(
         assert "a thread cannot be killed" in running.log
 
 
-def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
-    """No other thread of the process can use the device again."""
+def test_a_lost_device_ends_the_environment(tmp_path: Path) -> None:
+    """End the process, since none of its threads can use the device again."""
     line = "Lambda starts a new one: the worker exited"
-    with function(with_model(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
-        # The worker may fail two invocations at once, and is started again for the third.
+    with function(with_model(tmp_path, LOST_DEVICE), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
+        # The worker may fail two invocations before it is restarted for the third.
         for _ in range(3):
             assert running.invoke({"a": 1}).error
         assert line in running.log or running.wait_for_exit(DEADLINE) == 1
         assert line in running.log
 
 
-def test_a_handler_that_never_returns_does_not_hold_up_concurrent_invocations_for_good(
+def test_a_hanging_handler_does_not_block_concurrent_invocations_forever(
     tmp_path: Path,
 ) -> None:
     directory = with_model(tmp_path, ECHO, "batchSize: 1\n")
     with function(directory, concurrency=2, timeout=1.5) as running:
         assert running.invoke({"wait": str(tmp_path / "never")}).json()["errorType"] == "TooLate"
-        # This one waits behind the first, or finds a fresh environment.
+        # This invocation waits for the first one or finds a new environment.
         running.invoke({"a": 1})
         assert "Lambda starts a new one" in running.log or running.wait_for_exit(DEADLINE) == 1
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
-    """Run an environment of Managed Instances that streams."""
+def shared_environment(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
+    """Run an environment of Lambda Managed Instances that streams."""
     directory = with_model(tmp_path_factory.mktemp("shared"), LOADS + ECHO, "batchSize: 8\n")
     with function(directory, {"TSX_LAMBDA_ANSWERS": "streamed"}, concurrency=8) as running:
         yield running, directory
 
 
-def test_invocations_at_once_share_one_model_and_its_batches(shared: Any) -> None:
-    running, directory = shared
+def test_concurrent_invocations_share_one_model_and_its_batches(shared_environment: Any) -> None:
+    running, directory = shared_environment
     gate = directory / "gate"
     first = running.begin({"wait": str(gate)})
     neighbours = [running.begin({"n": number}) for number in range(7)]
-    # Each poller asks for its invocation by itself.
+    # Each poller fetches its invocation independently.
     while not running._waiting.empty():
         time.sleep(0.005)
     gate.touch()
@@ -152,8 +150,8 @@ def test_invocations_at_once_share_one_model_and_its_batches(shared: Any) -> Non
     assert [file.read_text() for file in directory.rglob("loads")] == ["x"]
 
 
-def test_an_answer_goes_out_part_by_part(shared: Any) -> None:
-    running, directory = shared
+def test_an_answer_is_streamed_in_parts(shared_environment: Any) -> None:
+    running, directory = shared_environment
     gate = directory / "stream"
     body = json.dumps({"parts": ["one", "two"], "wait": str(gate)})
     invocation = running.begin(function_url("/predictions/echo", body, headers=JSON))
@@ -168,16 +166,16 @@ def test_an_answer_goes_out_part_by_part(shared: Any) -> None:
     assert invocation.error is None
 
 
-def test_an_answer_that_breaks_off_ends_with_an_error(shared: Any) -> None:
-    running, _ = shared
+def test_a_broken_answer_ends_with_an_error(shared_environment: Any) -> None:
+    running, _ = shared_environment
     body = json.dumps({"parts": ["one"], "late": 1})
     invocation = running.invoke(function_url("/predictions/echo", body, headers=JSON))
     assert invocation.answer.endswith(b"one")
     assert "was interrupted" in invocation.error
 
 
-def test_a_whole_answer_and_a_refusal_are_streamed_as_well(shared: Any) -> None:
-    running, _ = shared
+def test_complete_answers_and_refusals_are_streamed(shared_environment: Any) -> None:
+    running, _ = shared_environment
     invocation = running.invoke(function_url("/predictions/nobody", "{}"))
     prelude, _, body = invocation.answer.partition(b"\0" * 8)
     assert json.loads(prelude)["statusCode"] == json.loads(body)["code"] == 404
@@ -185,16 +183,16 @@ def test_a_whole_answer_and_a_refusal_are_streamed_as_well(shared: Any) -> None:
     assert running.invoke({"a": 1}).json()["got"] == {"a": 1}
 
 
-def test_a_stop_ends_the_environment_in_order(shared: Any) -> None:
-    running, _ = shared
+def test_a_stop_ends_the_environment_cleanly(shared_environment: Any) -> None:
+    running, _ = shared_environment
     assert running.invoke({"a": 1}).error is None
     assert running.stop(DEADLINE) == 0
 
 
-def test_answers_of_messages_go_to_the_bucket_or_queue_that_a_message_names(
+def test_message_answers_are_sent_to_the_configured_bucket_or_queue(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real clients of boto3 ask moto, whose start takes a second."""
+    """Use real boto3 clients and moto, whose start takes a second."""
     from moto.server import ThreadedMotoServer
 
     # moto has one account in a process.
@@ -226,11 +224,11 @@ def test_answers_of_messages_go_to_the_bucket_or_queue_that_a_message_names(
 
             failures = send("s3://answers/from/here/", '{"n": 1}', '{"fail": 1}')
             assert failures == [{"itemIdentifier": "message-1"}]
-            stored = s3.get_object(Bucket="answers", Key="from/here/message-0.json")
-            assert json.load(stored["Body"])["got"] == {"n": 1}
+            stored_answer = s3.get_object(Bucket="answers", Key="from/here/message-0.json")
+            assert json.load(stored_answer["Body"])["got"] == {"n": 1}
             assert send(queue, "text") == []
-            received = sqs.receive_message(QueueUrl=queue, MessageAttributeNames=["All"])
-            [message] = received["Messages"]
+            queue_messages = sqs.receive_message(QueueUrl=queue, MessageAttributeNames=["All"])
+            [message] = queue_messages["Messages"]
             assert json.loads(message["Body"])["got"] == "text"
             assert message["MessageAttributes"]["tsx-message-id"]["StringValue"] == "message-0"
             assert send("s3://nowhere/", "text")

@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine, its applications of tsx, and `tsx serve`."""
+"""A Ray cluster of three nodes on this machine, tsx applications in it, and `tsx serve`."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def ray_serve(
     }
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         # Ray's sockets need a short path.
-        short = stack.enter_context(
+        short_directory = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         )
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_TMPDIR": short,
+            "RAY_TMPDIR": short_directory,
             "TMPDIR": str(directory),
         }
         for name, value in variables.items():
@@ -149,7 +149,7 @@ def ray_serve(
             {"name": name, "source": str(make_model(directory / f"{name}.mar", HANDLER))}
             for name in MANY
         ]
-        # Each of two nodes has a slot, so that it gets one replica.
+        # Two nodes have one slot each; therefore each of them gets one replica.
         resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}
         talker = [{"name": "talker", "source": f"object://{upload(archive)}"}]
         targets = [

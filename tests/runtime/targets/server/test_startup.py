@@ -1,4 +1,4 @@
-"""Workflows that a server loads at its start."""
+"""The workflows that a server loads at its start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(server: Running, workflow: str) -> str:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a store of models and one of workflows."""
+    """Return a model store and a workflow store."""
     models, workflows = tmp_path / "models", tmp_path / "workflows"
     models.mkdir()
     workflows.mkdir()
@@ -54,7 +54,7 @@ def stores(tmp_path: Path) -> tuple[Path, Path]:
     return models, workflows
 
 
-def test_a_server_has_the_workflows_that_its_settings_name(
+def test_a_server_loads_the_workflows_of_its_settings(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
@@ -67,15 +67,13 @@ def test_a_server_has_the_workflows_that_its_settings_name(
         assert server.stop() == 0
 
 
-def test_a_workflow_that_cannot_be_registered_ends_the_start(
-    stores: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_invalid_workflow_ends_the_start(stores: tuple[Path, Path], tmp_path: Path) -> None:
     models, workflows = stores
     write_war(workflows / "silent.war", "none.mar")
     sets = f"workflow_store={workflows}", "load_workflows=silent.war"
-    ended = tsx(serve_words(models, "say.mar", *sets), tmp_path, environment(tmp_path))
-    assert ended.returncode != 0
-    assert "silent__say failed to register" in ended.stderr
+    result = tsx(serve_words(models, "say.mar", *sets), tmp_path, environment(tmp_path))
+    assert result.returncode != 0
+    assert "silent__say failed to register" in result.stderr
 
 
 def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
             orders(entry)
 
 
-def test_a_workflow_of_any_directory_may_be_named_on_the_command_line(
+def test_the_command_line_accepts_workflows_of_any_directory(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
@@ -123,5 +121,5 @@ def test_a_workflow_of_any_directory_may_be_named_on_the_command_line(
         assert ask(server, "shouted") == "hello!!"
         assert server.stop() == 0
     arguments = ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS]
-    ended = tsx(arguments, tmp_path, environment(tmp_path))
-    assert "--workers, --batch-size and --device apply to models" in ended.stderr
+    result = tsx(arguments, tmp_path, environment(tmp_path))
+    assert "--workers, --batch-size and --device apply to models" in result.stderr

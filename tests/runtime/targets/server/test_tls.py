@@ -1,4 +1,4 @@
-"""The certificate of https addresses, and errors of those that cannot be used."""
+"""The certificate of https addresses, and the errors of unusable ones."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def refusal(certificate: Path | None, key: Path | None) -> str:
     return exc_info.value.message
 
 
-def test_a_pair_gives_tls_1_2_and_later(pair: Pair) -> None:
+def test_a_certificate_and_key_enable_tls_1_2_and_later(pair: Pair) -> None:
     context = tls_context(settings(*pair))
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_pair_without_an_https_address_is_reported(
+def test_a_certificate_without_an_https_address_is_reported(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert tls_context(Settings()) is None
@@ -46,43 +46,43 @@ def test_a_pair_without_an_https_address_is_reported(
     assert "nothing is encrypted" in caplog.text
 
 
-def test_an_https_address_needs_both_files_and_the_error_says_how_to_make_them(pair: Pair) -> None:
+def test_an_https_address_needs_certificate_and_key(pair: Pair) -> None:
     assert "certificate_file and private_key_file must be set" in refusal(None, None)
     message = refusal(pair.certificate, None)
     assert "so private_key_file must be set" in message
     assert "openssl req -x509" in message
 
 
-def test_a_file_that_cannot_be_used_is_reported_with_its_fault(pair: Pair, tmp_path: Path) -> None:
-    stranger = make_certificate(tmp_path, "other")
-    locked = make_certificate(tmp_path, "locked", password="secret")
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"\x30\x82\x00\xff")
-    torn = tmp_path / "torn"
-    torn.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
-    missing = tmp_path / "none"
-    assert f"certificate_file: cannot read {missing}" in refusal(missing, pair.key)
-    assert f"private_key_file: cannot read {tmp_path}" in refusal(pair.certificate, tmp_path)
-    assert "is not PEM" in refusal(junk, pair.key)
-    assert "openssl pkey -inform DER" in refusal(pair.certificate, junk)
-    assert "swapped?" in refusal(pair.key, pair.certificate)
-    assert "does not belong to" in refusal(stranger.certificate, pair.key)
-    assert "is encrypted" in refusal(locked.certificate, locked.key)
-    assert "cannot be used" in refusal(torn, pair.key)
-
-
-def test_a_key_that_is_too_small_is_reported_with_a_command(
-    processes: None, tmp_path: Path
+def test_an_unusable_certificate_or_key_is_reported_with_the_reason(
+    pair: Pair, tmp_path: Path
 ) -> None:
+    other_pair = make_certificate(tmp_path, "other")
+    encrypted_pair = make_certificate(tmp_path, "locked", password="secret")
+    invalid_file = tmp_path / "junk"
+    invalid_file.write_bytes(b"\x30\x82\x00\xff")
+    truncated_file = tmp_path / "torn"
+    truncated_file.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
+    missing_file = tmp_path / "none"
+    assert f"certificate_file: cannot read {missing_file}" in refusal(missing_file, pair.key)
+    assert f"private_key_file: cannot read {tmp_path}" in refusal(pair.certificate, tmp_path)
+    assert "is not PEM" in refusal(invalid_file, pair.key)
+    assert "openssl pkey -inform DER" in refusal(pair.certificate, invalid_file)
+    assert "swapped?" in refusal(pair.key, pair.certificate)
+    assert "does not belong to" in refusal(other_pair.certificate, pair.key)
+    assert "is encrypted" in refusal(encrypted_pair.certificate, encrypted_pair.key)
+    assert "cannot be used" in refusal(truncated_file, pair.key)
+
+
+def test_a_too_small_key_is_reported_with_a_command(processes: None, tmp_path: Path) -> None:
     if ssl.create_default_context().security_level != 2:
         pytest.skip("this OpenSSL takes other keys")
-    small = make_certificate(tmp_path, "small", rsa=1024)
-    message = refusal(small.certificate, small.key)
-    assert f"{small.key} cannot be used: EE_KEY_TOO_SMALL" in message
+    small_pair = make_certificate(tmp_path, "small", rsa=1024)
+    message = refusal(small_pair.certificate, small_pair.key)
+    assert f"{small_pair.key} cannot be used: EE_KEY_TOO_SMALL" in message
     assert "openssl req -x509 -newkey rsa:2048" in message
 
 
-def test_a_key_that_every_user_can_read_is_reported(
+def test_a_world_readable_key_is_reported(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
