@@ -221,9 +221,7 @@ def test_a_failing_policy_sends_the_batch_and_is_reported_once(
     assert policies["negative"](waiting) == 0.0
 
 
-def test_a_source_plugin_obeys_allowed_urls_and_the_size_limit(
-    tmp_path: Path,
-) -> None:
+def test_a_source_plugin_obeys_allowed_urls_and_the_size_limit(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
     urls: list[str] = []

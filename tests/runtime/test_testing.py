@@ -31,9 +31,7 @@ def handle(data, context):
 """
 
 
-def test_archives_directories_and_specs_are_served_with_the_given_settings(
-    tmp_path: Path,
-) -> None:
+def test_archives_directories_and_specs_are_served_with_the_given_settings(tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text(ECHO)
     models = [
         make_model(tmp_path / "packed.mar", ECHO),

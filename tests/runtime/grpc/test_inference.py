@@ -131,9 +131,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(client: Client) -> None:
     assert "in the middle" in error.details()
 
 
-def test_requests_over_one_stream_are_answered_in_order_despite_failures(
-    client: Client,
-) -> None:
+def test_requests_over_one_stream_are_answered_in_order_despite_failures(client: Client) -> None:
     answers = list(
         client.converse(
             client.request(sequence="s", do=b"large", data=b"1"),

@@ -106,9 +106,7 @@ def test_an_unnamed_output_gets_the_requested_name(triton: TritonClient) -> None
     np.testing.assert_array_equal(result.as_numpy("probabilities"), [2, 2])
 
 
-def test_a_handlers_own_tensors_are_passed_on_and_selected(
-    triton: TritonClient,
-) -> None:
+def test_a_handlers_own_tensors_are_passed_on_and_selected(triton: TritonClient) -> None:
     result = triton.do("own tensors")
     np.testing.assert_array_equal(result.as_numpy("numbers"), [1, 2])
     assert result.as_numpy("words").tolist() == [b"one", b"two"]

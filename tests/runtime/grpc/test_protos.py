@@ -104,9 +104,7 @@ def test_every_service_has_torchserves_methods() -> None:
         assert [method.name for method in POOL.FindServiceByName(service).methods] == names.split()
 
 
-def test_a_clients_generated_code_works_in_the_same_process(
-    generated: dict[str, Any],
-) -> None:
+def test_a_clients_generated_code_works_in_the_same_process(generated: dict[str, Any]) -> None:
     theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})
     ours = inference_pb2.PredictionsRequest.FromString(theirs.SerializeToString())
     assert (ours.model_name, dict(ours.input)) == ("m", {"a": b"b"})

@@ -142,9 +142,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert not thread.is_alive()
 
 
-def test_1_cloud_metadata_services_are_refused_even_if_every_url_is_allowed(
-    server: Server,
-) -> None:
+def test_1_cloud_metadata_services_are_refused_even_if_every_url_is_allowed(server: Server) -> None:
     code, text = server.manage("RegisterModel", url=METADATA)
     assert code is NOT_FOUND
     assert "not a public one" in text

@@ -39,9 +39,7 @@ def test_sequences_of_one_stream_have_separate_states(client: Client) -> None:
     assert [answer.sequence_id for answer in answers] == ["a", "b", "a", "b", "a"]
 
 
-def test_sequence_ids_that_differ_in_non_latin_letters_are_distinct(
-    client: Client,
-) -> None:
+def test_sequence_ids_that_differ_in_non_latin_letters_are_distinct(client: Client) -> None:
     answers = add(client, ("用", 1), ("户", 10), ("用", 2), ("户", 20))
     assert totals(answers) == [1, 10, 3, 30]
     assert [answer.sequence_id for answer in answers] == ["用", "户", "用", "户"]

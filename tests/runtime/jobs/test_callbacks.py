@@ -186,9 +186,7 @@ def test_pauses_double_up_to_an_hour_with_jitter() -> None:
     assert (backoff(3, 0.0), backoff(3, 1.0)) == (4.0, 12.0)
 
 
-def test_callbacks_need_allowed_hosts_and_a_secret(
-    tmp_path: Path,
-) -> None:
+def test_callbacks_need_allowed_hosts_and_a_secret(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
         CallbackSender(store, AllowList([]), []).check("http://a.example/")

@@ -140,9 +140,7 @@ async def test_jobs_of_an_unregistered_model_wait_for_a_while(
         await work.answers()
 
 
-async def test_jobs_that_run_at_the_stop_are_left_to_the_next_server(
-    path: Path,
-) -> None:
+async def test_jobs_that_run_at_the_stop_are_left_to_the_next_server(path: Path) -> None:
     async with working(SqliteStore(path), Model()) as work:
         await work.add("a", "b", "c")
         await work.until(lambda: len(work.model.running_jobs) == 2)
@@ -183,9 +181,7 @@ async def test_jobs_cancelled_before_their_start_free_their_places(path: Path) -
         await work.until(lambda: work.model.running_jobs == ["b"])
 
 
-async def test_a_job_retried_after_its_cancellation_belongs_to_its_new_claim(
-    path: Path,
-) -> None:
+async def test_a_job_retried_after_its_cancellation_belongs_to_its_new_claim(path: Path) -> None:
     async with working(SqliteStore(path), Model(2)) as work:
         await work.add("a")
         await work.until(lambda: work.model.running_jobs == ["a"])
@@ -219,9 +215,7 @@ async def test_no_job_starts_while_answers_cannot_be_stored(
         await work.answers(8)
 
 
-async def test_waiting_for_a_job_ends_at_its_cancellation_or_the_stop(
-    path: Path,
-) -> None:
+async def test_waiting_for_a_job_ends_at_its_cancellation_or_the_stop(path: Path) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
         cancelled, stopped = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
@@ -232,9 +226,7 @@ async def test_waiting_for_a_job_ends_at_its_cancellation_or_the_stop(
         await asyncio.wait_for(stopped, 30)
 
 
-async def test_the_longer_of_two_waiting_clients_is_notified(
-    path: Path,
-) -> None:
+async def test_the_longer_of_two_waiting_clients_is_notified(path: Path) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a")
         longer = asyncio.create_task(work.runner.wait("a", 600))
@@ -262,9 +254,7 @@ async def test_a_job_is_left_to_a_server_that_has_its_model(
 
 
 @pytest.mark.slow
-async def test_a_dead_servers_jobs_are_taken_over_and_lost_ones_dropped(
-    database: str,
-) -> None:
+async def test_a_dead_servers_jobs_are_taken_over_and_lost_ones_dropped(database: str) -> None:
     dead = postgres_store(database)
     await dead.add(a_new_job("a"), MOST)
     assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1

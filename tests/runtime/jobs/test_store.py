@@ -187,9 +187,7 @@ async def test_concurrent_calls_share_commits_but_fail_separately(store: SqlStor
     assert len({job.id for jobs in claims for job in jobs}) == 51
 
 
-async def test_an_answer_key_has_one_owner_and_is_forgotten_on_expiry(
-    store: SqlStore,
-) -> None:
+async def test_an_answer_key_has_one_owner_and_is_forgotten_on_expiry(store: SqlStore) -> None:
     key = AnswerKey("idempotency", "m", "k")
     assert await store.begin_answer(key, "f", "me", 60) is None
     begun = await store.begin_answer(key, "g", "you", 60)
@@ -350,9 +348,7 @@ def test_a_full_disk_is_a_temporary_error_with_advice(tmp_path: Path) -> None:
     run(SqliteStore(tmp_path / "jobs.sqlite", 1 << 18), test)
 
 
-def test_invalid_store_files_and_unwritable_paths_are_errors(
-    tmp_path: Path,
-) -> None:
+def test_invalid_store_files_and_unwritable_paths_are_errors(tmp_path: Path) -> None:
     (tmp_path / "other.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()

@@ -293,9 +293,7 @@ def test_an_unreadable_or_invalid_toml_file_is_reported(tmp_path: Path) -> None:
         assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
-def test_the_file_comes_from_argument_environment_or_working_directory(
-    tmp_path: Path,
-) -> None:
+def test_the_file_comes_from_argument_environment_or_working_directory(tmp_path: Path) -> None:
     assert find_config(None, {}, tmp_path) is None
     settings_file = write(tmp_path, "")
     assert find_config(None, {}, tmp_path) == settings_file

@@ -57,9 +57,7 @@ def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> st
     return exc_info.value.message.replace(str(directory / "config.properties"), "FILE")
 
 
-def test_keys_are_settings_with_the_lowest_precedence(
-    tmp_path: Path,
-) -> None:
+def test_keys_are_settings_with_the_lowest_precedence(tmp_path: Path) -> None:
     settings, origins, warnings = load(
         tmp_path,
         "inference_address = http://0.0.0.0:8080\nload_models=noop.mar, b=c.mar\n"

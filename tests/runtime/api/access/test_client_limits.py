@@ -177,9 +177,7 @@ def test_limits_are_on_by_default_only_on_open_addresses() -> None:
     assert numbers(is_local=False, **dict.fromkeys(names, 0)) is None
 
 
-def test_behind_a_load_balancer_only_wrong_tokens_are_limited(
-    tmp_path: Path,
-) -> None:
+def test_behind_a_load_balancer_only_wrong_tokens_are_limited(tmp_path: Path) -> None:
     def container(**variables: str) -> Settings:
         return read_settings(variables, ModelLocation(tmp_path, None), None, [])
 
@@ -325,9 +323,7 @@ def test_too_many_wrong_tokens_are_answered_429_but_the_right_one_is_accepted(
     assert statuses(limits_server, lane, "203.0.113.23", **unknown) == [400]
 
 
-def test_a_pipelined_wrong_token_is_counted_once_across_lanes(
-    limits_server: RunningServer,
-) -> None:
+def test_a_pipelined_wrong_token_is_counted_once_across_lanes(limits_server: RunningServer) -> None:
     head = (
         b"Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\n"
         b"Authorization: Bearer wrong\r\nX-Number: %d\r\n"

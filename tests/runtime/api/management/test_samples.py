@@ -27,9 +27,7 @@ def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     )
 
 
-def test_samples_come_from_the_archive_then_warm_up_then_generated_inputs(
-    tmp_path: Path,
-) -> None:
+def test_samples_come_from_the_archive_then_warm_up_then_generated_inputs(tmp_path: Path) -> None:
     assert sample_of(version(tmp_path)) is None
     generated = sample_of(version(tmp_path, kind="image"))
     assert generated is not None

@@ -90,10 +90,7 @@ async def test_workers_start_if_one_cannot_keep_the_latency_target(tmp_path):
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
 
-async def test_an_idle_model_is_unloaded_and_reloaded_by_its_next_request(
-    registry,
-    tmp_path,
-):
+async def test_an_idle_model_is_unloaded_and_reloaded_by_its_next_request(registry, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
@@ -126,10 +123,7 @@ async def test_an_idle_model_is_unloaded_and_reloaded_by_its_next_request(
     assert not version.asleep
 
 
-async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
-    registry,
-    tmp_path,
-):
+async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(registry, tmp_path):
     config = "scaleToZero: 90\n"
     version = await registry.register_path(
         talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)

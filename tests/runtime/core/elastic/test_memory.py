@@ -248,9 +248,7 @@ async def test_models_are_unloaded_for_others_and_reloaded_on_request(tmp_path, 
         assert len(loaded_names()) <= 2
 
 
-async def test_a_successor_process_does_not_double_the_models_memory(
-    set_sizes,
-):
+async def test_a_successor_process_does_not_double_the_models_memory(set_sizes):
     set_sizes(0, lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers))
     model, second = IdleModel(), IdleModel()
 

@@ -52,9 +52,7 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_handler_finds_none_of_the_servers_credentials(
-    tmp_path: Path,
-) -> None:
+def test_a_handler_finds_none_of_the_servers_credentials(tmp_path: Path) -> None:
     for name in ("spy", "trusted"):
         make_model(tmp_path / f"{name}.mar", SPY)
     (tmp_path / "tsx.toml").write_text(

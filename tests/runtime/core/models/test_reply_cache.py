@@ -178,9 +178,7 @@ def test_requests_that_waited_for_an_uncacheable_answer_run_themselves(
 @pytest.mark.parametrize(
     "vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"]
 )
-def test_an_answer_that_varies_by_key_headers_is_cached_per_value(
-    vary: bytes,
-) -> None:
+def test_an_answer_that_varies_by_key_headers_is_cached_per_value(vary: bytes) -> None:
     model = a_model(key=("x-user",))
     first, hit, miss = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
     model.send(first)
@@ -242,9 +240,7 @@ def test_a_shared_request_continues_while_any_client_waits() -> None:
 @pytest.mark.parametrize(
     "error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")]
 )
-def test_a_refusal_is_shared_unless_it_concerns_one_client(
-    error: TsxError,
-) -> None:
+def test_a_refusal_is_shared_unless_it_concerns_one_client(error: TsxError) -> None:
     model = a_model()
     first, second = Client(), Client()
     model.send(first, second)
@@ -287,9 +283,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=200, deadline=None)
-def test_every_request_is_answered_once_and_correctly(
-    steps: list[tuple[str, int]],
-) -> None:
+def test_every_request_is_answered_once_and_correctly(steps: list[tuple[str, int]]) -> None:
     model = a_model(size=3 * (ENTRY_OVERHEAD_BYTES + 5), ttl=3)
     clients: list[Client] = []
 

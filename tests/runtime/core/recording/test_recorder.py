@@ -181,9 +181,7 @@ async def recording(directory: Path, **values: object) -> AsyncIterator[Recorder
         await recorder.close()
 
 
-async def test_the_recorder_writes_all_requests_at_its_end_and_none_later(
-    tmp_path: Path,
-) -> None:
+async def test_the_recorder_writes_all_requests_at_its_end_and_none_later(tmp_path: Path) -> None:
     async with recording(tmp_path) as recorder:
         for time_s in (3.0, 1.0, 2.0):
             record_request(recorder, b"%d" % time_s, time_s)

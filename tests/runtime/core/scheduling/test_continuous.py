@@ -200,9 +200,7 @@ async def test_the_response_timeout_pauses_while_a_slow_client_blocks_a_worker()
 
 
 @pytest.mark.parametrize("worker_dies", [False, True])
-async def test_a_late_request_keeps_its_slot_until_the_worker_ends_it(
-    worker_dies,
-):
+async def test_a_late_request_keeps_its_slot_until_the_worker_ends_it(worker_dies):
     dispatcher, channel, peer = await start_dispatcher()
     late_job, patient_job = submit(dispatcher, a_waiting_job(b"late", soon()), b"other")
     frames = [await peer.read(), await peer.read()]

@@ -433,9 +433,7 @@ async def test_a_client_that_leaves_while_its_request_runs_is_counted_once():
 
 
 @pytest.mark.parametrize("is_retired", [False, True])
-async def test_only_the_late_request_of_a_batch_is_refused(
-    is_retired,
-):
+async def test_only_the_late_request_of_a_batch_is_refused(is_retired):
     dispatcher, channel, peer = await start_dispatcher()
     [late_job, patient_job], frame = await send(
         dispatcher, peer, a_waiting_job(b"late", soon()), b"patient"

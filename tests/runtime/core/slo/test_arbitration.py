@@ -54,9 +54,7 @@ def test_a_model_that_is_already_late_is_served_eventually(claims, now, target, 
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
-def test_more_requests_are_answered_in_time_than_by_other_rules(
-    load,
-):
+def test_more_requests_are_answered_in_time_than_by_other_rules(load):
     results: dict[str, list[tuple[float, float]]] = {}
     for rule in ("deadline", "shares", "at once"):
         for seed in (21, 22):

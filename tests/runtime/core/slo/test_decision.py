@@ -118,9 +118,7 @@ def test_a_larger_batch_never_takes_less_time(curve, first, second):
         {8: 8.0, 9: 9.0, 10: 10.0},
     ],
 )
-def test_measured_sizes_are_predicted_exactly(
-    measurements: dict[int, float],
-) -> None:
+def test_measured_sizes_are_predicted_exactly(measurements: dict[int, float]) -> None:
     curve = LatencyCurve(0.5, measurements.items())
     assert {size: curve.typical(size) for size in measurements} == pytest.approx(measurements)
 

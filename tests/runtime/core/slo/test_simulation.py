@@ -100,9 +100,7 @@ def test_the_target_is_kept_with_the_goodput_of_the_best_fixed_setting() -> None
 @pytest.mark.parametrize(
     "cost_distribution", ["lognormal", "few large ones", "none", "says nothing"]
 )
-def test_informative_costs_reduce_late_requests(
-    cost_distribution,
-) -> None:
+def test_informative_costs_reduce_late_requests(cost_distribution) -> None:
     gains, late_fractions = [], []
     for case in [
         case

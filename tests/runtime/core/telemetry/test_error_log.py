@@ -82,9 +82,7 @@ def test_an_error_lists_its_newest_requests() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * MAX_ERRORS))
-def test_the_log_is_bounded_but_counts_every_error(
-    reported_errors: list[tuple[str, str]],
-) -> None:
+def test_the_log_is_bounded_but_counts_every_error(reported_errors: list[tuple[str, str]]) -> None:
     log = ErrorLog(Clock())
     for message, trace in reported_errors:
         log.add_error(message, trace)

@@ -134,9 +134,7 @@ async def test_a_workflow_node_has_no_traffic_policy(tmp_path: Path) -> None:
         registry.set_traffic("digits", NOTHING)
 
 
-async def test_changes_of_traffic_or_versions_are_reported(
-    digits: Registry,
-) -> None:
+async def test_changes_of_traffic_or_versions_are_reported(digits: Registry) -> None:
     reported_models: list[str] = []
     digits.on_traffic.append(reported_models.append)
     digits.set_traffic("digits", Traffic(labels={"stable": "1.0"}))

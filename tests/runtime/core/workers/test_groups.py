@@ -77,10 +77,7 @@ async def ask_ranks(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
-async def test_all_ranks_run_each_batch_and_any_death_restarts_the_group(
-    registry,
-    tmp_path,
-):
+async def test_all_ranks_run_each_batch_and_any_death_restarts_the_group(registry, tmp_path):
     directory = talker(tmp_path / "m", a_handler(), config=TENSOR)
 
     version = await registry.register_path(directory, order(batch_size=4))

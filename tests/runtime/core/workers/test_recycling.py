@@ -76,9 +76,7 @@ async def test_a_recycled_worker_is_replaced_without_a_gap(tmp_path):
         assert description.worker_recycles == {"requests": version.stats.recycled["requests"]}
 
 
-async def test_the_old_worker_finishes_its_batch_after_the_takeover(
-    tmp_path,
-):
+async def test_the_old_worker_finishes_its_batch_after_the_takeover(tmp_path):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         gate = tmp_path / "go"
         version = await a_talker(registry, tmp_path)
@@ -92,9 +90,7 @@ async def test_the_old_worker_finishes_its_batch_after_the_takeover(
         assert (await answer_of(held_job)).body.decode() == f"until {gate}"
 
 
-async def test_an_old_process_finishes_its_batch_while_its_worker_is_removed(
-    tmp_path,
-):
+async def test_an_old_process_finishes_its_batch_while_its_worker_is_removed(tmp_path):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         gate, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
         version = await registry.register_path(directory, order())

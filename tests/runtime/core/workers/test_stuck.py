@@ -65,10 +65,7 @@ def handle(data, context):
 """
 
 
-async def test_the_batch_of_a_stopped_worker_runs_on_another(
-    registry,
-    tmp_path,
-):
+async def test_the_batch_of_a_stopped_worker_runs_on_another(registry, tmp_path):
     gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path, batch_size=4)
     jobs = [submit(version, f"until {gate}") for _ in range(4)]

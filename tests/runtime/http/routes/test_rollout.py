@@ -236,9 +236,7 @@ def test_a_version_cannot_be_a_shadow_and_in_a_rollout(rollout_server: RunningSe
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_version_without_workers_is_refused_with_a_hint(
-    rollout_server: RunningServer,
-) -> None:
+def test_a_version_without_workers_is_refused_with_a_hint(rollout_server: RunningServer) -> None:
     rollout_server.write_mar("m8.mar", handler=GOOD_HANDLER, name="m", version="8.0")
     rollout_server.register("m8.mar", initial_workers=0)
     answer = post_rollout(rollout_server, "8.0")

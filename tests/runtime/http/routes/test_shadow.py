@@ -222,9 +222,7 @@ def test_answers_agree_according_to_the_comparison_kind(
     assert (report["errors"]["primary"], report["errors"]["shadow"]) == errors
 
 
-def test_numbers_are_compared_with_a_tolerance_and_differences_shown(
-    twins: Twins,
-) -> None:
+def test_numbers_are_compared_with_a_tolerance_and_differences_shown(twins: Twins) -> None:
     twins.put("shadow", {"to": "2.0", "share": 100}).raise_for_status()
     # Nothing was compared.
     assert "largest_difference" not in twins.report()

@@ -397,9 +397,7 @@ def test_an_invalid_registration_is_refused(
     assert not (workflow_store.parent / "slipped.py").exists()
 
 
-def test_a_workflow_registered_by_json_is_removed_completely(
-    flows: RunningServer,
-) -> None:
+def test_a_workflow_registered_by_json_is_removed_completely(flows: RunningServer) -> None:
     options = {
         "url": "quick.war",
         "workflow_name": "mine",

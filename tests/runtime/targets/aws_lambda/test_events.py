@@ -39,9 +39,7 @@ from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
-def test_variables_and_image_files_override_platform_defaults(
-    tmp_path: Path,
-) -> None:
+def test_variables_and_image_files_override_platform_defaults(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text('max_header_size = 5000\ncache_dir = "/elsewhere"\n')
     env = {
         "TSX_CACHE_DIR": "/mnt/cache",

@@ -113,9 +113,7 @@ def test_a_lost_device_ends_the_environment(tmp_path: Path) -> None:
         assert line in running.log
 
 
-def test_a_hanging_handler_does_not_block_concurrent_invocations_forever(
-    tmp_path: Path,
-) -> None:
+def test_a_hanging_handler_does_not_block_concurrent_invocations_forever(tmp_path: Path) -> None:
     directory = with_model(tmp_path, ECHO, "batchSize: 1\n")
     with function(directory, concurrency=2, timeout=1.5) as running:
         assert running.invoke({"wait": str(tmp_path / "never")}).json()["errorType"] == "TooLate"

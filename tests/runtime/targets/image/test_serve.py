@@ -94,9 +94,7 @@ def test_a_model_gets_the_name_of_its_kserve_service(tmp_path: Path) -> None:
     assert locate_model({}).directory == Path("/opt/ml/model")
 
 
-def test_the_inference_address_is_public_unless_a_setting_changes_it(
-    tmp_path: Path,
-) -> None:
+def test_the_inference_address_is_public_unless_a_setting_changes_it(tmp_path: Path) -> None:
     default_settings = read_settings({}, locate_model({}), None, [])
     assert default_settings.inference_address == "http://0.0.0.0:8080"
     assert default_settings.management_address == "http://127.0.0.1:8081"
@@ -120,9 +118,7 @@ def test_the_inference_address_is_public_unless_a_setting_changes_it(
     assert "TSX_MODEL_DIRECTORY is no setting" in notice
 
 
-def test_variables_and_files_override_container_defaults(
-    tmp_path: Path,
-) -> None:
+def test_variables_and_files_override_container_defaults(tmp_path: Path) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
     defaults = {

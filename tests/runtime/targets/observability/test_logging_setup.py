@@ -475,9 +475,7 @@ async def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_handler_output_on_a_non_terminal_is_json_with_request_ids(
-    tmp_path,
-):
+def test_handler_output_on_a_non_terminal_is_json_with_request_ids(tmp_path):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
     with serving(
         ["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}

@@ -131,9 +131,7 @@ def test_a_client_that_leaves_ends_its_stream(ray_serve: RayServe) -> None:
     until(file.exists)
 
 
-def test_models_share_replicas_and_the_least_recently_used_is_unloaded(
-    ray_serve: RayServe,
-) -> None:
+def test_models_share_replicas_and_the_least_recently_used_is_unloaded(ray_serve: RayServe) -> None:
     for name in [*MANY, *MANY[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)

@@ -164,9 +164,7 @@ def test_the_error_without_a_replica_has_the_servers_form() -> None:
     assert (status, "do not start" in json.loads(body)["error"]) == (503, True)
 
 
-def test_a_canary_without_replicas_gets_no_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_canary_without_replicas_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: ScriptedHandle([UNAVAILABLE]))
     target = ingress(ScriptedHandle([WHOLE_ANSWER]), canary={"app": "m-canary", "percent": 100})
     assert ask(target)[::2] == (200, b"answer")

@@ -43,9 +43,7 @@ def test_every_sample_becomes_a_gauge_with_its_labels(monkeypatch: pytest.Monkey
     }
 
 
-def test_a_model_with_an_endless_stream_can_be_unloaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_with_an_endless_stream_can_be_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "UNLOADING_S", 0.01)
     removed: list[str] = []
 

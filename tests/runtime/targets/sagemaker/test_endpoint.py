@@ -161,9 +161,7 @@ def test_a_broken_stream_is_reported(client: Any) -> None:
         list(stream(client, b'{"stream": "broken"}')["Body"])
 
 
-def test_json_lines_are_batched_and_answered_in_order(
-    client: Any,
-) -> None:
+def test_json_lines_are_batched_and_answered_in_order(client: Any) -> None:
     body = b"\n".join(b'{"n": %d}' % number for number in range(40)) + b"\n\n"
     answered = invoke(client, body, "application/jsonlines", CustomAttributes="job")
     lines = [json.loads(line) for line in answered["Body"].read().decode().splitlines()]

@@ -290,9 +290,7 @@ def test_an_invalid_model_name_is_replaced_by_a_unique_one() -> None:
     assert len(registry_name("x" * 300)) < 100
 
 
-def test_a_model_has_the_size_of_its_files_and_must_exist(
-    tmp_path: Path,
-) -> None:
+def test_a_model_has_the_size_of_its_files_and_must_exist(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"x" * 1000)
     assert size_of(tmp_path) == 1000

@@ -220,9 +220,7 @@ def test_a_server_is_replaced_under_load_without_failed_requests(
         assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_failed_start_replaces_nothing_but_later_starts_do(
-    server: Server,
-) -> None:
+def test_a_failed_start_replaces_nothing_but_later_starts_do(server: Server) -> None:
     server.settings |= {"drain_timeout": 1}
     first = server.start("first")
     error = server.error_of_start("broken", "--replace")
@@ -404,9 +402,7 @@ def test_sockets_passed_to_another_process_are_ignored() -> None:
     assert len(environment) == 3
 
 
-async def test_a_successor_gets_current_and_later_renewed_tokens(
-    short_path: Path,
-) -> None:
+async def test_a_successor_gets_current_and_later_renewed_tokens(short_path: Path) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
     takeover_done = asyncio.Event()
@@ -490,9 +486,7 @@ def test_an_invalid_handover_answer_is_an_error(short_path: Path, answer: str) -
                 connected.result()
 
 
-def test_a_unix_socket_removed_by_the_old_server_is_recreated(
-    short_path: Path,
-) -> None:
+def test_a_unix_socket_removed_by_the_old_server_is_recreated(short_path: Path) -> None:
     address = Address("", 0, "unix", str(short_path / "i.sock"))
     old_listener = Listener(address, ["inference"])
     old_listener.listen()

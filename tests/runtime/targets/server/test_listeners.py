@@ -138,9 +138,7 @@ def test_a_socket_on_which_a_program_listens_is_not_replaced(tmp_path):
             client.connect(str(path))
 
 
-def test_a_server_that_lost_its_socket_path_fails_and_keeps_the_new_file(
-    tmp_path,
-):
+def test_a_server_that_lost_its_socket_path_fails_and_keeps_the_new_file(tmp_path):
     path = tmp_path / "tsx.sock"
     with closing(Listener(unix(path), ["inference"])) as slow_listener, listening(unix(path)):
         with pytest.raises(SettingError, match="Another program listens"):

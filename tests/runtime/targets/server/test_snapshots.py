@@ -139,9 +139,7 @@ def versions_in_snapshot(directory: Path) -> dict[tuple[str, str], tuple[bool, i
     }
 
 
-async def test_an_unloadable_model_stays_in_the_snapshot_until_unregistered(
-    tmp_path: Path,
-) -> None:
+async def test_an_unloadable_model_stays_in_the_snapshot_until_unregistered(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     names = ("noop1.0", "noop2.0", "other1.0", "third1.0")
     make_noops(store, *names)
@@ -200,9 +198,7 @@ async def test_an_unloadable_model_stays_in_the_snapshot_until_unregistered(
         )
 
 
-async def test_a_default_version_set_while_another_is_missing_is_kept(
-    tmp_path: Path,
-) -> None:
+async def test_a_default_version_set_while_another_is_missing_is_kept(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
     (store / "noop3.0.mar").write_text("junk")
@@ -246,9 +242,7 @@ async def test_a_set_default_version_survives_a_start_without_it(
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_default_version_from_a_rollout_or_rollback_is_kept(
-    tmp_path: Path,
-) -> None:
+async def test_a_default_version_from_a_rollout_or_rollback_is_kept(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
     snapshots = Snapshots(directory, {}, store)
@@ -280,9 +274,7 @@ async def test_a_default_version_from_a_rollout_or_rollback_is_kept(
         registry.on_managed.clear()
 
 
-def test_simultaneous_changes_have_separate_files_and_old_ones_are_removed(
-    tmp_path: Path,
-) -> None:
+def test_simultaneous_changes_have_separate_files_and_old_ones_are_removed(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
     registry = Registry(Settings())
     for _ in range(MAX_SNAPSHOTS + 5):

@@ -223,9 +223,7 @@ async def test_fragmented_records_are_reassembled(server: Server) -> None:
 
 
 @on_both_loops
-async def test_a_request_sent_with_the_end_of_the_handshake_is_answered(
-    server: Server,
-) -> None:
+async def test_a_request_sent_with_the_end_of_the_handshake_is_answered(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands(send_last=False)
@@ -358,9 +356,7 @@ async def test_an_asyncio_client_gets_the_complete_last_answer(server: Server) -
 
 
 @on_both_loops
-async def test_bytes_after_close_are_dropped_until_the_client_closes(
-    server: Server,
-) -> None:
+async def test_bytes_after_close_are_dropped_until_the_client_closes(server: Server) -> None:
     async with server.run(goodbye=60):
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -406,9 +402,7 @@ async def test_a_client_without_a_handshake_is_disconnected(server: Server) -> N
 
 
 @on_both_loops
-async def test_a_client_that_reads_nothing_pauses_the_protocol(
-    server: Server,
-) -> None:
+async def test_a_client_that_reads_nothing_pauses_the_protocol(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -429,9 +423,7 @@ async def test_a_client_that_reads_nothing_pauses_the_protocol(
 
 
 @on_both_loops
-async def test_a_protocol_may_close_the_connection_in_pause_writing(
-    server: Server,
-) -> None:
+async def test_a_protocol_may_close_the_connection_in_pause_writing(server: Server) -> None:
     class Ends(Echo):
         def data_received(self, data: bytes) -> None:
             self.transport.write(bytes(16 << 20))

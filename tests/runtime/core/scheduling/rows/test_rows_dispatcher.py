@@ -242,9 +242,7 @@ async def test_chunks_of_a_dead_worker_are_retried():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_chunks_that_fail_after_a_worker_death_leave_no_state(
-    workers,
-):
+async def test_chunks_that_fail_after_a_worker_death_leave_no_state(workers):
     async with serve_rows(workers) as (dispatcher, first_peer, *peers):
         sent = a_job(4)
         dispatcher.submit(sent)
@@ -311,9 +309,7 @@ async def test_a_joined_answer_has_the_same_size_limit(result_size, error):
             assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
-async def test_too_large_chunk_answers_are_refused_before_the_last_one(
-    monkeypatch,
-):
+async def test_too_large_chunk_answers_are_refused_before_the_last_one(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.MAX_JSON_BYTES", 0)
 
     async with serve_rows(max_bytes=100) as (dispatcher, peer):
