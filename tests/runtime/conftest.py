@@ -160,17 +160,17 @@ class RunningServer:
         **headers: str,
     ) -> httpx.Response:
         """Send a request to the fast lane, or in chunks to the ASGI lane."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.inference.post(
-            path, content=body if lane == "fast" else iter([body]), headers=named
+            path, content=body if lane == "fast" else iter([body]), headers=header_fields
         )
 
     def write_mar(self, file: str, **content: str) -> Path:
         assert self.settings.model_store is not None
         return make_model(self.settings.model_store / file, **content)
 
-    def register(self, file: str, **order: Any) -> None:
-        self.call(lambda: self.registry.register(RegisterOrder(url=file, **order)))
+    def register(self, file: str, **options: Any) -> None:
+        self.call(lambda: self.registry.register(RegisterOrder(url=file, **options)))
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def running_server(
         for role in roles
     }
     ready = threading.Event()
-    running: list[Any] = []
+    startup: list[Any] = []
 
     async def main() -> None:
         registry = Registry(settings)
@@ -210,7 +210,7 @@ def running_server(
             )
             for app in apps
         ]
-        running.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
+        startup.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
         await asyncio.gather(
             *(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True))
@@ -230,8 +230,8 @@ def running_server(
     thread = threading.Thread(target=run, name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
-    assert running
-    registry, loop, servers, workflows, series, jobs = running
+    assert startup
+    registry, loop, servers, workflows, series, jobs = startup
     server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
         yield server

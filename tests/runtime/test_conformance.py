@@ -61,7 +61,7 @@ def do(action: str, **more: str) -> dict[str, str]:
     return {"x-do": action, **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
-def missing(path: str, method: str = "GET", status: int = 404) -> Case:
+def missing_case(path: str, method: str = "GET", status: int = 404) -> Case:
     return Case(path=path, method=method, status=status, error=("ResourceNotFoundException", ""))
 
 
@@ -205,7 +205,7 @@ CASES = {
     ),
     "a body at the limit": Case(do("bytes"), bytes(LIMIT), answer=bytes(LIMIT)),
     **{
-        path: missing(path)
+        path: missing_case(path)
         for path in (
             "/predictions",
             "/predictions/",
@@ -257,8 +257,8 @@ def by_lambda(host: Any) -> Ask:
     def ask(case: Case) -> Answer:
         path, _, query = case.path.partition("?")
         event = function_url(path, case.body, case.method, case.headers, query=query)
-        answered = host.invoke(event).json()
-        return Answer(answered["statusCode"], answered["headers"], answer_of(answered))
+        payload = host.invoke(event).json()
+        return Answer(payload["statusCode"], payload["headers"], answer_of(payload))
 
     return ask
 
@@ -356,7 +356,7 @@ def test_a_grpc_call_gets_the_answer_of_the_table(targets: dict[str, Any], name:
         PredictionResponse.FromString,
     )
     request = PredictionsRequest(model_name=model, model_version=version, input={"body": case.body})
-    metadata = [pair for pair in case.headers.items() if pair[0] != "content-type"]
+    metadata = [item for item in case.headers.items() if item[0] != "content-type"]
     response: Any = None
     try:
         response, call = predict.with_call(request, timeout=DEADLINE, metadata=metadata)
@@ -366,7 +366,7 @@ def test_a_grpc_call_gets_the_answer_of_the_table(targets: dict[str, Any], name:
     if case.error is not None:
         assert case.error[1] in call.details()
         return
-    sent = dict(call.initial_metadata())
+    initial_metadata = dict(call.initial_metadata())
     expected = {name: value for name, value in case.answer_headers.items() if name.startswith("x-")}
-    assert {name: sent.get(name) for name in expected} == expected
+    assert {name: initial_metadata.get(name) for name in expected} == expected
     check_body(case, response.prediction, dict(call.trailing_metadata())["x-request-id"])

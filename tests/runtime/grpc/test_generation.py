@@ -105,23 +105,23 @@ def test_clients_that_leave_free_the_kv_cache(server: Running, http: httpx.Clien
 def test_requests_waiting_in_the_engine_are_reported_as_a_metric(
     server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    def waiting() -> float:
+    def count_waiting() -> float:
         return sum(samples(server, "tsx_requests_waiting").values())
 
     def ask(_: int) -> None:
-        while not seen.is_set():
+        while not part_seen.is_set():
             assert http.post("/predictions/zen", json=REQUEST).status_code == 200
 
-    seen = threading.Event()
+    part_seen = threading.Event()
     with ThreadPoolExecutor(6) as clients:
         answers = clients.map(ask, range(6))
         try:
-            until(lambda: waiting() >= 2)
+            until(lambda: count_waiting() >= 2)
             assert sum(samples(server, "tsx_queue_depth").values()) == 0
         finally:
-            seen.set()
+            part_seen.set()
         list(answers)
-    assert waiting() == 0
+    assert count_waiting() == 0
 
 
 def test_a_bad_request_is_refused_before_the_stream_starts(http: httpx.Client) -> None:
@@ -144,15 +144,15 @@ def test_a_worker_death_breaks_only_the_streams_that_had_started(
     long_body = json.dumps(
         {"inputs": "Q", "parameters": {"max_new_tokens": 240, "temperature": 2.0}, "stream": True}
     ).encode()
-    seen = ""
+    part_seen = ""
     try:
         with http.stream("POST", "/predictions/zen", content=long_body) as answer:
             for part in answer.iter_text():
-                if not seen:
+                if not part_seen:
                     os.kill(worker, signal.SIGKILL)
-                seen += part
+                part_seen += part
     except httpx.RemoteProtocolError:
         pass
-    assert '"generated_text":"' not in seen
+    assert '"generated_text":"' not in part_seen
     until(lambda: workers() not in ([], [worker]))
     assert http.post("/predictions/zen", json=REQUEST).json() == [{"generated_text": TEXT[12:92]}]

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 SERVICE = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 PREDICT = SERVICE + b"Predictions"
 STREAMS, CALLS = 100, 150
-LARGEST, BUDGET = 2_000_000, 5_000_000
+MAX_MESSAGE_BYTES, BUDGET = 2_000_000, 5_000_000
 # Allowed growth in bytes; each attack would take several times this much.
 GROWTH = 64 << 20
 NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
@@ -46,8 +46,8 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     with a_server(
         tmp_path_factory.mktemp("attacked"),
         store / "talker.mar",
-        max_request_size=LARGEST,
-        max_response_size=LARGEST,
+        max_request_size=MAX_MESSAGE_BYTES,
+        max_response_size=MAX_MESSAGE_BYTES,
         max_inflight_bytes=BUDGET,
         grpc_max_concurrent_calls=CALLS,
         grpc_max_connections=50,
@@ -88,7 +88,12 @@ def attack(server: Running, client: Client, until: Until) -> Iterator[Attack]:
     assert process.memory_info().rss - size < GROWTH
     for connection in connections:
         connection.sock.close()
-    until(lambda: is_answered(client, data=bytes(LARGEST - 1000)) and client.count_pending() == 0)
+    until(
+        lambda: (
+            is_answered(client, data=bytes(MAX_MESSAGE_BYTES - 1000))
+            and client.count_pending() == 0
+        )
+    )
 
 
 def is_answered(client: Client, **inputs: bytes) -> bool:
@@ -247,9 +252,9 @@ def refusal(client: Client) -> Any:
 def test_calls_without_a_message_are_ended_and_further_ones_refused(
     server: Running, client: Client, attack: Attack, until: Until
 ) -> None:
-    refused, connections, deadline = None, [], time.monotonic() + TIMEOUT
+    refusal_error, connections, deadline = None, [], time.monotonic() + TIMEOUT
     # On a slow machine the calls end before the client asks.
-    while refused is None:
+    while refusal_error is None:
         assert time.monotonic() < deadline
         for connection in connections:
             connection.sock.close()
@@ -257,10 +262,10 @@ def test_calls_without_a_message_are_ended_and_further_ones_refused(
         for connection in connections:
             connection.settle()
             open_calls(connection, STREAMS, placeholder_frame(http2.DATA, 0, b"\0\0"))
-        refused = refusal(client)
-    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "grpc_max_concurrent_calls" in refused.details()
-    assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+        refusal_error = refusal(client)
+    assert refusal_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "grpc_max_concurrent_calls" in refusal_error.details()
+    assert dict(refusal_error.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
     health = HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT)
     assert health.status == HealthCheckResponse.SERVING
     # Here grpc_message_timeout ends the calls.
@@ -362,20 +367,20 @@ def test_bytes_of_calls_are_limited_and_freed_after_any_ending(
     server: Running, client: Client, attack: Attack, until: Until, tmp_path: Path, ending: str
 ) -> None:
     begun_file, file = tmp_path / "begun", tmp_path / "go"
-    data, timeout = bytes(LARGEST - 10_000), 0.7 if ending == "deadline" else TIMEOUT
-    waiting = client.request(
+    data, timeout = bytes(MAX_MESSAGE_BYTES - 10_000), 0.7 if ending == "deadline" else TIMEOUT
+    waiting_call = client.request(
         do=b"wait", file=str(file).encode(), begun=str(begun_file).encode(), data=data
     )
     with grpc.insecure_channel(
         server.address("gRPC predictions"), [("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
-        ask = channel.unary_unary(PREDICT.decode(), type(waiting).SerializeToString)
-        calls = [ask.future(waiting, timeout=timeout) for _ in range(2)]
+        ask = channel.unary_unary(PREDICT.decode(), type(waiting_call).SerializeToString)
+        calls = [ask.future(waiting_call, timeout=timeout) for _ in range(2)]
 
         def is_full() -> bool:
             """Repeat calls that grpc_message_timeout ended, as it does on a slow machine."""
             calls[:] = [
-                ask.future(waiting, timeout=timeout) if call.done() else call for call in calls
+                ask.future(waiting_call, timeout=timeout) if call.done() else call for call in calls
             ]
             return begun_file.exists() and is_refused_for_room(client, data)
 

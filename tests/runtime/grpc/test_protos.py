@@ -26,12 +26,14 @@ def fields(message: Any) -> dict[str, int]:
 
 @pytest.mark.usefixtures("processes")
 def test_the_generated_modules_match_the_proto_files() -> None:
-    pinned = re.search(
+    pinned_version = re.search(
         r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
     )
-    assert pinned is not None
-    if version("grpcio-tools") != pinned[1]:
-        pytest.skip(f"another release than grpcio-tools {pinned[1]} may write the same otherwise")
+    assert pinned_version is not None
+    if version("grpcio-tools") != pinned_version[1]:
+        pytest.skip(
+            f"another release than grpcio-tools {pinned_version[1]} may write the same otherwise"
+        )
     command = [sys.executable, ROOT / "scripts/update_protos.py", "--check"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -39,12 +41,19 @@ def test_the_generated_modules_match_the_proto_files() -> None:
 
 def test_both_open_inference_protos_differ_only_in_names() -> None:
     standard, torchserve = (POOL.FindServiceByName(name).file for name in NAMES)
-    ours, theirs = (
+    own_proto, torchserve_proto = (
         FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve)
     )
-    assert (ours.package, theirs.package) == ("inference", "org.pytorch.serve.grpc.openinference")
-    text = str(theirs).replace(theirs.name, ours.name).replace(theirs.package, ours.package)
-    assert text == str(ours)
+    assert (own_proto.package, torchserve_proto.package) == (
+        "inference",
+        "org.pytorch.serve.grpc.openinference",
+    )
+    text = (
+        str(torchserve_proto)
+        .replace(torchserve_proto.name, own_proto.name)
+        .replace(torchserve_proto.package, own_proto.package)
+    )
+    assert text == str(own_proto)
 
 
 def test_field_names_and_numbers_equal_torchserves() -> None:
@@ -105,7 +114,9 @@ def test_every_service_has_torchserves_methods() -> None:
 
 
 def test_a_clients_generated_code_works_in_the_same_process(generated: dict[str, Any]) -> None:
-    theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})
-    ours = inference_pb2.PredictionsRequest.FromString(theirs.SerializeToString())
-    assert (ours.model_name, dict(ours.input)) == ("m", {"a": b"b"})
-    assert type(ours) is not type(theirs)
+    client_request = generated["inference_pb2"].PredictionsRequest(
+        model_name="m", input={"a": b"b"}
+    )
+    own_request = inference_pb2.PredictionsRequest.FromString(client_request.SerializeToString())
+    assert (own_request.model_name, dict(own_request.input)) == ("m", {"a": b"b"})
+    assert type(own_request) is not type(client_request)

@@ -109,7 +109,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     keys = Keys(BearerToken.made_up(LIFETIME, clock), BearerToken.made_up(LIFETIME, clock))
     is_ready = threading.Event()
-    running: list[Any] = []
+    server_parts: list[Any] = []
 
     async def main() -> None:
         registry, stop = Registry(settings), asyncio.Event()
@@ -123,7 +123,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             ResponseCounts(),
         )
         await grpc_server.start()
-        running.extend([grpc_server.port, asyncio.get_running_loop(), stop])
+        server_parts.extend([grpc_server.port, asyncio.get_running_loop(), stop])
         is_ready.set()
         await stop.wait()
         await grpc_server.stop(0)
@@ -132,7 +132,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
     assert is_ready.wait(TIMEOUT)
-    port, loop, stop = running
+    port, loop, stop = server_parts
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Server(port, store, keys, clock, channel)

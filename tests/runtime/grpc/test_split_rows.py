@@ -47,14 +47,14 @@ def test_rest_answers_are_identical_with_split_rows(
         body += raw
     count_before = count_requests(enveloped)
     # A body in chunks goes to the ASGI lane.
-    plain, parts = (
+    whole_answer, split_answer = (
         httpx.post(url, content=body if lane == "fast" else iter([body]), headers=headers)
         for url in urls(enveloped)
     )
-    assert (plain.status_code, parts.status_code) == (200, 200), parts.text
-    assert parts.content == plain.content.replace(b"whole", b"parts")
+    assert (whole_answer.status_code, split_answer.status_code) == (200, 200), split_answer.text
+    assert split_answer.content == whole_answer.content.replace(b"whole", b"parts")
     differing = {"x-request-id": "", "date": ""}
-    assert {**parts.headers, **differing} == {**plain.headers, **differing}
+    assert {**split_answer.headers, **differing} == {**whole_answer.headers, **differing}
     count_after = count_requests(enveloped)
     assert {name: count_after[name] - count_before[name] for name in count_after} == {
         "whole": 1,
@@ -66,7 +66,7 @@ def test_rest_answers_are_identical_with_split_rows(
 def test_grpc_answers_are_identical_with_split_rows(enveloped: Running, raw: bool) -> None:
     tensor: dict[str, Any] = {**TENSOR, "shape": [9, 3]}
     numbers = np.array(ROWS, "float32")
-    more: dict[str, Any] = {"raw_input_contents": [numbers.tobytes()]} if raw else {}
+    raw_fields: dict[str, Any] = {"raw_input_contents": [numbers.tobytes()]} if raw else {}
     if not raw:
         tensor["contents"] = {"fp32_contents": numbers.ravel().tolist()}
     with grpc.insecure_channel(enveloped.address("gRPC predictions")) as channel:
@@ -78,7 +78,7 @@ def test_grpc_answers_are_identical_with_split_rows(enveloped: Running, raw: boo
         )
         answers = [
             infer(
-                messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **more),
+                messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **raw_fields),
                 timeout=TIMEOUT,
             )
             for model in ("whole", "parts")
@@ -99,13 +99,13 @@ def answers_to(enveloped: Running, rows: int, **changes: Any) -> list[httpx.Resp
 
 
 def test_a_request_with_more_chunks_than_the_queue_holds_is_refused(enveloped: Running) -> None:
-    plain, parts = answers_to(enveloped, 202)
-    assert (plain.status_code, parts.status_code) == (200, 413)
-    assert "202 rows, in 101 parts of 2 (splitRows)" in parts.json()["error"]
+    whole_answer, split_answer = answers_to(enveloped, 202)
+    assert (whole_answer.status_code, split_answer.status_code) == (200, 413)
+    assert "202 rows, in 101 parts of 2 (splitRows)" in split_answer.json()["error"]
 
 
 def test_an_error_of_one_chunk_is_the_answer(enveloped: Running) -> None:
-    plain, parts = answers_to(enveloped, 3, datatype="FP99")
-    assert (plain.status_code, parts.status_code) == (400, 400)
-    assert parts.content == plain.content
-    assert "FP99" in plain.text
+    whole_answer, split_answer = answers_to(enveloped, 3, datatype="FP99")
+    assert (whole_answer.status_code, split_answer.status_code) == (400, 400)
+    assert split_answer.content == whole_answer.content
+    assert "FP99" in whole_answer.text

@@ -50,12 +50,14 @@ def through_the_worker(
     contents = {} if raw is None else {"raw_input_contents": [raw]}
     head, body = front.pack(ModelInferRequest(inputs=[tensor], **contents))
     data = b"".join(map(bytes, body.pieces if isinstance(body, wire.Parts) else [body]))
-    row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True)
-    assert isinstance(wanted, v2_binary.OutputRequest)
+    row, output_request = read_row(
+        f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True
+    )
+    assert isinstance(output_request, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
     about = context()
     answer = v2_binary.TensorResponse(
-        row["x"] if result is None else result, wanted, 0, about, "1.0"
+        row["x"] if result is None else result, output_request, 0, about, "1.0"
     ).encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
@@ -123,8 +125,8 @@ def test_large_inputs_are_sent_without_a_copy() -> None:
 
 
 def test_bfloat16_inputs_are_float32_in_the_handler_and_bfloat16_in_the_answer() -> None:
-    half = np.array([1.5, -2.0], "<f4")
-    raw = (half.view("<u4") >> 16).astype("<u2").tobytes()
+    values = np.array([1.5, -2.0], "<f4")
+    raw = (values.view("<u4") >> 16).astype("<u2").tobytes()
     output = {"outputs": [{**tensor_of("BF16", 2), "data": [1.5, -2.0]}]}
     row, response = through_the_worker(tensor_of("BF16", 2), raw, result=output)
     assert row["x"].tolist() == [1.5, -2.0]
@@ -162,8 +164,8 @@ def test_input_arrays_have_the_truth_value_of_lists() -> None:
 
 def encoded(value: Any) -> Any:
     """Return the outputs of an answer to a request that asks for JSON."""
-    wanted = v2_binary.parse_output_request({})
-    answer = v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode()
+    output_request = v2_binary.parse_output_request({})
+    answer = v2_binary.TensorResponse(value, output_request, 0, context(), "1.0").encode()
     return json.loads(answer)["outputs"]
 
 
@@ -196,8 +198,8 @@ def test_torch_tensors_are_converted() -> None:
     torch = pytest.importorskip("torch")
     assert encoded(torch.ones(2, dtype=torch.float16))[0]["datatype"] == "FP16"
     assert encoded(torch.ones(2, dtype=torch.bfloat16))[0]["datatype"] == "FP32"
-    named = encoded({"a": torch.zeros(1), "b": np.zeros(2, "int8")})
-    assert [(output["name"], output["datatype"]) for output in named] == [
+    named_outputs = encoded({"a": torch.zeros(1), "b": np.zeros(2, "int8")})
+    assert [(output["name"], output["datatype"]) for output in named_outputs] == [
         ("a", "FP32"),
         ("b", "INT8"),
     ]
@@ -215,11 +217,13 @@ def test_values_without_a_json_form_are_refused() -> None:
 
 def test_each_output_has_the_requested_encoding() -> None:
     outputs = [{**tensor_of("INT32", 1), "name": name, "data": [1]} for name in "abc"]
-    wanted = v2_binary.parse_output_request(
+    output_request = v2_binary.parse_output_request(
         {"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]}
     )
     about = context()
-    answer = v2_binary.TensorResponse({"outputs": outputs}, wanted, 0, about, "1.0").encode()
+    answer = v2_binary.TensorResponse(
+        {"outputs": outputs}, output_request, 0, about, "1.0"
+    ).encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},

@@ -41,21 +41,21 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         json.dumps({"models": {"talk": {"url": "talker.mar"}}, "dag": {"talk": []}}),
         None,
     )
-    with running_server(make_settings(store)) as running:
+    with running_server(make_settings(store)) as server:
         for name in ("talker", "counter", "counting"):
-            running.register(f"{name}.mar", initial_workers=1)
-        assert running.management.post("/workflows?url=flow.war", timeout=120).status_code == 200
-        yield running
+            server.register(f"{name}.mar", initial_workers=1)
+        assert server.management.post("/workflows?url=flow.war", timeout=120).status_code == 200
+        yield server
 
 
 def post(
     server: RunningServer, path: str, data: Any, coding: str = "gzip", **headers: str
 ) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return server.inference.post(
         path,
         content=data,
-        headers={"content-encoding": coding, "content-type": "application/json", **named},
+        headers={"content-encoding": coding, "content-type": "application/json", **header_fields},
     )
 
 

@@ -35,7 +35,7 @@ class Model:
     """An app that answers with the number of its run once `may_answer` is set."""
 
     def __init__(self) -> None:
-        self.status, self.parts, self.runs = 200, 1, 0
+        self.status, self.part_count, self.runs = 200, 1, 0
         self.has_begun = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -46,14 +46,14 @@ class Model:
         self.has_begun.set()
         await self.may_answer.wait()
         body = b"run %d " % self.runs
-        length = [] if self.parts > 1 else [(b"content-length", b"%d" % len(body))]
+        length = [] if self.part_count > 1 else [(b"content-length", b"%d" % len(body))]
         headers = [
             (b"x-request-id", b"id-%d" % self.runs),
             (b"content-type", b"text/plain"),
             *length,
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        for remaining in reversed(range(self.parts)):
+        for remaining in reversed(range(self.part_count)):
             await send({"type": "http.response.body", "body": body, "more_body": remaining > 0})
 
 
@@ -87,25 +87,27 @@ class Client:
             "headers": [*(headers or (KEY,))],
             "wanted": body,
         }
-        sent: list[Message] = []
-        received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent_messages: list[Message] = []
+        pending_messages: list[Message] = [
+            {"type": "http.request", "body": body, "more_body": False}
+        ]
 
         async def receive() -> Message:
-            if received:
-                return received.pop()
+            if pending_messages:
+                return pending_messages.pop()
             await (leaves or asyncio.Event()).wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            sent.append(message)
+            sent_messages.append(message)
 
         await self.lane(model, scope, receive, send)
-        if not sent:
+        if not sent_messages:
             return 0, {}, b""
         return (
-            sent[0]["status"],
-            dict(sent[0]["headers"]),
-            b"".join(message["body"] for message in sent[1:]),
+            sent_messages[0]["status"],
+            dict(sent_messages[0]["headers"]),
+            b"".join(message["body"] for message in sent_messages[1:]),
         )
 
 
@@ -172,13 +174,13 @@ async def test_keys_are_separate_per_path_and_token(client, model):
 async def test_keys_are_separate_per_credential_that_a_handler_sees(store, model, name):
     settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})
     client = Client(store, credentials=HiddenHeaders(settings).exposed_credential_headers)
-    asked = [
+    credential_lists = [
         [(name, b"alice")],
         [(name, b"bob")],
         [(name, b"alice"), (name, b"bob")],
         [(name, b"alice")],
     ]
-    bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in asked]
+    bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in credential_lists]
     assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
 
 
@@ -250,7 +252,7 @@ async def test_a_failed_or_incomplete_run_frees_its_key(client, model):
 
 
 async def test_a_stream_is_replayed_as_one_body(client, model):
-    model.parts = 3
+    model.part_count = 3
     first = await client.ask(model)
     replay = await client.ask(model)
     assert first[2] == replay[2] == b"run 1 run 1 run 1 "
@@ -259,7 +261,7 @@ async def test_a_stream_is_replayed_as_one_body(client, model):
 
 async def test_a_too_large_answer_is_sent_once_but_not_replayed(store, model):
     client = Client(store, max_answer_bytes=10)
-    model.parts = 3
+    model.part_count = 3
     assert len((await client.ask(model))[2]) == 18
     status, _, body = await client.ask(model)
     assert status == 409
@@ -340,8 +342,8 @@ async def test_a_long_run_renews_the_lease_of_its_key(client, model, store, monk
     first = asyncio.create_task(client.ask(model))
     await renewed.wait()
     (key,) = client.runs._runs
-    begun = await store.begin_answer(key, "", "two", 1)
-    assert begun.expires > time.time() + 9 * DAY
+    existing_answer = await store.begin_answer(key, "", "two", 1)
+    assert existing_answer.expires > time.time() + 9 * DAY
     model.may_answer.set()
     await first
 

@@ -22,7 +22,7 @@ from tsx_runtime.http.asgi_lane.stored_requests import RequestExecutor
 from tsx_runtime.jobs.store import JobRecord
 
 pytestmark = pytest.mark.slow
-SECRET = "a secret of callbacks"
+CALLBACK_SECRET = "a secret of callbacks"
 VARIABLE = {"date", "server", "x-request-id", "x-tsx-job-state"}
 
 
@@ -56,10 +56,10 @@ def receiver() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], receiver: str) -> Iterator[RunningServer]:
     with start_server(
-        job_callback_hosts=[receiver], job_callback_secret=SECRET, max_queued_jobs=20
-    ) as running:
-        running.register("talker.mar", initial_workers=1)
-        yield running
+        job_callback_hosts=[receiver], job_callback_secret=CALLBACK_SECRET, max_queued_jobs=20
+    ) as server:
+        server.register("talker.mar", initial_workers=1)
+        yield server
 
 
 def post_job(
@@ -272,9 +272,11 @@ def test_a_callback_is_signed_and_retried_until_received(server, receiver):
     id = accepted.json()["id"]
     assert (headers["x-tsx-job"], headers["x-tsx-status"]) == (id, "200")
     assert headers["x-request-id"] == accepted.headers["x-request-id"]
-    seconds, signature = (part.partition("=")[2] for part in headers["x-tsx-signature"].split(","))
+    seconds, signature = (
+        field.partition("=")[2] for field in headers["x-tsx-signature"].split(",")
+    )
     signed = f"{seconds}.{id}.200.".encode() + body
-    assert signature == hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+    assert signature == hmac.new(CALLBACK_SECRET.encode(), signed, hashlib.sha256).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,9 @@ Content-Encoding: gzip""".splitlines()
     )
 ]
 FORM = b'--edge\r\nContent-Disposition: form-data; name="data"; filename="a.txt"\r\n\r\nhi\r\n--edge--\r\n'
-NAMED = b'--edge\r\nContent-Disposition: form-data; name="model_name"\r\n\r\necho\r\n--edge--\r\n'
+FORM_WITH_MODEL = (
+    b'--edge\r\nContent-Disposition: form-data; name="model_name"\r\n\r\necho\r\n--edge--\r\n'
+)
 BODIES = st.one_of(
     st.sampled_from(
         [
@@ -242,7 +244,7 @@ BODIES = st.one_of(
             b'{"a": [1, 2]}',
             b"model_name=echo&x=1",
             FORM,
-            NAMED,
+            FORM_WITH_MODEL,
             b"\r\n\r\n",
             b"GET / HTTP/1.1\r\n\r\n",
         ]
@@ -316,9 +318,11 @@ def one_request(draw: st.DrawFn) -> Sent:
         headers.append((b"Content-Length", b"000%d" % len(body)))
     elif framing == "chunked":
         cuts = sorted(draw(st.lists(st.integers(0, len(body)), max_size=4)))
-        parts = [body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+        chunks = [
+            body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True)
+        ]
         body = chunked(
-            parts,
+            chunks,
             draw(st.sampled_from([b"", b";a=b"])),
             draw(st.sampled_from([b"", b"X-Sum: 1\r\n"])),
         )
@@ -346,34 +350,36 @@ def ask(
     answers: list[Answer | None] = []
 
     def read() -> None:
-        answers.extend(connection.answer(sent.method) for sent in waiting)
-        waiting.clear()
+        answers.extend(connection.answer(sent_request.method) for sent_request in unanswered)
+        unanswered.clear()
 
     with connect_raw(server) as connection:
-        waiting: list[Sent] = []
-        for sent in requests:
-            if sent.waits:
+        unanswered: list[Sent] = []
+        for sent_request in requests:
+            if sent_request.waits:
                 read()
-                connection.send(*cut(sent.head, cuts))
-                first = connection.answer(sent.method)
+                connection.send(*cut(sent_request.head, cuts))
+                first = connection.answer(sent_request.method)
                 answers.append(first)
                 if first is not None and first.status == 100:
-                    connection.send(*cut(sent.body, cuts))
-                    answers.append(connection.answer(sent.method))
+                    connection.send(*cut(sent_request.body, cuts))
+                    answers.append(connection.answer(sent_request.method))
                 elif not closes(first):
-                    connection.send(sent.body)
+                    connection.send(sent_request.body)
             else:
                 # uvicorn answers a malformed request before earlier ones, and closes before it
                 # has read a body, so that answers are lost.
                 is_single = (
-                    sent.head in MALFORMED
-                    or b" HTTP/1.0\r" in sent.head
-                    or b"close\r" in sent.head.lower()
+                    sent_request.head in MALFORMED
+                    or b" HTTP/1.0\r" in sent_request.head
+                    or b"close\r" in sent_request.head.lower()
                 )
                 if is_single:
                     read()
-                waiting.append(sent)
-                connection.send(*cut(sent.head + sent.body, [] if is_single else cuts))
+                unanswered.append(sent_request)
+                connection.send(
+                    *cut(sent_request.head + sent_request.body, [] if is_single else cuts)
+                )
                 if not pipelined:
                     read()
             if any(map(closes, answers)):
@@ -423,10 +429,10 @@ def test_both_lanes_give_the_same_answers(lanes, plan, token):
 
 
 @pytest.mark.parametrize("raw", MALFORMED)
-@pytest.mark.parametrize("after", [False, True], ids=["first", "after another"])
-def test_both_lanes_give_the_same_answers_to_malformed_requests(lanes, raw, after):
-    before = [Sent(echo())] if after else []
-    check_alike(lanes, *before, Sent(raw), pipelined=True)
+@pytest.mark.parametrize("is_last", [False, True], ids=["first", "after another"])
+def test_both_lanes_give_the_same_answers_to_malformed_requests(lanes, raw, is_last):
+    earlier_requests = [Sent(echo())] if is_last else []
+    check_alike(lanes, *earlier_requests, Sent(raw), pipelined=True)
 
 
 @pytest.mark.parametrize(
@@ -476,13 +482,13 @@ def test_the_fast_lane_answers_a_malformed_request_in_order(lanes, malformed_req
 def test_the_fast_lane_reads_a_refused_body_before_it_closes(lanes, last):
     """Read the body, since an early close resets the connection and loses unread answers."""
     large_request = echo([(b"X-Do", b"bytes")], None)
-    refused = (
+    refused_request = (
         b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n"
         % last
     )
     with connect_raw(lanes[False, True]) as connection:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
-        connection.send(large_request, large_request + refused, b"b" * 500, b"b" * 500)
+        connection.send(large_request, large_request + refused_request, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
     assert [answer and (answer.status, answer.complete) for answer in answers] == [
         (200, True),
@@ -543,11 +549,11 @@ def test_both_lanes_send_100_continue_to_waiting_clients(lanes, cuts):
     ]
     answers = check_alike(lanes, *sent, cuts=cuts)
     assert [answer and answer.status for answer in answers] == [100, 200, 100, 200, 100, 200, 200]
-    for refused, status in (
+    for refused_request, status in (
         (waiting(b"/predictions/nobody", b"a body"), 404),
         (waiting(b"/predictions/echo", b"", LIMIT + 1), 413),
     ):
-        answers = check_alike(lanes, refused, cuts=cuts)
+        answers = check_alike(lanes, refused_request, cuts=cuts)
         assert answers[0].status == status
 
 

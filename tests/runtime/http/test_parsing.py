@@ -204,7 +204,7 @@ def test_parsing_a_request_does_not_block_the_event_loop(target, attack):
 
 
 def test_the_largest_table_is_accepted(target):
-    long = {
+    largest_table = {
         "header": "x",
         "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")",
         "to": "2.0",
@@ -213,7 +213,7 @@ def test_the_largest_table_is_accepted(target):
         "weights": {f"w{number}": 1 for number in range(1000)},
         "labels": {f"label{number}": "2.0" for number in range(1000)},
         "rules": [
-            long,
+            largest_table,
             *(
                 {"header": "x-user", "matches": f"user-{number}-[a-z]{{1,9}}", "to": "2.0"}
                 for number in range(999)
@@ -231,12 +231,12 @@ def test_the_largest_table_is_accepted(target):
 
 @pytest.mark.parametrize("name", ["weights", "labels", "rules"])
 def test_a_larger_table_is_refused(target, name):
-    many = (
+    too_large = (
         [{"header": "x", "equals": "y", "to": "1.0"}] * 1001
         if name == "rules"
         else {f"w{number}": "1" for number in range(1001)}
     )
-    answer = target.management.put(TRAFFIC, json={name: many})
+    answer = target.management.put(TRAFFIC, json={name: too_large})
     assert answer.status_code == 400
     assert f"{name}: there are 1001 entries" in answer.json()["message"]
 

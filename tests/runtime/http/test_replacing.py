@@ -80,10 +80,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replacement_server(processes: None, folder: Path) -> Iterator[RunningServer]:
-    with running_server(make_settings(folder)) as running:
+    with running_server(make_settings(folder)) as server:
         for kind in (*MODEL_KINDS, "sums"):
-            running.register(f"{kind}-one.mar", initial_workers=2)
-        yield running
+            server.register(f"{kind}-one.mar", initial_workers=2)
+        yield server
 
 
 def post(server: RunningServer, file: str, **query: Any) -> httpx.Response:
@@ -113,7 +113,7 @@ def while_replacing(
 
     statuses = []
     with ThreadPoolExecutor(clients) as pool:
-        running = [pool.submit(keep_asking, client) for client in range(clients)]
+        client_tasks = [pool.submit(keep_asking, client) for client in range(clients)]
         try:
             for build in ("two", "three"):
                 let_clients_ask()
@@ -123,7 +123,7 @@ def while_replacing(
             let_clients_ask()
         finally:
             stop.set()
-        for client in running:
+        for client in client_tasks:
             client.result()
     return statuses
 
@@ -160,11 +160,11 @@ def test_replacements_lose_no_request_under_load(replacement_server, folder, kin
 
 def test_sequences_keep_their_state_under_load(replacement_server):
     totals: Counter[int] = Counter()
-    rounds: Counter[int] = Counter()
+    request_counts: Counter[int] = Counter()
 
     def ask(http: httpx.Client, client: int) -> None:
-        step = rounds[client] % 8
-        headers = {"ts_request_sequence_id": f"{client}-{rounds[client] // 8}"}
+        step = request_counts[client] % 8
+        headers = {"ts_request_sequence_id": f"{client}-{request_counts[client] // 8}"}
         if step == 0:
             headers["ts_request_sequence_start"] = "true"
             totals[client] = 0
@@ -174,7 +174,7 @@ def test_sequences_keep_their_state_under_load(replacement_server):
         assert answer.status_code == 200, answer.text
         totals[client] += step
         assert answer.json()["total"] == totals[client]
-        rounds[client] += 1
+        request_counts[client] += 1
 
     while_replacing(replacement_server, "sums", ask)
 

@@ -46,10 +46,10 @@ def cache_server(
         config=CACHE + "sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n",
     )
     models = {"plain": {"cache": {"size": "1MB"}}, "off": {"cache": '{"size": 0}'}}
-    with running_server(make_settings(store, models=models)) as running:
+    with running_server(make_settings(store, models=models)) as server:
         for file in ("counting-1.0.mar", "counting-2.0.mar", "plain.mar", "off.mar"):
-            running.register(file, initial_workers=1)
-        yield running
+            server.register(file, initial_workers=1)
+        yield server
 
 
 def ask(

@@ -43,8 +43,8 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     models = {"function": FUNCTION, "derived": DERIVED, "fields": FIELDS} | {
         envelope: {"handler": FUNCTION, "envelope": envelope} for envelope in envelopes
     }
-    with a_server(tmp_path_factory.mktemp("parameters"), models) as running:
-        yield running
+    with a_server(tmp_path_factory.mktemp("parameters"), models) as server:
+        yield server
 
 
 @pytest.mark.parametrize(

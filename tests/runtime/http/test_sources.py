@@ -46,8 +46,8 @@ def server(start_server, remote: str, tmp_path_factory: pytest.TempPathFactory):
     store = tmp_path_factory.mktemp("downloads")
     with start_server(
         model_store=store, cache_dir=store / "cache", allowed_urls=[remote], allow_private_urls=True
-    ) as running:
-        yield running
+    ) as server:
+        yield server
 
 
 def archives(server) -> list[str]:

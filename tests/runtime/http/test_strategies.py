@@ -259,11 +259,11 @@ def test_requests_of_several_sequences_share_a_batch(server, until, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         held_request = pool.submit(step, server, "p", tmp_path / "gate")
         until(lambda: is_busy(version))
-        waiting = [pool.submit(step, server, id, 1) for id in same_worker_ids]
+        waiting_requests = [pool.submit(step, server, id, 1) for id in same_worker_ids]
         until(lambda: version.pending == 2)
         (tmp_path / "gate").touch()
         assert held_request.result().json()["together"] == 1
-        assert [answer.result().json()["together"] for answer in waiting] == [2, 2]
+        assert [answer.result().json()["together"] for answer in waiting_requests] == [2, 2]
     for id in "pqrs":
         step(server, id, 0, end=True)
 
@@ -419,12 +419,12 @@ def test_a_worker_death_breaks_streams_but_waiting_requests_are_answered(server,
         ) as answer:
             parts = answer.iter_text()
             assert next(parts) == "a "
-            waiting = [pool.submit(ask, server, "talk", body) for body in "xy"]
+            waiting_requests = [pool.submit(ask, server, "talk", body) for body in "xy"]
             until(lambda: channel_of(server, "talk").batches == 3)
             os.kill(version_of(server, "talk").workers[0].pid, signal.SIGKILL)
             with pytest.raises(httpx.RemoteProtocolError):
                 list(parts)
-        assert [answer.result().text for answer in waiting] == ["x ", "y "]
+        assert [answer.result().text for answer in waiting_requests] == ["x ", "y "]
 
 
 def test_a_request_that_kills_workers_is_isolated(server):
@@ -436,10 +436,10 @@ def test_a_request_that_kills_workers_is_isolated(server):
 
 def test_asynchronous_requests_overlap(server, until):
     with ThreadPoolExecutor(20) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
         until(lambda: channel_of(server, "engine").batches == 19)
         assert ask(server, "engine", "open one").text == "open"
-        assert [answer.result().text for answer in waiting] == ["wait"] * 19
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 19
 
 
 def test_an_asynchronous_answer_streams(server):
@@ -476,26 +476,26 @@ def test_an_overdue_request_is_refused_without_affecting_others(server, error_of
 
 def test_unstarted_asynchronous_requests_survive_a_worker_death(server, until):
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
         until(lambda: channel_of(server, "engine").batches == 3)
         with pytest.raises(httpx.RemoteProtocolError):
             parts_of(server, "engine", "stream a exit")
         until(
             lambda: (
                 ask(server, "engine", "open two").status_code == 200
-                and all(answer.done() for answer in waiting)
+                and all(answer.done() for answer in waiting_requests)
             )
         )
-        assert [answer.result().text for answer in waiting] == ["wait"] * 3
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 3
 
 
 def test_requests_of_a_stopped_worker_run_on_another(server, until):
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
         until(lambda: channel_of(server, "engine").batches == 2)
         os.kill(version_of(server, "engine").workers[0].pid, signal.SIGSTOP)
         assert ask(server, "engine", "open three").status_code == 200
-        assert [answer.result().text for answer in waiting] == ["wait"] * 2
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 2
 
 
 def test_with_job_tickets_requests_never_wait(server, until, tmp_path, error_of):

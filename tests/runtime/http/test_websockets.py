@@ -81,10 +81,10 @@ def address(server: RunningServer, path: str = "/predictions/talker") -> str:
 def talk(
     server: RunningServer, path: str = "/predictions/talker", **headers: str
 ) -> ClientConnection:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return connect(
         address(server, path),
-        additional_headers=named,
+        additional_headers=header_fields,
         proxy=None,
         subprotocols=["tsx.v1"],
         close_timeout=DEADLINE,
@@ -250,11 +250,11 @@ def with_token(server: RunningServer, **headers: str) -> ClientConnection:
 
 def test_a_message_over_the_budget_or_too_slow_closes_the_connection(guarded, until):
     bytes_budget = guarded.registry.bytes_in_flight
-    with with_token(guarded) as slow_client, with_token(guarded) as refused:
+    with with_token(guarded) as slow_client, with_token(guarded) as refused_client:
         begin(slow_client, 900_000)
         until(lambda: bytes_budget.used > 800_000)
-        begin(refused, 900_000)
-        check_closed(refused, 1013)
+        begin(refused_client, 900_000)
+        check_closed(refused_client, 1013)
         check_closed(slow_client, 1008)
     until(lambda: bytes_budget.used == 0)
 
@@ -293,10 +293,10 @@ def test_the_waiting_request_of_a_client_that_leaves_is_dropped(guarded, tmp_pat
         assert busy.recv(DEADLINE) == b"a"
         left_before = version.stats.refusals["ClientLeft"]
         # A request with a deadline waits in the queue instead of being sent ahead to the worker.
-        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:
+        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting_client:
             requests_before = version.stats.requests
             for _ in range(3):
-                waiting.send(b"x")
+                waiting_client.send(b"x")
             until(lambda: version.stats.requests == requests_before + 1)
         until(lambda: version.stats.refusals["ClientLeft"] == left_before + 1)
         gate.touch()
@@ -421,8 +421,8 @@ def test_a_client_that_does_not_read_blocks_the_handler(streaming, tmp_path, unt
 
 def test_a_stopping_server_answers_and_closes_with_code_1012(start_server, tmp_path):
     gate = tmp_path / "open"
-    with ExitStack() as running:
-        server = running.enter_context(start_server())
+    with ExitStack() as server_stack:
+        server = server_stack.enter_context(start_server())
         server.register("talker.mar", initial_workers=1)
         with (
             talk(server, x_do="stream-wait", x_file=str(gate)) as busy,
@@ -430,7 +430,7 @@ def test_a_stopping_server_answers_and_closes_with_code_1012(start_server, tmp_p
         ):
             busy.send(b"x")
             assert busy.recv(DEADLINE) == b"a"
-            stop = threading.Thread(target=running.close)
+            stop = threading.Thread(target=server_stack.close)
             stop.start()
             check_closed(idle_client, 1012)
             gate.touch()
@@ -452,20 +452,20 @@ def a_handshake(line: str = "x-do: bytes") -> bytes:
 def test_frames_sent_with_the_handshake_are_not_lost(server):
     with connect_raw(server) as client:
         client.send(a_handshake() + frame(MESSAGE, b"abc"))
-        received = b""
-        while b'"done"' not in received:
-            received += client.sock.recv(4096)
-    assert received.startswith(b"HTTP/1.1 101")
-    assert b"\x82\x03abc" in received
+        received_bytes = b""
+        while b'"done"' not in received_bytes:
+            received_bytes += client.sock.recv(4096)
+    assert received_bytes.startswith(b"HTTP/1.1 101")
+    assert b"\x82\x03abc" in received_bytes
 
 
 @pytest.mark.parametrize("line", ["Content-Length: 3", "X-Long: " + "x" * 9000])
 def test_an_invalid_handshake_is_refused(server, line):
     with connect_raw(server) as client:
         client.send(a_handshake(line))
-        received = client.read_all()
-    assert received.startswith(b"HTTP/1.1 400")
-    assert b"no handshake" in received
+        received_bytes = client.read_all()
+    assert received_bytes.startswith(b"HTTP/1.1 400")
+    assert b"no handshake" in received_bytes
 
 
 def test_line_ends_in_a_token_are_replaced_by_spaces():
@@ -480,8 +480,8 @@ def test_event_data_is_parsed_from_arbitrary_pieces():
     for size in (1, 2, 3, 7, 100):
         events = EventData()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        received = [data for piece in pieces for data in events.feed(piece)]
-        assert [*received, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
+        received_bytes = [data for piece in pieces for data in events.feed(piece)]
+        assert [*received_bytes, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
 class Conversation:
@@ -543,14 +543,14 @@ async def test_empty_frames_are_limited(flood, monkeypatch):
 async def test_frames_within_the_limits_pass():
     conversation = Conversation()
     await asyncio.sleep(0)
-    sent = (
+    frames = (
         frame(FIRST)
         + frame(FRAGMENT, b"x") * 1000
         + frame(PING) * (MAX_IDLE_FRAMES - 1)
         + frame(0x80)
     )
     for _ in range(5):
-        conversation.connection.data_received(sent)
+        conversation.connection.data_received(frames)
         await conversation.received.wait()
         conversation.received.clear()
         conversation.connection.on_tick()

@@ -78,7 +78,7 @@ class Work:
 
 
 @asynccontextmanager
-async def working(
+async def running_work(
     store: SqlStore, model: Model, owner: str = "me", keep_s: float = 60
 ) -> AsyncIterator[Work]:
     work = Work(store, model, owner, keep_s)
@@ -97,7 +97,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_model_gets_no_more_jobs_than_it_has_places(path: Path) -> None:
-    async with working(SqliteStore(path), Model()) as work:
+    async with running_work(SqliteStore(path), Model()) as work:
         await work.add(*"abcde")
         await work.until(lambda: len(work.model.running_jobs) == 2)
         work.model.may_answer.set()
@@ -108,7 +108,7 @@ async def test_a_model_gets_no_more_jobs_than_it_has_places(path: Path) -> None:
 
 async def test_a_temporarily_refused_job_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
-    async with working(SqliteStore(path), Model()) as work:
+    async with running_work(SqliteStore(path), Model()) as work:
         work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
         work.model.may_answer.set()
         await work.add("a")
@@ -117,7 +117,7 @@ async def test_a_temporarily_refused_job_waits(path: Path, monkeypatch: pytest.M
 
 
 async def test_jobs_stay_queued_while_their_model_has_no_workers(path: Path) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
+    async with running_work(SqliteStore(path), Model(0)) as work:
         work.model.may_answer.set()
         await work.add("a")
         await work.runner.poll()
@@ -130,7 +130,7 @@ async def test_jobs_stay_queued_while_their_model_has_no_workers(path: Path) -> 
 async def test_jobs_of_an_unregistered_model_wait_for_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with working(SqliteStore(path), Model(None)) as work:
+    async with running_work(SqliteStore(path), Model(None)) as work:
         work.model.may_answer.set()
         await work.add("a")
         await work.runner.tend()
@@ -141,19 +141,19 @@ async def test_jobs_of_an_unregistered_model_wait_for_a_while(
 
 
 async def test_jobs_that_run_at_the_stop_are_left_to_the_next_server(path: Path) -> None:
-    async with working(SqliteStore(path), Model()) as work:
+    async with running_work(SqliteStore(path), Model()) as work:
         await work.add("a", "b", "c")
         await work.until(lambda: len(work.model.running_jobs) == 2)
         await work.runner.stop(0.01, asyncio.Event())
     assert sorted(work.model.withdrawn) == ["a", "b"]
-    async with working(SqliteStore(path), Model()) as next_work:
+    async with running_work(SqliteStore(path), Model()) as next_work:
         next_work.model.may_answer.set()
         await next_work.runner.tend()
         await next_work.answers(3)
 
 
 async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) -> None:
-    async with working(SqliteStore(path), Model(1)) as work:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         await work.add("a", "b")
         await work.until(lambda: work.model.running_jobs == ["a"])
         stop_task = asyncio.create_task(work.runner.stop(30, asyncio.Event()))
@@ -164,7 +164,7 @@ async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) ->
 
 
 async def test_jobs_cancelled_before_their_start_free_their_places(path: Path) -> None:
-    async with working(SqliteStore(path), Model(1)) as work:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         claim, cancelled = work.store.claim, []
 
         async def claim_and_cancel(*arguments: Any) -> list[JobRecord]:
@@ -182,7 +182,7 @@ async def test_jobs_cancelled_before_their_start_free_their_places(path: Path) -
 
 
 async def test_a_job_retried_after_its_cancellation_belongs_to_its_new_claim(path: Path) -> None:
-    async with working(SqliteStore(path), Model(2)) as work:
+    async with running_work(SqliteStore(path), Model(2)) as work:
         await work.add("a")
         await work.until(lambda: work.model.running_jobs == ["a"])
         await work.store.cancel("a", 60)
@@ -199,7 +199,7 @@ async def test_no_job_starts_while_answers_cannot_be_stored(
 ) -> None:
     monkeypatch.setattr(runner_module, "MAX_UNSTORED", 3)
     monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
-    async with working(SqliteStore(path), Model(1)) as work:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         finish, refusals = work.store.finish, []
 
         async def refuse(*_: Any) -> bool:
@@ -216,18 +216,18 @@ async def test_no_job_starts_while_answers_cannot_be_stored(
 
 
 async def test_waiting_for_a_job_ends_at_its_cancellation_or_the_stop(path: Path) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
+    async with running_work(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
-        cancelled, stopped = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
+        cancelled, stop_waiter = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
         await asyncio.sleep(0)
         work.runner.cancel("a")
         await asyncio.wait_for(cancelled, 30)
         await work.runner.stop(0.01, asyncio.Event())
-        await asyncio.wait_for(stopped, 30)
+        await asyncio.wait_for(stop_waiter, 30)
 
 
 async def test_the_longer_of_two_waiting_clients_is_notified(path: Path) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
+    async with running_work(SqliteStore(path), Model(0)) as work:
         await work.add("a")
         longer = asyncio.create_task(work.runner.wait("a", 600))
         await work.runner.wait("a", 0.01)
@@ -239,14 +239,14 @@ async def test_a_job_is_left_to_a_server_that_has_its_model(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SqliteStore, "shared", True)
-    async with working(SqliteStore(path), Model(None), keep_s=0) as work:
+    async with running_work(SqliteStore(path), Model(None), keep_s=0) as work:
         work.model.may_answer.set()
         await work.add("a", "b")
-        (claimed,) = await work.store.claim({("m", ""): 1}, "another", 60)
+        (claimed_job,) = await work.store.claim({("m", ""): 1}, "another", 60)
         for _ in range(3):
             await work.runner.tend()
         assert await work.store.counts() == {("m", "running"): 1, ("m", "queued"): 1}
-        await work.store.finish(claimed.id, 1, "another", ANSWER, 60)
+        await work.store.finish(claimed_job.id, 1, "another", ANSWER, 60)
         # No server has taken the job for as long as answers are kept.
         for _ in range(2):
             await work.runner.tend()
@@ -258,7 +258,7 @@ async def test_a_dead_servers_jobs_are_taken_over_and_lost_ones_dropped(database
     dead = postgres_store(database)
     await dead.add(a_new_job("a"), MOST)
     assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
-    async with working(postgres_store(database), Model(), "alive") as work:
+    async with running_work(postgres_store(database), Model(), "alive") as work:
         await work.runner.tend()
         await work.until(lambda: work.model.running_jobs == ["a"])
         await dead.cancel("a", 60)

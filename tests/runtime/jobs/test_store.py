@@ -71,7 +71,7 @@ def test_an_accepted_job_is_stored_unchanged_for_the_next_server(make_store: Mak
         fields = {"priority": 3, "callback": "http://x/", "client": "me", "deadline": 5.0}
         await store.add(a_new_job("a", **fields), MOST)
 
-    async def look(store: SqlStore) -> None:
+    async def read_back(store: SqlStore) -> None:
         job = await store.get("a")
         assert job is not None
         assert (job.state, job.priority, job.callback) == ("queued", 3, "http://x/")
@@ -81,7 +81,7 @@ def test_an_accepted_job_is_stored_unchanged_for_the_next_server(make_store: Mak
         assert await store.request("b") is None
 
     run(make_store(), accept)
-    run(make_store(), look)
+    run(make_store(), read_back)
 
 
 async def test_jobs_are_claimed_once_in_order_of_priority_and_arrival(store: SqlStore) -> None:
@@ -182,20 +182,20 @@ async def test_concurrent_calls_share_commits_but_fail_separately(store: SqlStor
     results = await asyncio.gather(*adding, bad, return_exceptions=True)
     assert [type(result) for result in results if result is not None] == [StoreUnavailable]
     assert await store.counts() == {("m", "queued"): 51}
-    claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
-    assert sorted(map(len, claims)) == [0, 2, *[7] * 7]
-    assert len({job.id for jobs in claims for job in jobs}) == 51
+    claim_lists = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
+    assert sorted(map(len, claim_lists)) == [0, 2, *[7] * 7]
+    assert len({job.id for jobs in claim_lists for job in jobs}) == 51
 
 
 async def test_an_answer_key_has_one_owner_and_is_forgotten_on_expiry(store: SqlStore) -> None:
     key = AnswerKey("idempotency", "m", "k")
     assert await store.begin_answer(key, "f", "me", 60) is None
-    begun = await store.begin_answer(key, "g", "you", 60)
-    assert begun is not None
-    assert (begun.status, begun.fingerprint) == (None, "f")
+    existing_answer = await store.begin_answer(key, "g", "you", 60)
+    assert existing_answer is not None
+    assert (existing_answer.status, existing_answer.fingerprint) == (None, "f")
     # The client left while its request was stored, and repeats it.
     assert await store.begin_answer(key, "f", "me", 60) is None
-    answer = ANSWER._replace(fingerprint="f", expires=begun.expires)
+    answer = ANSWER._replace(fingerprint="f", expires=existing_answer.expires)
     await store.put_answer(key, answer)
     assert await store.begin_answer(key, "f", "you", 60) == answer
     await store.put_answer(key, ANSWER._replace(expires=1.0))
@@ -326,12 +326,12 @@ def test_the_next_server_takes_the_file_and_jobs_of_a_killed_one(tmp_path: Path)
         with pytest.raises(StoreUnavailable, match="in use by another running server"):
             await SqliteStore(tmp_path / "jobs.sqlite").get("a")
 
-    async def look(store: SqlStore) -> None:
+    async def read_back(store: SqlStore) -> None:
         assert [job.attempts for job in await claim(store)] == [2]
         assert await store.begin_answer(key, "f", "me", 60) is None
 
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
-    run(SqliteStore(tmp_path / "jobs.sqlite"), look)
+    run(SqliteStore(tmp_path / "jobs.sqlite"), read_back)
     assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
 
 

@@ -274,10 +274,10 @@ def test_openmetrics_is_sent_if_the_client_accepts_it(scrape):
     content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert scrape.openmetrics.headers["content-type"] == content_type
     families = text_fd_to_metric_families(StringIO(scrape.openmetrics.text))
-    kinds = {family.name: family.type for family in families}
-    assert kinds["ts_inference_requests"] == "counter"
+    types_by_name = {family.name: family.type for family in families}
+    assert types_by_name["ts_inference_requests"] == "counter"
     # OpenMetrics counters end with _total; TorchServe's name does not.
-    assert kinds["Requests2XX"] == "unknown"
+    assert types_by_name["Requests2XX"] == "unknown"
 
 
 def test_batches_beyond_the_last_bucket_are_counted():
@@ -407,8 +407,8 @@ def test_reserved_prometheus_labels_are_renamed():
 
 
 def test_a_metric_with_two_types_becomes_two_metrics():
-    kinds = ("gauge", "counter", "histogram")
-    samples = handler_samples(*(delta("Seen") | {"type": kind} for kind in kinds))
+    types = ("gauge", "counter", "histogram")
+    samples = handler_samples(*(delta("Seen") | {"type": kind} for kind in types))
     assert {"Seen", "Seen_counter", "Seen_histogram_bucket"} <= set(samples)
     assert len(samples["Seen"]) == 1
 

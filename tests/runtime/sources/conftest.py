@@ -24,7 +24,7 @@ def no_proxies(without_proxies: None) -> None:
 
 @contextmanager
 def http_server(
-    respond: Callable[[BaseHTTPRequestHandler], object], pair: Pair | None = None
+    respond: Callable[[BaseHTTPRequestHandler], object], certificate_pair: Pair | None = None
 ) -> Iterator[int]:
     """Serve GET and CONNECT, over TLS if there is a certificate, and yield the port."""
 
@@ -38,9 +38,9 @@ def http_server(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if pair is not None:
+    if certificate_pair is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pair.certificate, pair.key)
+        context.load_cert_chain(certificate_pair.certificate, certificate_pair.key)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -93,5 +93,5 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Path:
+def part_file(tmp_path: Path) -> Path:
     return tmp_path / "m.part"

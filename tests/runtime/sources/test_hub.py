@@ -178,7 +178,7 @@ XET = {"xetHash": "0" * 64, "lfs": {"oid": ESCAPE_PATH, "size": 1, "pointerSize"
 
 
 @pytest.mark.parametrize(
-    ("lies", "value"),
+    ("malicious_fields", "value"),
     [
         ({"sha": ESCAPE_PATH}, ESCAPE_PATH),
         ({"etag": f'"{ESCAPE_PATH}"'}, f'"{ESCAPE_PATH}"'),
@@ -190,12 +190,16 @@ XET = {"xetHash": "0" * 64, "lfs": {"oid": ESCAPE_PATH, "size": 1, "pointerSize"
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_values_of_a_malicious_hub_cannot_leave_the_cache(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: dict[str, Any], value: str
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    malicious_fields: dict[str, Any],
+    value: str,
 ) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    hub.repos["org/tiny"].lies = lies
+    hub.repos["org/tiny"].lies = malicious_fields
     with pytest.raises(DownloadFailed, match=re.escape(f"'{value}'")):
         fetch("hf:org/tiny")
     folders = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*")}

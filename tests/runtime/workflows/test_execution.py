@@ -122,13 +122,13 @@ def test_a_chain_passes_each_output_to_the_next_node() -> None:
 
 
 def test_parallel_nodes_run_concurrently_and_are_joined_by_name() -> None:
-    waiting: list[WaitingJob] = []
+    waiting_jobs: list[WaitingJob] = []
 
     def meet(job: WaitingJob) -> None:
         """Answer both jobs once the second one is there."""
-        waiting.append(job)
-        if len(waiting) == 2:
-            for number, waiting_job in enumerate(waiting):
+        waiting_jobs.append(job)
+        if len(waiting_jobs) == 2:
+            for number, waiting_job in enumerate(waiting_jobs):
                 waiting_job.answer(200, b"", b"%d" % number, BATCH)
 
     flow = Flow(DIAMOND, a=answers(b"0"), b=meet, c=meet, d=answers(b"{}"))
@@ -283,15 +283,15 @@ def test_any_graph_is_answered_once_in_any_completion_order(
     graph = complete(edges)
 
     async def main() -> None:
-        waiting: list[tuple[str, WaitingJob]] = []
-        acts = {name: (lambda job, name=name: waiting.append((name, job))) for name in graph}
+        waiting_jobs: list[tuple[str, WaitingJob]] = []
+        acts = {name: (lambda job, name=name: waiting_jobs.append((name, job))) for name in graph}
         flow = Flow(edges, **acts)  # type: ignore[arg-type]  # lambdas with a default
         run_task = asyncio.create_task(flow.start(WorkflowRequest("id", [], b"start")))
         while not run_task.done():
-            if not waiting:
+            if not waiting_jobs:
                 await asyncio.sleep(0)
                 continue
-            name, job = waiting.pop(random.randrange(len(waiting)))
+            name, job = waiting_jobs.pop(random.randrange(len(waiting_jobs)))
             if name in failing:
                 job.refuse(WorkerDied("Died."))
             else:

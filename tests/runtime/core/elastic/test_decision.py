@@ -42,11 +42,16 @@ MODEL = ModelLoad(
 
 
 def decide_repeatedly(
-    seen: ModelLoad, repetitions: int = 1, history: History | None = None, pause: float = INTERVAL_S
+    load_sample: ModelLoad,
+    repetitions: int = 1,
+    history: History | None = None,
+    pause: float = INTERVAL_S,
 ) -> tuple[Scaling, History]:
-    decision, history = decide(seen, history or History())
+    decision, history = decide(load_sample, history or History())
     for number in range(1, repetitions):
-        decision, history = decide(replace(seen, now=seen.now + number * pause), history)
+        decision, history = decide(
+            replace(load_sample, now=load_sample.now + number * pause), history
+        )
     return decision, history
 
 
@@ -122,9 +127,9 @@ def test_workers_are_removed_after_a_minute_in_which_fewer_sufficed():
 )
 @settings(max_examples=60, deadline=None)
 def test_a_decision_is_in_range_at_most_doubles_and_has_a_reason(
-    workers, working, waiting, refused, rate, minimum, more
+    workers, working, waiting, refused, rate, minimum, extra
 ):
-    seen = replace(
+    load_sample = replace(
         MODEL,
         workers=workers,
         working=min(workers, working),
@@ -132,10 +137,10 @@ def test_a_decision_is_in_range_at_most_doubles_and_has_a_reason(
         refused=refused,
         rate=rate,
     )
-    seen = replace(seen, minimum=minimum, maximum=minimum + more)
-    decision, _ = decide_repeatedly(seen, 130)
+    load_sample = replace(load_sample, minimum=minimum, maximum=minimum + extra)
+    decision, _ = decide_repeatedly(load_sample, 130)
     if decision.workers > workers:
-        assert workers < decision.workers <= min(seen.maximum, 2 * workers)
+        assert workers < decision.workers <= min(load_sample.maximum, 2 * workers)
     elif decision.workers < workers:
         assert decision.workers >= minimum
     assert decision.workers == workers or decision.reason
@@ -153,9 +158,9 @@ def test_a_constant_load_never_restarts_a_stopped_worker(load, rate, load_second
         waiting += (load - workers) * INTERVAL_S * rate
         refused = max(0, math.ceil(waiting - 100))
         waiting = min(max(0.0, waiting), 100.0)
-        share = 1.0 if waiting else load / workers
-        working = sum(dice.random() < share for _ in range(workers))
-        seen = replace(
+        busy_probability = 1.0 if waiting else load / workers
+        working = sum(dice.random() < busy_probability for _ in range(workers))
+        load_sample = replace(
             MODEL,
             now=number * INTERVAL_S,
             workers=workers,
@@ -163,7 +168,9 @@ def test_a_constant_load_never_restarts_a_stopped_worker(load, rate, load_second
             waiting=int(waiting),
             refused=refused,
         )
-        decision, history = decide(replace(seen, rate=rate, load_seconds=load_seconds), history)
+        decision, history = decide(
+            replace(load_sample, rate=rate, load_seconds=load_seconds), history
+        )
         if decision.workers != workers:
             changes.append(decision.workers - workers)
             workers = decision.workers

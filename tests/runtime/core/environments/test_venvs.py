@@ -101,10 +101,10 @@ async def test_equal_requirements_share_one_environment_that_precedes_the_server
         )
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = list_entries(cache)
-        for reported in (first, second):
-            assert reported["version"] == "99.0"
-            assert Path(reported["file"]).is_relative_to(entry / "files")
-            assert reported["psutil"] == psutil.__file__
+        for version in (first, second):
+            assert version["version"] == "99.0"
+            assert Path(version["file"]).is_relative_to(entry / "files")
+            assert version["psutil"] == psutil.__file__
         assert (first["prefix"], first["environment"]) == (sys.prefix, None)
         assert second["prefix"] == second["environment"] == str(entry / "files")
         assert second["script"] == "99.0\n"
@@ -194,9 +194,9 @@ async def test_unused_environments_are_removed_for_new_ones(tmp_path, monkeypatc
     try:
         for mirror in ("a", "b"):
             monkeypatch.setenv("PIP_INDEX_URL", f"https://{mirror}.example.com/simple")
-            opened = await environments.open("m", tmp_path, None)
+            environment = await environments.open("m", tmp_path, None)
             await until(lambda: len(list_entries(tmp_path)) == 1)
-            assert opened.directory.exists()
-            opened.close()
+            assert environment.directory.exists()
+            environment.close()
     finally:
         environments.close()

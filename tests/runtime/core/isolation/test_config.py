@@ -495,7 +495,7 @@ def test_a_real_model_gives_the_same_answers_with_isolation(tmp_path):
 def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
     settings = ("isolation=on", f"log_location={tmp_path / 'logs'}")
-    options = [part for setting in settings for part in ("--set", setting)]
+    options = [argument for setting in settings for argument in ("--set", setting)]
     command = ["serve", tmp_path / "loud.mar", *FREE_PORTS, *options]
     with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0

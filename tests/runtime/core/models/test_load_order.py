@@ -29,7 +29,7 @@ def test_checksums_of_a_directory_are_not_sent_to_the_worker(
     settings = Settings()
     version_plan = plan(RegisterOrder(url="m.mar"), parse_model_config({})[0], settings, 0)
     with open_archive(path, cache=tmp_path / "cache") as archive:
-        order = load_order(
+        load_message = load_order(
             archive,
             version_plan,
             WorkerPlacement((), 1, None, {}, False),
@@ -41,4 +41,4 @@ def test_checksums_of_a_directory_are_not_sent_to_the_worker(
             worker="1",
             gpus=0,
         )
-    assert ("sha256" in order["manifest"]) is not unpacked
+    assert ("sha256" in load_message["manifest"]) is not unpacked

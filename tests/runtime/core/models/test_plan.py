@@ -19,9 +19,9 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
 
-def make_plan(order=None, yaml=None, settings=None, gpus=0, **options):
+def make_plan(register_options=None, yaml=None, settings=None, gpus=0, **options):
     config, _ = parse_model_config(yaml or {})
-    registration = RegisterOrder(url="m.mar", **(order or {}))
+    registration = RegisterOrder(url="m.mar", **(register_options or {}))
     return plan(registration, config, Settings(**(settings or {})), gpus, **options)
 
 
@@ -40,8 +40,8 @@ def test_registration_overrides_archive_and_archive_overrides_settings():
 
 
 def test_hugging_face_models_default_to_batches_of_32():
-    def batch_size(order=None, yaml=None):
-        return make_plan(order, yaml, handler="huggingface").batch_size
+    def batch_size(register_options=None, yaml=None):
+        return make_plan(register_options, yaml, handler="huggingface").batch_size
 
     assert batch_size() == 32
     assert batch_size(yaml={"batchSize": 4}) == 4
@@ -56,8 +56,12 @@ def test_each_recycling_limit_is_resolved_separately():
         yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings
     ).recycling == (0, 20, 31)
     model_settings = ModelSettings(max_worker_age=6, max_worker_memory=7)
-    order = make_order(model_settings, max_worker_age=5)
-    limits = (order.max_worker_requests, order.max_worker_memory, order.max_worker_age)
+    register_options = make_order(model_settings, max_worker_age=5)
+    limits = (
+        register_options.max_worker_requests,
+        register_options.max_worker_memory,
+        register_options.max_worker_age,
+    )
     assert limits == (None, 7, 5)
 
 
@@ -77,7 +81,7 @@ def test_an_excessive_worker_count_is_refused_with_the_setting_that_allows_it(
 
 
 @pytest.mark.parametrize(
-    ("order", "yaml", "gpus", "workers"),
+    ("register_options", "yaml", "gpus", "workers"),
     [
         # A registration without workers is scaled by a later call.
         ({}, {}, 0, (0, 0)),
@@ -96,8 +100,8 @@ def test_an_excessive_worker_count_is_refused_with_the_setting_that_allows_it(
         ({}, {"scaleToZero": "10m"}, 0, (0, 1)),
     ],
 )
-def test_the_initial_worker_limits_of_a_model(order, yaml, gpus, workers):
-    version_plan = make_plan(order, yaml, gpus=gpus)
+def test_the_initial_worker_limits_of_a_model(register_options, yaml, gpus, workers):
+    version_plan = make_plan(register_options, yaml, gpus=gpus)
     assert (version_plan.min_workers, version_plan.max_workers) == workers
 
 
@@ -160,7 +164,7 @@ def test_the_first_source_chooses_between_slo_and_batch_settings():
 
 
 @pytest.mark.parametrize(
-    ("order", "yaml", "conflict"),
+    ("register_options", "yaml", "conflict"),
     [
         ({"slo": "p99<1s", "batch_size": 2, "max_batch_delay": 3}, {}, "batchSize, maxBatchDelay"),
         ({}, {"slo": "p99<1s", "jobQueueSize": 2}, "jobQueueSize"),
@@ -178,9 +182,9 @@ def test_the_first_source_chooses_between_slo_and_batch_settings():
         ({"slo": "p99<1s"}, {"useJobTicket": True}, "useJobTicket"),
     ],
 )
-def test_an_slo_and_batch_settings_of_one_source_are_refused(order, yaml, conflict):
+def test_an_slo_and_batch_settings_of_one_source_are_refused(register_options, yaml, conflict):
     with pytest.raises(BadRequest, match=f"p99<1s stands in place of {conflict}"):
-        make_plan(order, yaml)
+        make_plan(register_options, yaml)
 
 
 def test_an_slo_and_batch_settings_override_each_other_across_sources():
@@ -192,8 +196,10 @@ def test_an_slo_and_batch_settings_override_each_other_across_sources():
     assert make_order(batch_settings, batch_size=2).max_batch_delay == 5
     assert make_order(target, batch_size=2).slo is None
     assert make_order(target).slo == "p99<1s"
-    order = RegisterOrder(url="m.mar", slo="p99<1s")
-    assert addable(order, {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
+    register_options = RegisterOrder(url="m.mar", slo="p99<1s")
+    assert addable(register_options, {"batch_size": 4, "response_timeout": 9}) == {
+        "response_timeout": 9
+    }
 
 
 @pytest.mark.parametrize(
@@ -224,15 +230,15 @@ def test_config_properties_override_defaults_but_not_the_archive():
     version_settings = VersionSettings(**dict(zip(names, range(2, 8), strict=True)))
     settings = {"default_workers_per_model": 9}
 
-    def limits(order=None, yaml=None):
-        version = make_plan(order, yaml, settings, version_settings=version_settings)
+    def limits(register_options=None, yaml=None):
+        version = make_plan(register_options, yaml, settings, version_settings=version_settings)
         return [getattr(version, name) for name in names]
 
     assert limits() == [2, 3, 4, 5, 6, 7]
     yaml = dict.fromkeys(config_keys, 8)
     assert limits(yaml=yaml) == [8] * 6
-    order = {"initial_workers": 0, "max_workers": 2, "batch_size": 1}
-    assert limits(order, yaml)[:3] == [0, 2, 1]
+    register_options = {"initial_workers": 0, "max_workers": 2, "batch_size": 1}
+    assert limits(register_options, yaml)[:3] == [0, 2, 1]
 
 
 def test_the_default_worker_count_of_a_start_applies_to_models_without_one():

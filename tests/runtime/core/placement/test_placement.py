@@ -41,11 +41,11 @@ def parse_parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
     return parallel_of(config, gpus)
 
 
-def spread_workers(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
+def spread_workers(allowed_gpus: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
     use_counts: dict[int, int] = {}
     devices = []
     for _ in range(workers):
-        devices.append(least_used(among, use_counts, need))
+        devices.append(least_used(allowed_gpus, use_counts, need))
         for number in devices[-1]:
             use_counts[number] = use_counts.get(number, 0) + 1
     return devices

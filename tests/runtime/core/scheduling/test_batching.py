@@ -213,9 +213,9 @@ def test_the_queue_is_ordered_only_while_a_request_has_a_priority_or_a_deadline(
 
 @given(queues, workers, limits, st.booleans())
 def test_no_batch_is_sent_ahead_if_a_request_has_a_deadline_or_priority(
-    queued_jobs, some_workers, batch_limits, early
+    queued_jobs, some_workers, batch_limits, send_ahead
 ):
-    batches = assign(fill_queue(queued_jobs), some_workers, NOW, batch_limits, early).batches
+    batches = assign(fill_queue(queued_jobs), some_workers, NOW, batch_limits, send_ahead).batches
     if any(job.deadline is not None or job.priority for job in queued_jobs):
         assert all(worker.batches == 0 for worker, _ in batches)
     assert len({id(worker) for worker, _ in batches}) == len(batches)

@@ -57,19 +57,19 @@ def test_batches_contain_the_first_job_and_keep_the_limits(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
     queue = fill_queue(*jobs)
-    remaining = list(queue.jobs)
+    remaining_jobs = list(queue.jobs)
     while queue.jobs:
         batch = queue.take(limits)
-        assert batch[0] is remaining[0], (
+        assert batch[0] is remaining_jobs[0], (
             "so a request waits for no more batches than requests stood before it"
         )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= limits.max_bytes
         batch_ids = {id(job) for job in batch}
-        remaining = [job for job in remaining if id(job) not in batch_ids]
-        assert list(queue.jobs) == remaining, "the others keep their order"
-        assert queue.size == sum(len(job.body) for job in remaining)
+        remaining_jobs = [job for job in remaining_jobs if id(job) not in batch_ids]
+        assert list(queue.jobs) == remaining_jobs, "the others keep their order"
+        assert queue.size == sum(len(job.body) for job in remaining_jobs)
 
 
 @given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)

@@ -688,17 +688,17 @@ async def test_one_loop_iteration_reads_a_bounded_number_of_stream_pieces():
         for buffer in wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", part)])
     ]
     end = wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"end")])
-    writing = asyncio.ensure_future(peer.write(*pieces, *end))
-    reading = asyncio.ensure_future(read())
+    write_task = asyncio.ensure_future(peer.write(*pieces, *end))
+    read_task = asyncio.ensure_future(read())
     max_per_turn = 0
-    while not reading.done():
+    while not read_task.done():
         count_before = streaming.pieces
         await asyncio.sleep(0)
         max_per_turn = max(max_per_turn, streaming.pieces - count_before)
-    assert await reading == [*parts, b"end"]
+    assert await read_task == [*parts, b"end"]
     # One read, and one iteration for the pieces that had arrived before.
     assert 1 < max_per_turn <= 2 * (MAX_PIECES_PER_TURN + 1)
-    await writing
+    await write_task
     assert channel.answered == 1
 
 

@@ -54,9 +54,9 @@ def test_the_rate_is_between_the_slowest_and_fastest_batch(measurements):
 
 
 @given(batches, st.integers(1, 64), st.floats(0.1, 5))
-def test_old_batches_are_forgotten(before, items, busy):
+def test_old_batches_are_forgotten(old_batches, items, busy):
     pace = ServiceRate()
-    for batch in before:
+    for batch in old_batches:
         pace.add(batch[0], batch[1], batch[1])
     for _ in range(math.ceil(12 * MEMORY_S / busy)):
         pace.add(items, busy, 2 * busy)

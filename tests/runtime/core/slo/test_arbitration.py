@@ -41,12 +41,12 @@ def test_the_earliest_feasible_deadline_goes_first(claims, now):
 
 
 @given(CLAIMS, st.floats(0, 20), st.floats(0.01, 5), st.floats(0, 5))
-def test_a_model_that_is_already_late_is_served_eventually(claims, now, target, ahead):
+def test_a_model_that_is_already_late_is_served_eventually(claims, now, target, duration):
     longest = max(target, *(claim.target for claim in claims))
     old_claim = Claim(
         now - 2 * longest - max(claim.duration for claim in claims) - 0.001,
         target,
-        max(ahead, 0.01),
+        max(duration, 0.01),
     )
     new_claims = [claim._replace(arrived=now) for claim in claims]
     keys = turn_order([old_claim, *new_claims], now)
@@ -70,7 +70,10 @@ def test_more_requests_are_answered_in_time_than_by_other_rules(load):
                 )
             )
     late_fraction, in_time_fraction = (
-        {rule: float(np.mean(shares, axis=0)[column]) for rule, shares in results.items()}
+        {
+            rule: float(np.mean(result_pairs, axis=0)[column])
+            for rule, result_pairs in results.items()
+        }
         for column in (0, 1)
     )
     assert late_fraction["deadline"] < 0.02
@@ -146,11 +149,11 @@ async def test_a_dead_worker_or_removed_model_releases_the_device(end: Callable)
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     assert await is_silent(second_peer)
     await end(first, first_peer)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
 
 
 async def test_an_endless_batch_releases_the_device_after_a_timeout(monkeypatch):
@@ -160,19 +163,19 @@ async def test_an_endless_batch_releases_the_device_after_a_timeout(monkeypatch)
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
 
 
 async def test_a_request_without_a_client_releases_its_turn():
     (first, _), (second, second_peer) = await start_models()
     await asyncio.sleep(0)
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     (leaves,) = submit(first, b"x")
     first.leave(leaves)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
     leaves.done.exception()
 
 
@@ -201,12 +204,12 @@ class FakeModel:
 async def test_an_ended_batch_does_not_extend_the_wait_for_an_endless_one():
     arbiter, started = DeviceArbiter(1), asyncio.Event()
     arbiter._crowded_devices = {0}
-    waits = FakeModel(arbiter, started)
+    next_jobs = FakeModel(arbiter, started)
     long_batch_model = FakeModel(arbiter, until=time.monotonic() + 1000)
-    assert arbiter.granted(waits, time.monotonic()) is None
+    assert arbiter.granted(next_jobs, time.monotonic()) is None
     arbiter.leave(long_batch_model)
     FakeModel(arbiter, until=time.monotonic() + 0.01)
-    assert arbiter.granted(waits, time.monotonic()) is None
+    assert arbiter.granted(next_jobs, time.monotonic()) is None
     await asyncio.wait_for(started.wait(), TIMEOUT)
 
 
@@ -239,13 +242,13 @@ async def test_a_process_group_waits_for_all_its_gpus():
     await first_peer.reply(frame)
     await answer(running_job)
     frame = await second_peer.read()
-    (waits,) = submit(first, b"x")
+    (next_jobs,) = submit(first, b"x")
     assert await is_silent(first_peer)
     await second_peer.reply(frame)
     await answer(group)
     await first_peer.serve()
     await third_peer.serve()
-    await asyncio.gather(answer(last), answer(waits))
+    await asyncio.gather(answer(last), answer(next_jobs))
 
 
 async def test_all_cores_are_used_if_workers_outnumber_them():
@@ -262,7 +265,7 @@ async def test_a_waiting_model_starts_when_workers_need_fewer_cores():
     (first, first_peer), (second, second_peer) = await start_models(gpu=None, cores=1)
     (running_job,) = submit(first, b"x")
     frame = await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     assert await is_silent(second_peer)
     second._arbiter._cores = 2
     # Joining again makes the arbiter read the number of cores.
@@ -270,4 +273,4 @@ async def test_a_waiting_model_starts_when_workers_need_fewer_cores():
     await first_peer.reply(frame)
     await answer(running_job)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"

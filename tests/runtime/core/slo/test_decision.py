@@ -37,25 +37,27 @@ ARRIVALS = st.lists(st.floats(0, 1), min_size=1, max_size=30).map(sorted)
 
 
 @given(curves(), ARRIVALS, st.floats(1, 2), st.integers(1, 200))
-def test_no_batch_misses_the_target_if_a_smaller_one_meets_it(curve, arrivals, start, aimed):
-    size = batch_size(curve, TARGET, arrivals, start, aimed)
+def test_no_batch_misses_the_target_if_a_smaller_one_meets_it(curve, arrivals, start, batch_aim):
+    size = batch_size(curve, TARGET, arrivals, start, batch_aim)
     assert size >= 1
-    slack = arrivals[0] + TARGET - start
-    if curve.known and curve.typical(1) * curve.mean <= slack:
-        assert curve.typical(size) * curve.mean <= slack * 1.000001
-        assert size <= aimed or curve.typical(size) * factor(curve, TARGET) <= slack * 1.000001
+    time_left = arrivals[0] + TARGET - start
+    if curve.known and curve.typical(1) * curve.mean <= time_left:
+        assert curve.typical(size) * curve.mean <= time_left * 1.000001
+        assert (
+            size <= batch_aim or curve.typical(size) * factor(curve, TARGET) <= time_left * 1.000001
+        )
         assert (
             size == curve.max_size
-            or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
+            or curve.typical(size + 1) * factor(curve, TARGET) > time_left * 0.999999
         )
 
 
 @given(curves(), st.floats(0, TARGET), st.floats(0, TARGET), st.integers(1, 200))
-def test_more_time_never_shrinks_the_batch(curve, first, second, aimed):
+def test_more_time_never_shrinks_the_batch(curve, first, second, batch_aim):
     smaller, larger = sorted([first, second])
     if curve.known and TARGET - larger >= curve.typical(1) * factor(curve, TARGET):
-        assert batch_size(curve, TARGET, [0.0], smaller, aimed) >= batch_size(
-            curve, TARGET, [0.0], larger, aimed
+        assert batch_size(curve, TARGET, [0.0], smaller, batch_aim) >= batch_size(
+            curve, TARGET, [0.0], larger, batch_aim
         )
 
 
@@ -69,32 +71,40 @@ def test_more_time_never_shrinks_the_batch(curve, first, second, aimed):
 def test_a_refused_request_is_admitted_later_or_with_idle_workers(
     curve, rate, workers, waiting, ends
 ):
-    aimed = aim(curve, TARGET, rate, workers)
-    assert 1 <= aimed.size <= curve.max_size
+    batch_aim = aim(curve, TARGET, rate, workers)
+    assert 1 <= batch_aim.size <= curve.max_size
     arrivals = [0.0] * waiting
-    admitted = admission(curve, TARGET, aimed, arrivals, ends, 0.0)
+    admitted = admission(curve, TARGET, batch_aim, arrivals, ends, 0.0)
     if admitted.waiting <= waiting and waiting == 0:
         assert admitted.opens_at > 0
         assert (
             admission(
                 curve,
                 TARGET,
-                aimed,
+                batch_aim,
                 arrivals,
                 [max(end, admitted.opens_at) for end in ends],
                 admitted.opens_at + 1e-9,
             ).waiting
             > waiting
         )
-        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in ends], 0.0).waiting > waiting
+        assert (
+            admission(curve, TARGET, batch_aim, arrivals, [0.0 for _ in ends], 0.0).waiting
+            > waiting
+        )
 
 
 @given(curves(), st.floats(0, 1e6), st.integers(0, 8), st.integers(0, 8))
-def test_a_single_request_is_always_admitted(curve, rate, idle, busy):
-    aimed = aim(curve, TARGET, rate, max(1, idle + busy))
-    if idle or not busy:
-        assert admission(curve, TARGET, aimed, [], [0.0] * idle + [100.0] * busy, 0.0).waiting >= 1
-    assert batch_size(curve, TARGET, [0.0], 100.0, aimed.size) >= 1
+def test_a_single_request_is_always_admitted(curve, rate, idle_count, busy):
+    batch_aim = aim(curve, TARGET, rate, max(1, idle_count + busy))
+    if idle_count or not busy:
+        assert (
+            admission(
+                curve, TARGET, batch_aim, [], [0.0] * idle_count + [100.0] * busy, 0.0
+            ).waiting
+            >= 1
+        )
+    assert batch_size(curve, TARGET, [0.0], 100.0, batch_aim.size) >= 1
 
 
 @given(curves(), st.lists(st.integers(1, 64), max_size=3), st.floats(0, 10))
@@ -282,13 +292,16 @@ def test_the_predicted_quantile_never_falls_below_the_median(text):
 def test_admission_accounts_for_weights_and_admits_single_requests(
     curve, weights, weight, busy, end
 ):
-    aimed = aim(curve, TARGET, 100.0, busy + 1)
+    batch_aim = aim(curve, TARGET, 100.0, busy + 1)
     arrivals = [0.0] * len(weights)
-    admitted = admission(curve, TARGET, aimed, arrivals, [end] * (busy + 1), 0.0, weights, weight)
+    admitted = admission(
+        curve, TARGET, batch_aim, arrivals, [end] * (busy + 1), 0.0, weights, weight
+    )
     assert admitted.waiting >= len(weights)
     assert admitted.waiting >= len(weights) + weight or admitted.opens_at > 0
     assert (
-        admission(curve, TARGET, aimed, [], [end] * busy + [0.0], 0.0, [], weight).waiting >= weight
+        admission(curve, TARGET, batch_aim, [], [end] * busy + [0.0], 0.0, [], weight).waiting
+        >= weight
     )
     count, total_weight = fill(5.0, weights, 0, len(weights))
     assert count == 1 or total_weight <= 5.0

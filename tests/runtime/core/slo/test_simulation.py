@@ -69,7 +69,7 @@ def find_best_setting(case: Case, arrivals: list[float], warmup_s: float) -> Out
     outcomes = [
         simulate_fixed(case, arrivals, size, queue, delay * case.bound, warmup_s)
         for size in sizes
-        for queue in sorted({max(1, round(size * share * case.workers)) for share in QUEUES})
+        for queue in sorted({max(1, round(size * fraction * case.workers)) for fraction in QUEUES})
         for delay in DELAYS
     ]
     return max(

@@ -41,7 +41,7 @@ def test_a_request_counts_the_same_in_any_batch(
     worker_times: tuple[float, float, float],
     data: st.DataObject,
 ) -> None:
-    points = _, sent, answered = 100 + offsets[0], 103 + offsets[1], 106 + offsets[2]
+    points = _, sent_at, answered_at = 100 + offsets[0], 103 + offsets[1], 106 + offsets[2]
     statuses = data.draw(
         st.lists(
             st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)
@@ -49,7 +49,7 @@ def test_a_request_counts_the_same_in_any_batch(
     )
     jobs = [FakeJob(b"%d" % number, arrived=100 + offset) for number, offset in enumerate(arrived)]
     batched_stats, single_stats = Stats(), Stats()
-    of_worker = TIMES.pack(sent + start_offset / 3, 0.5, *worker_times)
+    of_worker = TIMES.pack(sent_at + start_offset / 3, 0.5, *worker_times)
     count(batched_stats, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
     for job, status in zip(jobs, statuses, strict=True):
         count(single_stats, points, [job], of_worker, [status] if status != 200 else None)
@@ -69,7 +69,7 @@ def test_a_request_counts_the_same_in_any_batch(
             single_stats.recent.find(job.request_id),
         )
         assert [(record.status, record.took) for record in records if record is not None] == [
-            (status, answered - job.arrived)
+            (status, answered_at - job.arrived)
         ] * 2
 
 
@@ -84,11 +84,11 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 def test_deferred_counting_equals_counting_each_batch(
     batches: list[list[float]], points: tuple[float, float, float], worker_times: tuple[float, ...]
 ) -> None:
-    free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
+    free_at, sent_at, answered_at = 100 + points[0], 103 + points[1], 106 + points[2]
     stats, seconds = Stats(), defaultdict[str, list[float]](list)
     for arrived in batches:
         jobs = [FakeJob(arrived=100 + offset) for offset in arrived]
-        count(stats, (free, sent, answered), jobs, TIMES.pack(*worker_times))
+        count(stats, (free_at, sent_at, answered_at), jobs, TIMES.pack(*worker_times))
         assert stats.newest is not None
         times = times_of(stats.newest)
         seconds["busy"].append(times.answered - times.began)

@@ -49,14 +49,19 @@ def a_sticky_table(sticky_source: str) -> Table:
 
 @given(weights, versions, versions, points, keys)
 def test_versions_that_are_not_ready_get_no_requests(
-    shares: dict[str, float], registered: set[str], up: set[str], point: float, key: bytes
+    weights_by_version: dict[str, float],
+    registered: set[str],
+    available: set[str],
+    point: float,
+    key: bytes,
 ) -> None:
-    ready, default = registered & up, min(registered)
+    ready, default = registered & available, min(registered)
     traffic = Traffic(
-        weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS]
+        weights=weights_by_version,
+        rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS],
     )
     routes = make_table("digits", traffic, registered, ready, default)
-    possible_versions = {number for number in ready if shares.get(number, 0) > 0}
+    possible_versions = {number for number in ready if weights_by_version.get(number, 0) > 0}
     for chosen_version in (draw(routes, point), pick_sticky(routes, key)):
         assert (
             chosen_version in possible_versions if possible_versions else chosen_version == default
@@ -102,26 +107,31 @@ def test_any_accepted_policy_routes_requests(value: str, field: str, header: str
     key_in_body(routes, b'{"a": 1}')
 
 
-@given(weights.filter(lambda shares: any(weight > 1e-6 for weight in shares.values())))
-def test_random_draws_follow_the_weights(shares: dict[str, float]) -> None:
-    routes = a_table(Traffic(weights=shares))
+@given(
+    weights.filter(
+        lambda weights_by_version: any(weight > 1e-6 for weight in weights_by_version.values())
+    )
+)
+def test_random_draws_follow_the_weights(weights_by_version: dict[str, float]) -> None:
+    routes = a_table(Traffic(weights=weights_by_version))
     count = 2000
     # The draws are spread evenly.
     drawn_versions = [draw(routes, (number + 0.5) / count) for number in range(count)]
-    for number, share in routes.shares().items():
-        assert abs(drawn_versions.count(number) / count - share) <= 2 / count
+    for number, fraction in routes.shares().items():
+        assert abs(drawn_versions.count(number) / count - fraction) <= 2 / count
 
 
 @pytest.mark.parametrize(
-    "shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}]
+    "weights_by_version",
+    [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}],
 )
-def test_sticky_keys_follow_the_weights(shares: dict[str, float]) -> None:
-    routes = a_table(Traffic(weights=shares, sticky="header:x-user"))
+def test_sticky_keys_follow_the_weights(weights_by_version: dict[str, float]) -> None:
+    routes = a_table(Traffic(weights=weights_by_version, sticky="header:x-user"))
     count = 20_000
     sticky_versions = [pick_sticky(routes, b"user-%d" % number) for number in range(count)]
-    for number, share in routes.shares().items():
-        deviation = math.sqrt(share * (1 - share) / count)
-        assert abs(sticky_versions.count(number) / count - share) < 5 * deviation
+    for number, fraction in routes.shares().items():
+        deviation = math.sqrt(fraction * (1 - fraction) / count)
+        assert abs(sticky_versions.count(number) / count - fraction) < 5 * deviation
 
 
 @given(
@@ -131,17 +141,19 @@ def test_sticky_keys_follow_the_weights(shares: dict[str, float]) -> None:
     st.lists(keys, min_size=1, max_size=30),
 )
 def test_a_changed_weight_moves_only_keys_of_its_version(
-    shares: dict[str, int], changed_version: str, weight: int, sticky_keys: list[bytes]
+    weights_by_version: dict[str, int], changed_version: str, weight: int, sticky_keys: list[bytes]
 ) -> None:
     old_table, new_table = (
-        a_table(Traffic(weights=shares)),
-        a_table(Traffic(weights=shares | {changed_version: weight})),
+        a_table(Traffic(weights=weights_by_version)),
+        a_table(Traffic(weights=weights_by_version | {changed_version: weight})),
     )
     for key in sticky_keys:
         old_version, new_version = pick_sticky(old_table, key), pick_sticky(new_table, key)
         if old_version != new_version and new_table.versions:
             assert changed_version in (old_version, new_version)
-            assert (new_version == changed_version) == (weight > shares.get(changed_version, 0))
+            assert (new_version == changed_version) == (
+                weight > weights_by_version.get(changed_version, 0)
+            )
 
 
 def test_a_temporarily_unready_version_regains_its_keys() -> None:
@@ -301,10 +313,10 @@ def test_a_label_is_found_if_no_version_has_its_name() -> None:
 
 
 def test_a_rule_checks_only_the_first_headers_of_its_name():
-    ruled = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
+    table = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
     headers = [(b"x-user", b"you")]
-    assert by_rule(ruled, [*headers * 7, (b"x-user", b"me")]) == "2.0"
-    assert by_rule(ruled, [*headers * 8, (b"x-user", b"me")]) is None
+    assert by_rule(table, [*headers * 7, (b"x-user", b"me")]) == "2.0"
+    assert by_rule(table, [*headers * 8, (b"x-user", b"me")]) is None
 
 
 def test_a_sticky_cookie_is_found_among_a_browsers_maximum():

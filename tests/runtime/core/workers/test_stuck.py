@@ -34,16 +34,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc"),
 ]
 
-FAST = {"heartbeat": 0.2}
+FAST_HEARTBEAT = {"heartbeat": 0.2}
 
 
 @pytest.fixture
 async def registry() -> AsyncIterator[Registry]:
-    async with a_registry(**FAST) as registry:
+    async with a_registry(**FAST_HEARTBEAT) as registry:
         yield registry
 
 
-STUCK = """
+STUCK_HANDLER = """
 import os, signal, threading, time
 from pathlib import Path
 
@@ -81,14 +81,14 @@ async def test_the_batch_of_a_stopped_worker_runs_on_another(registry, tmp_path)
 
 
 async def test_a_request_that_stops_its_workers_is_not_retried_endlessly(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, STUCK)
+    version = await a_talker(registry, tmp_path, STUCK_HANDLER)
     await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
     assert version.stats.stuck == {"stopped": 2}
     assert await ask(version, "next") == "next"
 
 
 async def test_an_idle_worker_that_does_not_answer_pings_is_replaced(tmp_path):
-    async with a_registry(**FAST, heartbeat_timeout=1) as registry:
+    async with a_registry(**FAST_HEARTBEAT, heartbeat_timeout=1) as registry:
         version = await a_talker(registry, tmp_path, NEVER_ANSWERS)
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
@@ -106,7 +106,7 @@ def handle(data, context):
 
 
 async def test_a_worker_with_busy_threads_is_not_replaced(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, STUCK)
+    version = await a_talker(registry, tmp_path, STUCK_HANDLER)
     assert await ask(version, "hold 2") == "hold 2"
     channel = version.workers[0].channel
     await until(lambda: channel.pings)
@@ -207,7 +207,7 @@ async def test_restarts_leak_no_descriptors(registry, tmp_path):
 
 async def test_a_model_that_fails_to_start_does_not_affect_others(registry, tmp_path):
     good_version = await register(registry, tmp_path / "good", initial_workers=2)
-    bad = [
+    failing_versions = [
         await register(
             registry,
             tmp_path / f"bad{number}",
@@ -218,7 +218,7 @@ async def test_a_model_that_fails_to_start_does_not_affect_others(registry, tmp_
         for number in range(2)
     ]
     request_count = 0
-    while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
+    while any(version.workers[0].state is not WorkerState.FAILED for version in failing_versions):
         assert await asyncio.gather(*(ask(good_version, f"{number}") for number in range(8))) == [
             f"{number}" for number in range(8)
         ]
@@ -227,7 +227,7 @@ async def test_a_model_that_fails_to_start_does_not_affect_others(registry, tmp_
     assert good_version.stats.answers == {200: request_count}
     assert not good_version.stats.refusals
     assert not good_version.stats.restarts
-    for version in bad:
+    for version in failing_versions:
         assert "exit code 7" in version.last_error
 
 
@@ -242,7 +242,7 @@ async def test_a_failed_health_check_is_logged_and_restarted(tmp_path, monkeypat
 
     monkeypatch.setattr(WorkerInstance, "is_stopped", fail_first)
 
-    async with a_registry(**FAST) as registry:
+    async with a_registry(**FAST_HEARTBEAT) as registry:
         version = await a_talker(registry, tmp_path)
         await until(lambda: checked_instances)
         os.kill(version.workers[0].pid, signal.SIGSTOP)

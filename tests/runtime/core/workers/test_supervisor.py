@@ -75,13 +75,13 @@ def handle(data, context):
 def own_fork_server(monkeypatch):
     """Start a fork server as the front end does, without the imports of the tests."""
     server = forkserver._forkserver
-    before = dict(vars(server))
+    server_state = dict(vars(server))
     monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
     server.__init__()
     yield
     os.close(server._forkserver_alive_fd)
     os.waitpid(server._forkserver_pid, 0)
-    vars(server).update(before)
+    vars(server).update(server_state)
 
 
 async def test_a_worker_does_not_import_the_front_end(own_fork_server, tmp_path):

@@ -184,7 +184,7 @@ def test_unread_answers_count_and_the_slowest_clients_are_cut_off(lane, tight_se
         sock.connect((url.host, url.port))
         readers.append(sock)
     try:
-        seen = 0
+        max_unread = 0
         # Bytes in kernel buffers are not counted; therefore each client sends several requests.
         for sock in readers * 12:
             try:
@@ -192,10 +192,10 @@ def test_unread_answers_count_and_the_slowest_clients_are_cut_off(lane, tight_se
             except OSError:
                 break
             until(lambda: bytes_in_use(tight_server) == tight_server.call(lambda: budget.unread))
-            seen = max(seen, budget.unread)
+            max_unread = max(max_unread, budget.unread)
             if budget.cut_off > cut_off_before:
                 break
-        assert seen
+        assert max_unread
         assert budget.cut_off > cut_off_before
         assert bytes_in_use(tight_server) <= budget.limit
         assert tight_server.ask(b"small", x_do="bytes").content == b"small"

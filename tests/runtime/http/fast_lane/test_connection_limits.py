@@ -103,14 +103,14 @@ def test_a_request_refused_before_its_body_gets_exactly_one_answer(connect):
         b"POST /predictions/nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
     )
     assert unknown.answer().status == 404
-    refused = []
+    refused_connections = []
     for role, head in HEADS.items():
         for body in TOO_LARGE:
             connection = connect(role)
             connection.send(head + body)
             check_refusal(connection.answer(), 413, "max_request_size")
-            refused.append(connection)
-    assert [connection.answer() for connection in (unknown, *refused)] == [None] * 5
+            refused_connections.append(connection)
+    assert [connection.answer() for connection in (unknown, *refused_connections)] == [None] * 5
 
 
 @pytest.mark.parametrize("role", HEADS)
@@ -122,16 +122,16 @@ def test_a_client_that_sends_before_it_reads_gets_the_refusal(connect, role):
 
 
 def test_an_idle_connection_is_closed(connect):
-    waiting = []
+    idle_connections = []
     for earlier_request in (b"", COMPLETE_REQUEST, COMPLETE_REQUEST + b"\r\n", PING):
         connection = connect()
-        waiting.append(connection)
+        idle_connections.append(connection)
         connection.send(earlier_request)
         if earlier_request:
             assert connection.answer().status == 200
             # Old clients send a line end after a body; it does not start a new request.
             connection.send(b"\r", b"\n")
-    assert [connection.answer() for connection in waiting] == [None] * 4
+    assert [connection.answer() for connection in idle_connections] == [None] * 4
 
 
 @pytest.mark.parametrize("target", [b"/predictions/talker", b"/ping", b"/nowhere"])

@@ -31,7 +31,7 @@ class Version:
 
 def make_heads(
     guard: Guard | None = None,
-    missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
+    error_of_missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
 ) -> tuple[Heads, Any]:
     """Return a head cache and its registry of one model."""
     models: dict[str, object] = {"digits": Version()}
@@ -44,7 +44,7 @@ def make_heads(
     registry: Any = SimpleNamespace(
         route=route, on_change=[], models=models, hidden_headers=HiddenHeaders(Settings())
     )
-    return Heads(registry, guard, 100, 64 << 10, missing_route=missing), registry
+    return Heads(registry, guard, 100, 64 << 10, missing_route=error_of_missing), registry
 
 
 def a_head(path: str = DIGITS, *headers: Pair, length: int = 0) -> bytes:
@@ -130,7 +130,7 @@ def test_an_unusual_head_is_left_to_the_asgi_lane(raw):
     assert make_heads()[0].read(raw) is None
 
 
-URGENT = (b"X-TSX-Priority", b"urgent")
+INVALID_PRIORITY = (b"X-TSX-Priority", b"urgent")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ URGENT = (b"X-TSX-Priority", b"urgent")
         ("/predictions/nobody", [], 404),
         ("/predictions/%ff%fe", [], 404),
         ("/predictions/", [], 404),
-        (DIGITS, [URGENT], 400),
+        (DIGITS, [INVALID_PRIORITY], 400),
         ("/nowhere", [], 404),
-        ("/nowhere", [URGENT], 404),
+        ("/nowhere", [INVALID_PRIORITY], 404),
     ],
 )
 def test_a_refused_head_is_cached_with_its_refusal(path, headers, status):
     heads, _ = make_heads(
-        missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
+        error_of_missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
     )
     raw = a_head(path, *headers)
     _, route = read(heads, raw)
@@ -158,7 +158,7 @@ def test_a_refused_head_is_cached_with_its_refusal(path, headers, status):
 def test_a_missing_token_precedes_all_other_refusals():
     heads, _ = make_heads(Guard(BearerToken("secret")))
     for path in ("/predictions/talker", DIGITS, "/predictions/nobody"):
-        for headers in ([], [(b"Authorization", b"Bearer wrong")], [URGENT]):
+        for headers in ([], [(b"Authorization", b"Bearer wrong")], [INVALID_PRIORITY]):
             _, route = read(heads, a_head(path, *headers))
             assert isinstance(route, RefusalRoute)
             assert isinstance(route.error, InvalidToken)
@@ -188,6 +188,8 @@ def test_refused_heads_do_not_evict_accepted_ones():
         max_size=12,
     ),
 )
-def test_arbitrary_bytes_give_one_head_or_none(first, parts):
-    head = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
+def test_arbitrary_bytes_give_one_head_or_none(first, raw_parts):
+    head = parse(
+        b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(raw_parts) + b"\r\n\r\n"
+    )
     assert head is None or (head.messages == 1 and not head.has_body)

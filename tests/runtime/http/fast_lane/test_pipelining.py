@@ -220,10 +220,10 @@ async def test_no_answer_is_written_after_garbage_closed_the_connection():
     connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + END)
     transport.deliver(connection)
     assert transport.is_closing()
-    before = bytes(transport.written)
+    written_before = bytes(transport.written)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert transport.written == before
+    assert transport.written == written_before
 
 
 @pytest.mark.parametrize("protocol", [FastLane, CasedProtocol])
@@ -292,23 +292,23 @@ async def test_a_websocket_is_not_read_while_early_messages_wait():
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
 def test_answers_of_both_lanes_keep_the_order_of_their_requests(server, size):
-    sent, expected = [], []
+    request_list, expected = [], []
     for number in range(60):
         body = b"%d " % number * (1 + number % 5)
         do = (b"x-do", b"bytes")
-        sent.append(request(target=b"/predictions/talker", headers=[do], body=body))
-        sent.append(
+        request_list.append(request(target=b"/predictions/talker", headers=[do], body=body))
+        request_list.append(
             request(target=b"/predictions/talker", headers=[do, (b"Transfer-Encoding", b"chunked")])
             + chunked([body, b"."])
         )
-        sent.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
+        request_list.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
         expected += [body, body + b"."]
-    data = b"".join(sent)
+    data = b"".join(request_list)
     if size == 1:
-        data = b"".join(sent[:9])
+        data = b"".join(request_list[:9])
     with connect_raw(server) as connection:
         connection.send(*(data[start : start + size] for start in range(0, len(data), size)))
-        answers = [connection.answer() for _ in range(9 if size == 1 else len(sent))]
+        answers = [connection.answer() for _ in range(9 if size == 1 else len(request_list))]
     assert all(answer and answer.status == 200 for answer in answers)
     bodies = [answer.body for start, answer in enumerate(answers) if answer and start % 3 != 2]
     assert bodies == expected[: len(bodies)]
@@ -327,19 +327,19 @@ def test_forty_pipelining_clients_neither_grow_nor_stall_the_server(tmp_path):
         url, process = httpx.URL(address), psutil.Process(server_process.process.pid)
         with httpx.Client(base_url=address, timeout=60) as other_client, ExitStack() as stack:
             assert other_client.get("/livez").status_code == 200
-            before = process.memory_info().rss
+            memory_before = process.memory_info().rss
             clients = [
                 stack.enter_context(socket.create_connection((url.host, url.port)))
                 for _ in range(40)
             ]
-            data, sent, answered_count = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
+            data, sent_counts, answered_count = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
             for client in clients:
                 client.setblocking(False)
             for _ in range(10):
                 for client in select.select([], clients, [], 0)[1]:
-                    sent[client] += client.send(memoryview(data)[sent[client] :])
+                    sent_counts[client] += client.send(memoryview(data)[sent_counts[client] :])
                 for client in select.select(clients, [], [], 0)[0]:
                     answered_count += client.recv(1 << 20).count(b"200 OK")
                 assert other_client.post("/predictions/talker", content=b"x").status_code == 200
-                assert process.memory_info().rss - before < 60 << 20
+                assert process.memory_info().rss - memory_before < 60 << 20
             assert answered_count

@@ -61,7 +61,7 @@ def body_of(connection: RawConnection) -> bytes:
     return answer.body
 
 
-def described(body: bytes) -> bytes:
+def describe_body(body: bytes) -> bytes:
     return f"bytearray {len(body)} {sum(body[::4099])} {len(set(body))}".encode()
 
 
@@ -69,9 +69,9 @@ def described(body: bytes) -> bytes:
 def test_a_body_of_any_size_arrives_unchanged(measuring_server, size):
     body = (bytes(range(256)) * (size // 256 + 1))[:size]
     with connect_raw(measuring_server) as connection:
-        for sent in (body, body[:9]):
-            connection.send(measure(sent))
-            assert body_of(connection) == described(sent)
+        for sent_body in (body, body[:9]):
+            connection.send(measure(sent_body))
+            assert body_of(connection) == describe_body(sent_body)
 
 
 def test_large_bodies_of_one_batch_are_not_mixed_up(measuring_server):
@@ -80,7 +80,7 @@ def test_large_bodies_of_one_batch_are_not_mixed_up(measuring_server):
     for connection, body in zip(connections, bodies, strict=True):
         connection.send(measure(body))
     for connection, body in zip(connections, bodies, strict=True):
-        assert body_of(connection) == described(body)
+        assert body_of(connection) == describe_body(body)
         connection.sock.close()
 
 
@@ -110,13 +110,13 @@ def test_an_unread_stream_blocks_the_worker_but_uses_no_memory(flooding_server, 
         connection.send(flood(2000))  # 131 MB
         until(lambda: is_holding(flooding_server))
         assert psutil.Process().memory_info().rss - memory_before < 40_000_000
-        received, end = 0, b""
+        received_bytes, end = 0, b""
         while chunk := connection.sock.recv(1 << 20):
-            received += len(chunk)
+            received_bytes += len(chunk)
             end = (end + chunk)[-len(END) :]
             if end == END:
                 break
-        assert received > 2000 * 65536
+        assert received_bytes > 2000 * 65536
     assert psutil.Process().memory_info().rss - memory_before < 60_000_000
 
 
@@ -144,10 +144,10 @@ def test_a_stream_that_ends_for_a_slow_client_frees_the_worker(
             sock.connect(address)
             sock.sendall(flood(count, *headers))
             until(lambda: is_holding(flooding_server))
-            received = b""
-            while (not end or not received.endswith(end)) and (chunk := sock.recv(4096)):
-                received = received[-100:] + chunk
-            assert received.endswith(end)
+            received_bytes = b""
+            while (not end or not received_bytes.endswith(end)) and (chunk := sock.recv(4096)):
+                received_bytes = received_bytes[-100:] + chunk
+            assert received_bytes.endswith(end)
         assert flooding_server.ask(path="/predictions/flood").text == "end"
 
 

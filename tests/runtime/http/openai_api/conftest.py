@@ -57,11 +57,11 @@ def client(openai_server: Any) -> Iterator[openai.OpenAI]:
 def chat(client: openai.OpenAI) -> Callable[..., Any]:
     """Return a function by which OpenAI's client makes `writer` answer with `reply`."""
 
-    def complete(reply: str = "x", **parameters: Any) -> Any:
+    def create_completion(reply: str = "x", **parameters: Any) -> Any:
         defaults = {"model": "writer", "messages": messages(reply)}
         return client.chat.completions.create(**defaults | parameters)
 
-    return complete
+    return create_completion
 
 
 def messages(reply: str) -> list[Any]:

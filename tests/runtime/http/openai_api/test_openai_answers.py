@@ -111,19 +111,19 @@ def test_tool_choice_forces_or_forbids_a_tool_call(chat):
 
 
 def test_completions(client):
-    def complete(prompt, **parameters):
+    def create_completion(prompt, **parameters):
         return client.completions.create(model="writer", prompt=prompt, **parameters)
 
-    answer = complete(["say ab", [*b"say cd"]], n=2, max_tokens=9, echo=True)
+    answer = create_completion(["say ab", [*b"say cd"]], n=2, max_tokens=9, echo=True)
     assert [choice.text for choice in answer.choices] == ["say abab"] * 2 + ["say cdcd"] * 2
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (12, 8)
-    chunks = complete("say abc", stream=True, echo=True)
+    chunks = create_completion("say abc", stream=True, echo=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "say abcabc"
-    logprobs = complete("say ab", logprobs=1).choices[0].logprobs
+    logprobs = create_completion("say ab", logprobs=1).choices[0].logprobs
     assert (logprobs.tokens, logprobs.text_offset) == (["a", "b"], [0, 1])
     assert logprobs.top_logprobs[0] == {"a": -0.5}
     # OpenAI's default is 16 tokens.
-    assert complete("say 12345678901234567890").choices[0].text == "1234567890123456"
+    assert create_completion("say 12345678901234567890").choices[0].text == "1234567890123456"
 
 
 def test_responses(client):

@@ -34,9 +34,13 @@ def openmetrics(server):
 @both_lanes
 def test_an_answer_has_server_timing_on_request(server, lane):
     answer = server.ask(lane=lane, x_tsx_timing="1", x_do="headers")
-    times = durations(answer)
-    assert [*times] == STAGES
-    assert 0 < times["queue"] + times["batch"] + times["inference"] <= times["total"] + 0.01
+    stage_times = durations(answer)
+    assert [*stage_times] == STAGES
+    assert (
+        0
+        < stage_times["queue"] + stage_times["batch"] + stage_times["inference"]
+        <= stage_times["total"] + 0.01
+    )
     assert (answer.text, answer.headers["x-own"]) == ("a,b", "1")
     failure = server.ask(lane=lane, x_tsx_timing="1", x_do="raise")
     assert (failure.status_code, [*durations(failure)]) == (500, STAGES)
@@ -66,8 +70,8 @@ def test_a_request_is_found_by_its_id(server, lane):
     fields = ("modelName", "modelVersion", "status", "batchSize")
     assert [record[field] for field in fields] == ["talker", "1.0", 418, 1]
     assert [*record["milliseconds"]] == [*STAGES[:-1], "other", "total"]
-    times = {name: record["milliseconds"][name] for name in STAGES}
-    assert times == pytest.approx(durations(answer), abs=0.002)
+    stage_times = {name: record["milliseconds"][name] for name in STAGES}
+    assert stage_times == pytest.approx(durations(answer), abs=0.002)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record["arrived"])
     assert "error" not in record
 
@@ -90,9 +94,9 @@ def test_the_slowest_requests_come_first(server):
     for _ in range(5):
         server.ask()
     slowest = server.management.get("/debug/slowest").json()["requests"]
-    times = [record["milliseconds"]["total"] for record in slowest]
-    assert len(times) >= 5
-    assert times == sorted(times, reverse=True)
+    stage_times = [record["milliseconds"]["total"] for record in slowest]
+    assert len(stage_times) >= 5
+    assert stage_times == sorted(stage_times, reverse=True)
     fewer = server.management.get("/debug/slowest?model=talker&count=2").json()["requests"]
     assert fewer == slowest[:2]
     assert server.management.get("/debug/slowest?model=nobody").status_code == 404

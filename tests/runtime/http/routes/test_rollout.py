@@ -39,10 +39,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def module_server(processes: None, models: Path) -> Iterator[RunningServer]:
-    with running_server(make_settings(models)) as running:
+    with running_server(make_settings(models)) as server:
         for number in range(1, 4):
-            running.register(f"m{number}.mar", initial_workers=1)
-        yield running
+            server.register(f"m{number}.mar", initial_workers=1)
+        yield server
 
 
 @pytest.fixture

@@ -105,11 +105,11 @@ def module_server(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(packages))
-        with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as running:
+        with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as server:
             for number in ("1.0", "2.0"):
-                running.write_mar(f"twin-{number}.mar", handler=TWINS, name="twin", version=number)
-                running.register(f"twin-{number}.mar", initial_workers=1)
-            yield running
+                server.write_mar(f"twin-{number}.mar", handler=TWINS, name="twin", version=number)
+                server.register(f"twin-{number}.mar", initial_workers=1)
+            yield server
         sys.modules.pop("plugin_that_judges", None)
 
 

@@ -30,11 +30,11 @@ def module_server(processes: None, store: Path) -> Iterator[RunningServer]:
     )
     make_model(store / "adder.mar", STATEFUL, config=config)
     make_model(store / "adder2.mar", STATEFUL, config=config, name="adder", version="2.0")
-    with running_server(make_settings(store)) as running:
+    with running_server(make_settings(store)) as server:
         for file in ("talker.mar", "talker2.mar"):
             # With batches of 8, no single request is sent ahead to a busy worker; it waits in the queue.
-            running.register(file, initial_workers=1, batch_size=8)
-        yield running
+            server.register(file, initial_workers=1, batch_size=8)
+        yield server
 
 
 @pytest.fixture

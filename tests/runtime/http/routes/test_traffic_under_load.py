@@ -38,10 +38,10 @@ def notes_server(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
             name="notes",
             version=number,
         )
-    with running_server(make_settings(tmp_path, job_queue_size=1000)) as running:
+    with running_server(make_settings(tmp_path, job_queue_size=1000)) as server:
         for number in ("1.0", "2.0"):
-            running.register(f"notes-{number}.mar", initial_workers=1, batch_size=8)
-        yield running
+            server.register(f"notes-{number}.mar", initial_workers=1, batch_size=8)
+        yield server
 
 
 def test_no_request_is_lost_while_traffic_and_versions_change(

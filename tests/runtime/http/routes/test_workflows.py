@@ -97,8 +97,8 @@ dag:
     m2: [join]
 """
 LEAVES = "models: {m1: {url: m1.mar}}\ndag: {pre: [m1, post]}"
-QUICK = "models: {m1: {url: m1.mar}}\ndag: {m1: []}"
-FLOWS = {"sequence": SEQUENCE, "parallel": PARALLEL, "leaves": LEAVES, "quick": QUICK}
+QUICK_WORKFLOW = "models: {m1: {url: m1.mar}}\ndag: {m1: []}"
+FLOWS = {"sequence": SEQUENCE, "parallel": PARALLEL, "leaves": LEAVES, "quick": QUICK_WORKFLOW}
 
 
 @pytest.fixture(scope="module")

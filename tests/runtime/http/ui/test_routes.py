@@ -46,9 +46,9 @@ def read(server: Any, call: str) -> Any:
     return server.management.get(f"/ui/api/{call}").json()
 
 
-def predict(server: Any, **parts: Any) -> httpx.Response:
+def predict(server: Any, **form_parts: Any) -> httpx.Response:
     """Send a playground request."""
-    return server.management.post("/ui/api/predict/talker", **parts)
+    return server.management.post("/ui/api/predict/talker", **form_parts)
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +171,9 @@ def test_page_files_comply_with_the_policy_and_use_no_other_host():
 
 
 def test_the_state_lists_models_versions_and_workers(server):
-    reported = read(server, "state")
-    assert {"start", "version", "now", "modelApi", "inference"} <= set(reported["server"])
-    (model,) = [model for model in reported["models"] if model["name"] == "talker"]
+    report = read(server, "state")
+    assert {"start", "version", "now", "modelApi", "inference"} <= set(report["server"])
+    (model,) = [model for model in report["models"] if model["name"] == "talker"]
     assert model["default"] == "1.0"
     first, second = model["versions"]
     assert (first["version"], first["state"]) == ("1.0", "ready")
@@ -218,12 +218,12 @@ def test_chart_points_are_reported_once(empty):
         empty.call(empty.series.sample)
     assert empty.inference.post("/predictions/talker").status_code == 200
     empty.call(empty.series.sample)
-    reported = read(empty, "state")
-    points = reported["models"][0]["versions"][0]["points"]
-    assert points[-1][0] == reported["newest"]
+    report = read(empty, "state")
+    points = report["models"][0]["versions"][0]["points"]
+    assert points[-1][0] == report["newest"]
     assert points[-1][1] > 0
     assert len(points[-1][8]) == 6
-    later_state = empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()
+    later_state = empty.management.get("/ui/api/state", params={"since": report["newest"]}).json()
     assert later_state["models"][0]["versions"][0]["points"] == []
 
 
@@ -231,10 +231,10 @@ def test_a_handler_declares_its_input_type(empty):
     empty.write_mar("seeing.mar", handler=SEEING)
     empty.register("seeing.mar", initial_workers=1)
     empty.register("talker.mar", initial_workers=1)
-    reported = {
+    report = {
         model["name"]: model["versions"][0]["input"] for model in read(empty, "state")["models"]
     }
-    assert reported == {"seeing": "image", "talker": None}
+    assert report == {"seeing": "image", "talker": None}
 
 
 def test_playground_predictions_equal_those_of_the_inference_address(server):
@@ -301,15 +301,15 @@ def test_the_access_log_names_the_model_of_a_playground_request(start_server, un
 def test_handler_errors_are_reported_with_their_traceback(empty, until):
     empty.register("talker.mar", initial_workers=1)
     assert read(empty, "errors/talker") == []
-    asked = [
+    request_ids = [
         empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)
     ]
-    assert {answer.status_code for answer in asked} == {500}
+    assert {answer.status_code for answer in request_ids} == {500}
     until(lambda: sum(error["times"] for error in read(empty, "errors/talker")) == 3)
     (error,) = read(empty, "errors/talker")
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
-    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in asked]
+    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in request_ids]
     assert error["kind_times"] == 3
     assert empty.inference.post("/predictions/talker", headers={"x-do": "exit"}).status_code == 500
     until(lambda: len(read(empty, "errors/talker")) == 2)
@@ -325,9 +325,9 @@ def test_handler_output_is_reported_with_its_worker(empty, until):
     empty.register("printing.mar", initial_workers=1)
     assert empty.inference.post("/predictions/printing", content=b"abc").status_code == 200
     until(lambda: "abc" in empty.management.get("/ui/api/log/printing").text)
-    reported = read(empty, "log/printing")
+    report = read(empty, "log/printing")
     (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
-    assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {
+    assert {(line["worker"], line["stream"], line["version"]) for line in report} == {
         (worker["id"], "stdout", "1.0")
     }
 
@@ -347,10 +347,10 @@ def test_the_common_log_has_the_newest_lines_of_all_models():
 
 
 def test_the_server_reports_memory_and_settings_without_secrets(token_server):
-    reported = token_server.management.get("/ui/api/server", headers=BEARER).json()
-    assert 1_000_000 < reported["memory"] < reported["total"]
-    assert 0 < reported["free"] <= reported["total"]
-    settings = {setting["name"]: setting for setting in reported["settings"]}
+    report = token_server.management.get("/ui/api/server", headers=BEARER).json()
+    assert 1_000_000 < report["memory"] < report["total"]
+    assert 0 < report["free"] <= report["total"]
+    settings = {setting["name"]: setting for setting in report["settings"]}
     assert settings["management_token"] | {"about": ""} == {
         "name": "management_token",
         "value": "(hidden)",
@@ -363,7 +363,7 @@ def test_the_server_reports_memory_and_settings_without_secrets(token_server):
         "set": False,
         "about": Settings.model_fields["job_queue_size"].description,
     }
-    assert MANAGEMENT_TOKEN not in json.dumps(reported)
+    assert MANAGEMENT_TOKEN not in json.dumps(report)
 
 
 def test_a_failed_model_reports_its_load_error(empty, until):
@@ -378,15 +378,15 @@ def test_a_failed_model_reports_its_load_error(empty, until):
 
 def test_the_metrics_of_a_model_are_values_with_labels(server):
     server.inference.post("/predictions/talker")
-    reported = read(server, "metrics/talker")
+    report = read(server, "metrics/talker")
     (requests,) = [
         metric
-        for metric in reported
+        for metric in report
         if metric["name"] == "ts_inference_requests_total"
         and metric["labels"] == {"model_version": "1.0"}
     ]
     assert requests["value"] >= 1
-    assert not [metric for metric in reported if metric["name"].endswith("_bucket")]
+    assert not [metric for metric in report if metric["name"].endswith("_bucket")]
     assert server.management.get("/ui/api/metrics/nothing").status_code == 404
 
 
@@ -397,8 +397,8 @@ def test_samples_are_only_files_of_the_archive(empty, store):
     (folder / "page.html").write_text("<script>alert(1)</script>")
     (folder / "out.txt").symlink_to("/etc/hostname")
     empty.register("sampled", initial_workers=0)
-    reported = read(empty, "samples/sampled/1.0")
-    assert [(sample["name"], sample["type"]) for sample in reported] == [
+    report = read(empty, "samples/sampled/1.0")
+    assert [(sample["name"], sample["type"]) for sample in report] == [
         ("a.png", "image/png"),
         ("page.html", "text/html"),
     ]
@@ -438,9 +438,9 @@ def test_samples_that_vanish_while_being_read_are_omitted(empty, store, monkeypa
 
 
 def test_the_store_lists_registrable_archives(server, store):
-    reported = read(server, "store")
-    assert {"talker.mar", "other.mar", "broken.mar"} <= set(reported)
-    assert not [name for name in reported if "/" in name]
+    report = read(server, "store")
+    assert {"talker.mar", "other.mar", "broken.mar"} <= set(report)
+    assert not [name for name in report if "/" in name]
 
 
 def test_the_api_document_omits_the_web_page(server):

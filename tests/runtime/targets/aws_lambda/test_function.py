@@ -102,8 +102,8 @@ def post(
     return host.invoke(function_url(path, body, **{"headers": JSON, **extra_fields})).json()
 
 
-def body_of(answered: Any) -> Any:
-    return json.loads(answer_of(answered))
+def body_of(payload: Any) -> Any:
+    return json.loads(answer_of(payload))
 
 
 @pytest.mark.parametrize("kind", EVENT_TYPES)
@@ -111,20 +111,20 @@ def test_requests_of_every_service_are_answered_in_its_form(host: Host, kind: st
     event = EVENT_TYPES[kind](
         "/predictions/echo", '{"a": "ä"}', headers={**JSON, "x-note": "hello"}
     )
-    answered = host.invoke(event).json()
-    assert answered["statusCode"] == 200
-    assert body_of(answered) == {"got": {"a": "ä"}, "together": 1, "note": "hello"}
-    assert answered["headers"]["content-type"] == "application/json"
-    assert not answered["isBase64Encoded"]
+    payload = host.invoke(event).json()
+    assert payload["statusCode"] == 200
+    assert body_of(payload) == {"got": {"a": "ä"}, "together": 1, "note": "hello"}
+    assert payload["headers"]["content-type"] == "application/json"
+    assert not payload["isBase64Encoded"]
 
 
 @pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_binary_bodies_and_answers_are_unchanged(host: Host, kind: str) -> None:
     headers = {"content-type": "application/octet-stream"}
     event = EVENT_TYPES[kind]("/invocations", bytes(range(256)), headers=headers)
-    answered = host.invoke(event).json()
-    assert answered["isBase64Encoded"]
-    assert answer_of(answered) == bytes(reversed(range(256)))
+    payload = host.invoke(event).json()
+    assert payload["isBase64Encoded"]
+    assert answer_of(payload) == bytes(reversed(range(256)))
 
 
 def test_a_request_does_not_wait_for_a_batch(host: Host) -> None:
@@ -186,8 +186,8 @@ def test_a_handler_failure_fails_the_invocation(host: Host) -> None:
     assert failed.json()["errorType"] == "HandlerFailed"
     assert failed.json()["errorMessage"].startswith("500: ")
     assert host.invoke({"model": "nobody", "body": "x"}).json()["errorType"] == "ModelNotFound"
-    answered = host.invoke(function_url("/predictions/echo", '{"fail": 1}', headers=JSON))
-    assert (answered.error, answered.json()["statusCode"]) == (None, 500)
+    payload = host.invoke(function_url("/predictions/echo", '{"fail": 1}', headers=JSON))
+    assert (payload.error, payload.json()["statusCode"]) == (None, 500)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +243,13 @@ def test_no_message_of_a_fifo_group_overtakes_one_that_failed(host: Host) -> Non
 
 def test_answers_up_to_six_megabytes_pass_and_larger_ones_are_errors(host: Host) -> None:
     largest_body = b"x" * 4_600_000
-    answered = post(host, largest_body, "/invocations", headers={})
-    assert len(answer_of(answered)) == len(largest_body)
+    payload = post(host, largest_body, "/invocations", headers={})
+    assert len(answer_of(payload)) == len(largest_body)
     with pytest.raises(RequestTooLarge):
         host.invoke(function_url("/invocations", b"x" * 5_000_000))
-    answered = post(host, b"large", "/invocations", headers={})
-    assert answered["statusCode"] == 413
-    assert "7000000 bytes" in body_of(answered)["message"]
+    payload = post(host, b"large", "/invocations", headers={})
+    assert payload["statusCode"] == 413
+    assert "7000000 bytes" in body_of(payload)["message"]
     assert host.invoke({"body": "large"}).json()["errorType"] == "AnswerTooLarge"
     # The refusals have not ended the environment.
     assert host.start_count == 1
@@ -278,5 +278,5 @@ def test_a_late_answer_is_an_error_and_restarts_the_environment(tmp_path: Path) 
 def test_a_model_runs_in_the_suitable_form_as_in_a_server(tmp_path: Path) -> None:
     doubling(tmp_path / "model")
     with function(tmp_path) as running:
-        answered = post(running, "21", "/invocations")
-        assert answer_of(answered) == b"42 by channels-last"
+        payload = post(running, "21", "/invocations")
+        assert answer_of(payload) == b"42 by channels-last"

@@ -26,10 +26,10 @@ def test_a_text_generator_answers_events_and_streams_to_clients_of_its_url(tmp_p
         "stream": True,
     }
     with function(tmp_path, {"TSX_LAMBDA_ANSWERS": "streamed"}) as running:
-        answered = running.invoke(
+        invocation = running.invoke(
             {"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "details": True}}
         ).json()
-        assert answered[0]["details"]["generated_tokens"] == 5
+        assert invocation[0]["details"]["generated_tokens"] == 5
         json_body = {"content-type": "application/json"}
         prelude, _, body = running.invoke(
             function_url("/v1/chat/completions", json.dumps(chat), headers=json_body)

@@ -40,9 +40,9 @@ def test_a_failed_load_is_reported_and_retried_in_a_new_environment(
 ) -> None:
     variables = {"TSX_LAMBDA_RUNTIME": client, "TSX_LAMBDA_INIT_WAIT": str(wait)}
     with function(with_model(tmp_path, BROKEN), variables) as running:
-        answered = post(running)
-        assert answered["statusCode"] == 503
-        assert "RuntimeError: no weights" in body_of(answered)["message"]
+        payload = post(running)
+        assert payload["statusCode"] == 503
+        assert "RuntimeError: no weights" in body_of(payload)["message"]
         assert running.wait_for_exit(DEADLINE) == 1
         failed = running.invoke({"a": 1})
         assert failed.error
@@ -80,9 +80,9 @@ def test_a_slow_load_continues_across_invocations(tmp_path: Path) -> None:
     slow_model = with_model(tmp_path, SLOW_LOAD.format(str(file)) + ECHO)
     with function(slow_model, variables, timeout=1.0) as running:
         request = '{"instances": [{"n": 1}, {"n": 2}, {"n": 3}]}', "/api/v1/models/echo:predict"
-        answered = post(running, *request)
-        assert (answered["statusCode"], answered["headers"]["retry-after"]) == (503, "1")
-        assert "has been loading for" in body_of(answered)["message"]
+        payload = post(running, *request)
+        assert (payload["statusCode"], payload["headers"]["retry-after"]) == (503, "1")
+        assert "has been loading for" in body_of(payload)["message"]
         assert running.invoke({"a": 1}).json()["errorType"] == "StillLoading"
         file.touch()
         running.timeout = DEADLINE
@@ -153,8 +153,8 @@ def test_an_answer_is_streamed_in_parts(shared_environment: Any) -> None:
     gate = directory / "stream"
     body = json.dumps({"parts": ["one", "two"], "wait": str(gate)})
     invocation = running.begin(function_url("/predictions/echo", body, headers=JSON))
-    prelude, end, part = invocation.parts.get(timeout=DEADLINE).partition(b"\0" * 8)
-    assert (json.loads(prelude)["statusCode"], end, part) == (200, b"\0" * 8, b"")
+    prelude, end, message_part = invocation.parts.get(timeout=DEADLINE).partition(b"\0" * 8)
+    assert (json.loads(prelude)["statusCode"], end, message_part) == (200, b"\0" * 8, b"")
     assert invocation.parts.get(timeout=DEADLINE) == b"one"
     assert invocation.parts.get(timeout=DEADLINE) == b"two"
     assert not invocation.done.is_set()

@@ -50,12 +50,12 @@ def disk_with_room_for(size: int) -> Iterator[None]:
     """Let files accept `size` bytes of the next write and then nothing, like a full disk."""
     import resource  # absent on Windows
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old_limit[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
 
 
 def test_a_moved_file_gets_no_more_lines(open_log, tmp_path):
@@ -67,11 +67,11 @@ def test_a_moved_file_gets_no_more_lines(open_log, tmp_path):
     assert log.path.read_text() == "two\nthree\n"
 
 
-@pytest.mark.parametrize("gone", ["the file", "its directory"])
-def test_a_deleted_file_is_recreated(open_log, gone):
+@pytest.mark.parametrize("deleted_path", ["the file", "its directory"])
+def test_a_deleted_file_is_recreated(open_log, deleted_path):
     log = open_log()
     write_lines(log, "one")
-    if gone == "the file":
+    if deleted_path == "the file":
         log.path.unlink()
     else:
         shutil.rmtree(log.path.parent)
@@ -103,11 +103,11 @@ def test_a_moved_file_gets_the_lines_while_no_new_one_can_be_created(open_log, t
 def test_a_large_file_is_rotated(open_log, backups):
     log = open_log(20, backups)
     write_lines(log, *(f"line {number}" for number in range(10)))
-    reported = {path.name: path.read_text() for path in log.path.parent.iterdir()}
+    contents = {path.name: path.read_text() for path in log.path.parent.iterdir()}
     expected = ["line 8\nline 9\n", "line 6\nline 7\n", "line 4\nline 5\n", "line 2\nline 3\n"][
         : backups + 1
     ]
-    assert reported == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
+    assert contents == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
 
 
 def test_a_file_that_cannot_be_rotated_keeps_growing(open_log):
@@ -143,11 +143,11 @@ def test_a_line_that_cannot_be_formatted_does_not_affect_others(open_log, monkey
 def test_logs_and_new_directories_are_not_writable_by_others(
     open_log: Callable[..., LogFile], tmp_path: Path
 ) -> None:
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         open_log()
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/a.log")] == [
         0o755,
         0o644,

@@ -427,29 +427,29 @@ def test_worker_output_of_native_code_becomes_json_lines(caplog):
         b"[" * 9999,
     ]
     output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed)
-    reported = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
-    assert reported[0] == json.loads(json_line)
-    assert [line["message"] for line in reported[1:6]] == [
+    json_records = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
+    assert json_records[0] == json.loads(json_line)
+    assert [line["message"] for line in json_records[1:6]] == [
         line.decode(errors="replace") for line in printed[1:6]
     ]
-    assert "".join(line["message"] for line in reported[6:-1]) == "y" * (2 << 20)
-    assert {(line["model"], line["version"], line["stream"]) for line in reported[1:]} == {
+    assert "".join(line["message"] for line in json_records[6:-1]) == "y" * (2 << 20)
+    assert {(line["model"], line["version"], line["stream"]) for line in json_records[1:]} == {
         ("m", "1.0", "stdout")
     }
 
 
 def test_worker_output_is_read_once_descriptors_are_available(caplog, monkeypatch):
-    real_accept, refused = socket.socket.accept, []
+    real_accept, refused_sockets = socket.socket.accept, []
 
     def accept(listening):
-        if len(refused) < 2:
-            refused.append(listening)
+        if len(refused_sockets) < 2:
+            refused_sockets.append(listening)
             raise OSError(errno.EMFILE, "Too many open files")
         return real_accept(listening)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     (line,) = lines_of_output(caplog, b"W-1-m_1.0-stdout\nsaid meanwhile\n")
-    assert len(refused) == 2
+    assert len(refused_sockets) == 2
     assert line.endswith(" MODEL_LOG - said meanwhile")
 
 
@@ -484,10 +484,10 @@ def test_handler_output_on_a_non_terminal_is_json_with_request_ids(tmp_path):
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
         assert running.stop() == 0
         assert all(not line.startswith("{") for line in running.process.stdout.read().splitlines())
-        reported = [json.loads(line) for line in running.log.splitlines()]
+        json_records = [json.loads(line) for line in running.log.splitlines()]
     ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
     for body, request_id in ids.items():
-        logged = next(line for line in reported if line["message"] == f"logged {body}")
+        logged = next(line for line in json_records if line["message"] == f"logged {body}")
         assert logged["request_ids"] == [request_id]
         assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == (
             "own",
@@ -495,23 +495,23 @@ def test_handler_output_on_a_non_terminal_is_json_with_request_ids(tmp_path):
             "talker",
             "1.0",
         )
-        printed = next(line for line in reported if line["message"] == f"printed {body}")
+        printed = next(line for line in json_records if line["message"] == f"printed {body}")
         assert (printed["request_ids"], printed["logger"], printed["stream"]) == (
             [request_id],
             "handler",
             "stdout",
         )
-    native = [line for line in reported if line["message"] == "native code prints"]
+    native = [line for line in json_records if line["message"] == "native code prints"]
     origins = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
     assert origins == [("talker", "1.0", "9000", "stdout")] * 3
-    failed = next(line for line in reported if "the handler failed" in line["message"])
+    failed = next(line for line in json_records if "the handler failed" in line["message"])
     assert failed["exception"].splitlines() == [
         "ValueError: no such image",
         '  handler.py:12 in handle: raise ValueError("no such image")',
     ]
     assert ids["bad"] in failed["message"]
-    answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
-    assert {line["request_id"]: line["status"] for line in answered} == {
+    access_records = [line for line in json_records if line["logger"] == "ACCESS_LOG"]
+    assert {line["request_id"]: line["status"] for line in access_records} == {
         ids["a"]: 200,
         ids["b"]: 200,
         ids["bad"]: 500,

@@ -151,10 +151,10 @@ def test_a_fast_lane_request_has_a_span_per_stage_in_order(
         spans[name].parent_id == request.span_id for name in ("queue", "batch wait", "handler")
     )
     assert all(spans[name].parent_id == handler.span_id for name in STEPS)
-    order = [spans[name] for name in ("queue", "batch wait", "handler")]
-    assert request.start == order[0].start
-    assert all(first.end == next_span.start for first, next_span in pairwise(order))
-    assert order[-1].end <= request.end
+    stages = [spans[name] for name in ("queue", "batch wait", "handler")]
+    assert request.start == stages[0].start
+    assert all(first.end == next_span.start for first, next_span in pairwise(stages))
+    assert stages[-1].end <= request.end
     steps = [
         handler.start,
         *(time for name in STEPS for time in (spans[name].start, spans[name].end)),

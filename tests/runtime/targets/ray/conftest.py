@@ -49,7 +49,7 @@ def act(idx, row, context):
     return json.dumps(json.loads(talk(idx, row, context)) | names)
 """
 )
-MANY = [f"model-{number}" for number in range(5)]
+MODEL_NAMES = [f"model-{number}" for number in range(5)]
 GRPC = ["tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"]
 DEADLINE = 60.0  # seconds, for a busy machine
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -66,7 +66,7 @@ class RayServe:
     directory: Path
     settings: dict[str, Any]
 
-    def target(self, name: str, models: list[dict[str, Any]], **more: Any) -> serve.RunTarget:
+    def target(self, name: str, models: list[dict[str, Any]], **options: Any) -> serve.RunTarget:
         args = {
             "name": name,
             "models": models,
@@ -75,14 +75,16 @@ class RayServe:
             "ingress_replicas": 1,
         }
         return serve.RunTarget(
-            build({**args, "ingress_resources": ON_HEAD, **more}),
+            build({**args, "ingress_resources": ON_HEAD, **options}),
             name=name,
             route_prefix=f"/{name}",
         )
 
     def post(self, path: str, **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(f"{self.address}{path}", content=b"{}", headers=named, timeout=DEADLINE)
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(
+            f"{self.address}{path}", content=b"{}", headers=header_fields, timeout=DEADLINE
+        )
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", timeout=DEADLINE)
@@ -147,7 +149,7 @@ def ray_serve(
         started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, directory, settings)
         models = [
             {"name": name, "source": str(make_model(directory / f"{name}.mar", HANDLER))}
-            for name in MANY
+            for name in MODEL_NAMES
         ]
         # Two nodes have one slot each; therefore each of them gets one replica.
         resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import ray
 
-from tests.runtime.targets.ray.conftest import DEADLINE, MANY, RayServe
+from tests.runtime.targets.ray.conftest import DEADLINE, MODEL_NAMES, RayServe
 from tests.runtime.test_conformance import CASES, by_http, check
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import (
     ModelInferRequest,
@@ -132,35 +132,39 @@ def test_a_client_that_leaves_ends_its_stream(ray_serve: RayServe) -> None:
 
 
 def test_models_share_replicas_and_the_least_recently_used_is_unloaded(ray_serve: RayServe) -> None:
-    for name in [*MANY, *MANY[:2]]:
+    for name in [*MODEL_NAMES, *MODEL_NAMES[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
     # Any replica lists all names, although each has loaded at most two models.
-    assert ray_serve.get("/many/v1/models").json()["models"] == MANY
+    assert ray_serve.get("/many/v1/models").json()["models"] == MODEL_NAMES
     unknown = httpx.post(
         f"{ray_serve.address}/many/v1/embeddings",
         json={"model": "nobody", "input": "a"},
         timeout=DEADLINE,
     )
-    assert f"Models here: {', '.join(MANY)}." in unknown.json()["error"]["message"]
+    assert f"Models here: {', '.join(MODEL_NAMES)}." in unknown.json()["error"]["message"]
     assert ray_serve.post("/many/predictions/nobody").status_code == 404
     form = httpx.post(
         f"{ray_serve.address}/many/invocations",
-        data={"model_name": MANY[2], "data": "1"},
+        data={"model_name": MODEL_NAMES[2], "data": "1"},
         timeout=DEADLINE,
     )
-    assert form.json()["name"] == MANY[2]
-    assert ray_serve.get(f"/many/v2/models/{MANY[3]}/ready").status_code == 200
+    assert form.json()["name"] == MODEL_NAMES[2]
+    assert ray_serve.get(f"/many/v2/models/{MODEL_NAMES[3]}/ready").status_code == 200
     with ThreadPoolExecutor(8) as clients:
-        answers = clients.map(lambda name: ray_serve.post(f"/many/predictions/{name}"), MANY * 4)
-        assert [answer.json()["name"] for answer in answers] == MANY * 4
+        answers = clients.map(
+            lambda name: ray_serve.post(f"/many/predictions/{name}"), MODEL_NAMES * 4
+        )
+        assert [answer.json()["name"] for answer in answers] == MODEL_NAMES * 4
 
 
 def test_grpc_reaches_a_model_on_a_shared_replica(ray_serve: RayServe) -> None:
-    request = PredictionsRequest(model_name=MANY[3], input={"data": b"abc"}).SerializeToString()
+    request = PredictionsRequest(
+        model_name=MODEL_NAMES[3], input={"data": b"abc"}
+    ).SerializeToString()
     with grpc.insecure_channel(ray_serve.grpc) as channel:
         ask: Any = channel.unary_unary(f"/{INFERENCE}/Predictions")
-        assert MANY[3].encode() in ask(request, metadata=[("application", "many")])
+        assert MODEL_NAMES[3].encode() in ask(request, metadata=[("application", "many")])
 
 
 def test_a_lost_node_fails_only_unrepeatable_requests(ray_serve: RayServe) -> None:

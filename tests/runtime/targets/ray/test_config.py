@@ -75,8 +75,12 @@ def test_a_replica_uses_the_resources_assigned_by_ray(tmp_path: Path) -> None:
             options, ReplicaResources.model_validate(resources), env, tmp_path
         )
 
-    plain = settings({}, {}, num_cpus=2.5)
-    assert (plain.cpus, plain.number_of_gpu, plain.state_dir) == (3, 0, tmp_path)
+    replica_settings = settings({}, {}, num_cpus=2.5)
+    assert (replica_settings.cpus, replica_settings.number_of_gpu, replica_settings.state_dir) == (
+        3,
+        0,
+        tmp_path,
+    )
     # CUDA_VISIBLE_DEVICES has the GPU.
     assert settings({}, {}, num_gpus=0.5).number_of_gpu is None
     node = {"TSX_INFERENCE_TOKEN": "secret", "TSX_JOB_QUEUE_SIZE": "7"}

@@ -97,19 +97,19 @@ def ask(
         "query_string": b"",
         "headers": pairs,
     }
-    sent: list[Message] = []
+    messages: list[Message] = []
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"model": "b:1.0/ada"}'}
 
     async def send(message: Message) -> None:
-        sent.append(message)
+        messages.append(message)
 
     asyncio.run(target.answer(scope, receive, send))
     return (
-        sent[0]["status"],
-        dict(sent[0]["headers"]),
-        b"".join(message.get("body", b"") for message in sent),
+        messages[0]["status"],
+        dict(messages[0]["headers"]),
+        b"".join(message.get("body", b"") for message in messages),
     )
 
 
@@ -201,14 +201,14 @@ def test_a_request_goes_to_the_replica_of_its_model(path: str, model: list[str])
 
 
 def test_the_status_of_a_lost_call_says_if_it_may_be_retried() -> None:
-    plain, repeated = Context(), Context()
-    asyncio.run(ingress(ScriptedHandle([ActorDiedError()])).Predictions(b"", plain))
-    assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
-    answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
+    first_context, second_context = Context(), Context()
+    asyncio.run(ingress(ScriptedHandle([ActorDiedError()])).Predictions(b"", first_context))
+    assert (first_context.status, "may have run" in first_context.text) == ("UNAVAILABLE", True)
+    grpc_answers = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
     answer = asyncio.run(
-        ingress(ScriptedHandle([ActorDiedError()], answered), repeat="all").Predictions(
-            b"", repeated
+        ingress(ScriptedHandle([ActorDiedError()], grpc_answers), repeat="all").Predictions(
+            b"", second_context
         )
     )
-    assert (answer.SerializeToString(), repeated.status) == (b"answer", None)
-    assert repeated.trailing == [("x-request-id", "1")]
+    assert (answer.SerializeToString(), second_context.status) == (b"answer", None)
+    assert second_context.trailing == [("x-request-id", "1")]

@@ -104,8 +104,12 @@ def client(endpoint: Endpoint) -> Any:
     return endpoint[1]
 
 
-def invoke(client: Any, body: bytes, content_type: str = "application/json", **more: str) -> Any:
-    return client.invoke_endpoint(EndpointName="e", Body=body, ContentType=content_type, **more)
+def invoke(
+    client: Any, body: bytes, content_type: str = "application/json", **request_fields: str
+) -> Any:
+    return client.invoke_endpoint(
+        EndpointName="e", Body=body, ContentType=content_type, **request_fields
+    )
 
 
 def stream(client: Any, body: bytes) -> Any:

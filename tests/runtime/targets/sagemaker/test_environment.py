@@ -118,7 +118,7 @@ def test_the_management_port_is_in_the_containers_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "mode", "seconds", "order"),
+    ("env", "mode", "seconds", "registration"),
     [
         ({}, "realtime", "60", {}),
         ({"SAGEMAKER_BATCH": "true"}, "transform", "600", {}),
@@ -127,10 +127,10 @@ def test_the_management_port_is_in_the_containers_range() -> None:
     ],
 )
 def test_each_endpoint_type_has_its_own_timeouts_and_workers(
-    env: dict[str, str], mode: str, seconds: str, order: dict[str, Any]
+    env: dict[str, str], mode: str, seconds: str, registration: dict[str, Any]
 ) -> None:
     environment = read_environment(env)
-    assert (environment.mode, environment.order) == (mode, order)
+    assert (environment.mode, environment.order) == (mode, registration)
     assert environment.variables["TSX_DEFAULT_RESPONSE_TIMEOUT"] == seconds
     if mode == "serverless":
         assert environment.variables["TSX_DEFAULT_STARTUP_TIMEOUT"] == "180"

@@ -85,9 +85,9 @@ class Server:
         return self._stack.enter_context(serving(*self.command(handler, *options), {}))
 
     def error_of_start(self, handler: str, *options: str) -> str:
-        ended = tsx(*self.command(handler, *options), {})
-        assert ended.returncode != 0
-        return ended.stderr
+        result = tsx(*self.command(handler, *options), {})
+        assert result.returncode != 0
+        return result.stderr
 
     def key(self, role: str) -> str:
         return str(json.loads(self.key_file.read_text())[role]["key"])
@@ -137,7 +137,7 @@ class Load(threading.Thread):
             self.results[self.call()] += 1
 
 
-def http_call(server: Server, method: str, path: str, *, keep: bool) -> Callable[[], str]:
+def http_call(server: Server, method: str, path: str, *, keep_alive: bool) -> Callable[[], str]:
     """Return a call that uses either one kept connection or a new one each time."""
     connection = server.connect()
     body = b"x" if method == "POST" else None
@@ -151,7 +151,7 @@ def http_call(server: Server, method: str, path: str, *, keep: bool) -> Callable
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             return repr(error)
-        if not keep:
+        if not keep_alive:
             connection.close()
         return f"{response.status} {text}" if body else str(response.status)
 
@@ -183,9 +183,9 @@ def test_a_server_is_replaced_under_load_without_failed_requests(
     assert server.ask(idle_connection) == (200, b"old")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         loads = [
-            Load(http_call(server, method, path, keep=keep))
+            Load(http_call(server, method, path, keep_alive=keep_alive))
             for method, path in (("POST", "/predictions/echo"), ("GET", "/readyz"))
-            for keep in (True, False)
+            for keep_alive in (True, False)
         ]
         loads.append(Load(grpc_call(channel)))
         for load in loads:
@@ -256,8 +256,8 @@ def test_a_failed_start_replaces_nothing_but_later_starts_do(server: Server) -> 
 def test_a_server_stopped_during_a_handover_hands_over_at_once(
     server: Server, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    loading, running = server.gate("loading"), server.gate("running")
-    server.code = {"old": HOLDING % running, "new": GATED % loading + ECHO % "new"}
+    loading_gate, running_gate = server.gate("loading"), server.gate("running")
+    server.code = {"old": HOLDING % running_gate, "new": GATED % loading_gate + ECHO % "new"}
     old_server = server.start("old")
     status, text = server.ask(body=b"hold", Prefer="respond-async")
     job = f"/jobs/{json.loads(text)['id']}"
@@ -265,8 +265,8 @@ def test_a_server_stopped_during_a_handover_hands_over_at_once(
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
         # Opening the FIFO waits until the other end reads.
-        with running.open("w"):
-            with loading.open("w"):
+        with running_gate.open("w"):
+            with loading_gate.open("w"):
                 old_server.process.terminate()
                 until(lambda: "stopping: no new requests" in old_server.log)
             started.result()
@@ -284,12 +284,12 @@ def test_a_server_stopped_during_a_handover_hands_over_at_once(
 def test_tokens_stay_valid_and_in_their_file_during_a_handover(
     server: Server, becomes_ready: bool
 ) -> None:
-    loading = server.gate("loading")
-    server.code = {"new": GATED % loading + (ECHO % "new" if becomes_ready else BROKEN)}
+    loading_gate = server.gate("loading")
+    server.code = {"new": GATED % loading_gate + (ECHO % "new" if becomes_ready else BROKEN)}
     old_server = server.start("old")
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
-        with loading.open("w"):
+        with loading_gate.open("w"):
             token, api = server.token, f"Bearer {server.key('API')}"
             management = server.connect(server.ports[1])
             status, _ = server.ask(

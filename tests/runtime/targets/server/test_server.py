@@ -60,13 +60,13 @@ def predict(text: str) -> bytes:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     make_model(tmp_path / "patient", HANDLER)
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def start(**settings: object) -> Running:
             arguments = [f"--set={name}={value}" for name, value in settings.items()]
             arguments += [] if "inference_address" in settings else FREE_PORTS
             environment = {"TSX_CACHE_DIR": str(tmp_path / "cache")}
-            return held.enter_context(
+            return stack.enter_context(
                 serving(["serve", "patient", *arguments], tmp_path, environment)
             )
 
@@ -75,10 +75,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Running], RawConnection]]:
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def connect(server: Running) -> RawConnection:
-            return held.enter_context(RawConnection(address_of(server)))
+            return stack.enter_context(RawConnection(address_of(server)))
 
         yield connect
 
@@ -122,11 +122,11 @@ def settle(connection: RawConnection) -> None:
     assert answer.status == 200
 
 
-def stop(server: Running, idle: RawConnection) -> None:
+def stop(server: Running, idle_connection: RawConnection) -> None:
     """Stop a server and wait until it has closed its idle connections."""
-    settle(idle)
+    settle(idle_connection)
     server.process.send_signal(signal.SIGTERM)
-    assert idle.answer() is None
+    assert idle_connection.answer() is None
 
 
 def test_a_server_that_cannot_listen_ends_the_start():
@@ -248,9 +248,14 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
 ):
     server = start()
     pinged, silent, predicted, half_head = (connect(server) for _ in range(4))
-    stream, queued_connection, chunks, pipelined_connection, half, half_chunks = (
-        connect(server) for _ in range(6)
-    )
+    (
+        stream,
+        queued_connection,
+        chunked_connection,
+        pipelined_connection,
+        half_sent,
+        half_sent_chunks,
+    ) = (connect(server) for _ in range(6))
     gate, body_request = tmp_path / "go", predict("halves")
     predicted.send(predict("now"))
     assert predicted.answer().body == b"done"
@@ -258,23 +263,31 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
     stream.send(predict(f"stream {gate}"))
     until((tmp_path / "go.begun").exists)
     queued_connection.send(predict("next"))
-    chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"]))
+    chunked_connection.send(
+        request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"])
+    )
     pipelined_connection.send(predict("one") + predict("two"))
-    half.send(body_request[:-4])
-    half_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
+    half_sent.send(body_request[:-4])
+    half_sent_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
     stop(server, pinged)
     assert [connection.answer() for connection in (silent, predicted, half_head)] == [None] * 3
     gate.touch()
-    half.send(body_request[-4:])
-    half_chunks.send(b"0\r\n\r\n")
+    half_sent.send(body_request[-4:])
+    half_sent_chunks.send(b"0\r\n\r\n")
     answer = stream.answer()
     assert (answer.status, answer.body, answer.complete) == (200, b"adone", True)
-    for connection in (queued_connection, chunks, pipelined_connection, half, half_chunks):
+    for connection in (
+        queued_connection,
+        chunked_connection,
+        pipelined_connection,
+        half_sent,
+        half_sent_chunks,
+    ):
         answer = connection.answer()
         assert (answer.status, answer.body) == (200, b"done")
         assert answer.header(b"connection") == b"close"
     # The pipelined requests had not started; their client may send them elsewhere.
-    assert [connection.answer() for connection in (stream, pipelined_connection, half)] == [
+    assert [connection.answer() for connection in (stream, pipelined_connection, half_sent)] == [
         None
     ] * 3
     assert server.process.wait(DEADLINE) == 0
@@ -284,14 +297,14 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
 @pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])
 def test_an_inactive_client_delays_the_stop_only_up_to_its_timeout(start, connect, setting):
     server = start(**{setting: 1})
-    idle, half = connect(server), connect(server)
-    half.send(predict("halves")[:-4])
+    idle_connection, half_sent = connect(server), connect(server)
+    half_sent.send(predict("halves")[:-4])
     if setting == "drain_timeout":
         deaf = connect(server)
         deaf.send(predict("large"))
         assert deaf.sock.recv(12) == b"HTTP/1.1 200"
-    stop(server, idle)
-    answer = half.answer()
+    stop(server, idle_connection)
+    answer = half_sent.answer()
     assert answer is None or answer.status == 408
     assert server.process.wait(DEADLINE) == 0
     assert "Traceback" not in server.log

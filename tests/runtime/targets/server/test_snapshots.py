@@ -78,7 +78,7 @@ async def unread(id: str) -> StoredRequest | None:
     raise AssertionError(f"job {id} was read")
 
 
-def kinds(directory: Path) -> list[str]:
+def snapshot_kinds(directory: Path) -> list[str]:
     return [path.stem.partition("-")[2] for path in sorted(directory.iterdir())]
 
 
@@ -101,7 +101,7 @@ async def test_the_next_server_restores_the_models_of_the_snapshot(tmp_path: Pat
         registry.change("noop", "1.0", {"max_batch_delay": 9})
         snapshots.end(registry)
         await registry.unregister("elsewhere")
-    assert kinds(directory) == [
+    assert snapshot_kinds(directory) == [
         "startup",
         "snapshot",
         "snapshot",
@@ -118,12 +118,12 @@ async def test_the_next_server_restores_the_models_of_the_snapshot(tmp_path: Pat
     assert (settings.model_snapshot.name, settings.model_snapshot.model_count) == (last.name, 3)
     async with a_registry(settings) as registry:
         versions = await register_all(registry, models_from_settings(settings))
-        described = {(version.name, version.version): version for version in versions}
-        assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
-        first = described["noop", "1.0"]
+        models_by_version = {(version.name, version.version): version for version in versions}
+        assert set(models_by_version) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
+        first = models_by_version["noop", "1.0"]
         assert (first.min_workers, first.max_workers, first.batch_size) == (0, 3, 4)
         assert (first.plan.max_batch_delay, first.plan.response_timeout) == (9, 5)
-        assert described["elsewhere", "1.0"].plan.slo == "p99<1s"
+        assert models_by_version["elsewhere", "1.0"].plan.slo == "p99<1s"
         assert (first.url, first.loaded_at_startup) == ("noop1.0.mar", False)
         assert registry.find("noop").version == "2.0"
 
@@ -225,19 +225,19 @@ async def test_a_set_default_version_survives_a_start_without_it(
     """Keep the choice across traffic changes while another version is the default."""
     make_noops(tmp_path, "noop1.0", "noop2.0")
     settings = Settings(model_store=tmp_path, state_dir=tmp_path / "state")
-    first, both = (
+    first, both_versions = (
         [start_model(tmp_path / f"noop{version}.mar") for version in versions]
         for versions in (["1.0"], ["1.0", "2.0"])
     )
     async with a_registry(settings) as registry:
-        await load_all(registry, both)
+        await load_all(registry, both_versions)
         if saved is not None:
             registry.set_default("noop", saved)
     async with a_registry(settings) as registry:
         await load_all(registry, first)
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "1.0"}}))
     async with a_registry(settings) as registry:
-        await load_all(registry, both)
+        await load_all(registry, both_versions)
         assert registry.find("noop").version == (saved or "1.0")
 
 
@@ -280,7 +280,7 @@ def test_simultaneous_changes_have_separate_files_and_old_ones_are_removed(tmp_p
     for _ in range(MAX_SNAPSHOTS + 5):
         snapshots.write("snapshot", registry)
     snapshots.write("shutdown", registry)
-    assert len(kinds(tmp_path)) == MAX_SNAPSHOTS + 1
+    assert len(snapshot_kinds(tmp_path)) == MAX_SNAPSHOTS + 1
     last = last_snapshot(tmp_path)
     assert last is not None
     assert last.name.endswith("-shutdown.cfg")

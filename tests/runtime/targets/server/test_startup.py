@@ -29,9 +29,9 @@ def write_war(path: Path, model: str) -> None:
     make_war(path, f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}", HANDLER)
 
 
-def serve_words(model_store: Path, served: str, *sets: str) -> list[object]:
+def serve_words(model_store: Path, model_entry: str, *sets: str) -> list[object]:
     settings = (f"--set={setting}" for setting in sets)
-    return ["serve", served, "--model-store", model_store, *FREE_PORTS, *settings]
+    return ["serve", model_entry, "--model-store", model_store, *FREE_PORTS, *settings]
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
     for name in ("b.war", "a.war", "model.mar", "._a.war"):
         (tmp_path / name).touch()
 
-    def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
+    def registrations(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
         starts = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
         assert all(
             start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url)
@@ -89,23 +89,23 @@ def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
         return [(start.order.url, start.order.name) for start in starts]
 
     assert (
-        orders("all", workflow_store=tmp_path)
-        == orders("ALL", model_store=tmp_path)
+        registrations("all", workflow_store=tmp_path)
+        == registrations("ALL", model_store=tmp_path)
         == [("a.war", None), ("b.war", None)]
     )
-    assert orders("mine=a.war", "b.war", model_store=tmp_path) == [
+    assert registrations("mine=a.war", "b.war", model_store=tmp_path) == [
         ("a.war", "mine"),
         ("b.war", None),
     ]
-    assert orders("https://host/a.war?x=1", "n=https://host/a.war") == [
+    assert registrations("https://host/a.war?x=1", "n=https://host/a.war") == [
         ("https://host/a.war?x=1", None),
         ("https://host/a.war", "n"),
     ]
-    assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
-    assert orders() == []
+    assert registrations(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
+    assert registrations() == []
     for entry in ("a.war", "all"):
         with pytest.raises(SettingError, match=f"'{entry}' .*give the archives' directory"):
-            orders(entry)
+            registrations(entry)
 
 
 def test_the_command_line_accepts_workflows_of_any_directory(

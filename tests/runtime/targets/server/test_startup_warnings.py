@@ -50,8 +50,8 @@ def test_settings_of_an_unserved_model_are_warned_of_with_a_suggestion(
     )
     warn_of_unknown_models(settings, ["digits", "bert"])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
-    named, other_settings, bart = (record.getMessage() for record in caplog.records)
-    assert "'digit'" in named
-    assert named.endswith("did you mean 'digits'?")
+    hidden_line, other_settings, bart = (record.getMessage() for record in caplog.records)
+    assert "'digit'" in hidden_line
+    assert hidden_line.endswith("did you mean 'digits'?")
     assert other_settings.endswith("none of that name is served now")
     assert bart.endswith("did you mean 'bert'?")

@@ -149,9 +149,9 @@ class RawClient:
             try:
                 data += self.tls.read(65536)
             except ssl.SSLWantReadError:
-                more = await self.reader.read(65536)
-                assert more
-                self.incoming.write(more)
+                chunk = await self.reader.read(65536)
+                assert chunk
+                self.incoming.write(chunk)
         return data
 
 
@@ -302,23 +302,23 @@ class Recorder(asyncio.Transport):
 async def test_a_large_answer_passes_through_the_shared_buffers_in_pieces(server: Server) -> None:
     """Pass it in pieces, since a BIO never releases its memory."""
     async with server.run() as listener:
-        client, plain = RawClient(server), Recorder()
+        client, recorder = RawClient(server), Recorder()
         connection = listener()
-        connection.connection_made(plain)
+        connection.connection_made(recorder)
         while not server.protocols:
             with contextlib.suppress(ssl.SSLWantReadError):
                 client.tls.do_handshake()
-            sent = client.outgoing.read()
-            connection.get_buffer(-1)[: len(sent)] = sent
-            connection.buffer_updated(len(sent))
-            client.incoming.write(b"".join(plain.written))
-            plain.written.clear()
+            encrypted = client.outgoing.read()
+            connection.get_buffer(-1)[: len(encrypted)] = encrypted
+            connection.buffer_updated(len(encrypted))
+            client.incoming.write(b"".join(recorder.written))
+            recorder.written.clear()
         data = random.Random(0).randbytes((8 << 20) + 1)
         for answer in (data, memoryview(data)[1:]):
             connection.write(answer)
-            assert max(map(len, plain.written)) <= BUFFER_BYTES + 1024
-            client.incoming.write(b"".join(plain.written))
-            plain.written.clear()
+            assert max(map(len, recorder.written)) <= BUFFER_BYTES + 1024
+            client.incoming.write(b"".join(recorder.written))
+            recorder.written.clear()
             assert await client.read_exactly(len(answer)) == bytes(answer)
 
 
@@ -334,8 +334,8 @@ async def test_close_sends_pending_data_and_close_notify(server: Server) -> None
         transport.write(b"too late")
         assert await client.read_exactly(3 << 20) == bytes(3 << 20)
         # The client does not answer close_notify; therefore the connection ends after a while.
-        while more := await client.reader.read(65536):
-            client.incoming.write(more)
+        while chunk := await client.reader.read(65536):
+            client.incoming.write(chunk)
         assert client.tls.read(1) == b""  # an end without close_notify would raise
         assert await server.protocols[0].lost is None
         client.writer.close()
@@ -395,10 +395,10 @@ async def test_a_client_without_a_handshake_is_disconnected(server: Server) -> N
             assert await reader.read() == b""
         assert not server.protocols
         writer.close()
-        _, slow = await server.connect()  # a client that has shaken hands stays
+        _, slow_writer = await server.connect()  # a client that has shaken hands stays
         await asyncio.sleep(0.1)
         assert not server.protocols[0].lost.done()
-        slow.close()
+        slow_writer.close()
 
 
 @on_both_loops
@@ -449,13 +449,13 @@ async def test_a_large_upload_does_not_starve_other_connections(server: Server) 
     async with server.run(Sink):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        size, most, last = 16 << 20, 0, 0
+        size, max_step, last = 16 << 20, 0, 0
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
         while last < size:
             await asyncio.sleep(0)  # a turn
-            most, last = (
-                max(most, server.protocols[0].received - last),
+            max_step, last = (
+                max(max_step, server.protocols[0].received - last),
                 server.protocols[0].received,
             )
-        assert most <= 2 * BUFFER_BYTES
+        assert max_step <= 2 * BUFFER_BYTES
         client.writer.close()

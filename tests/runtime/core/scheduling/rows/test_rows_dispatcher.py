@@ -212,15 +212,15 @@ async def test_all_chunks_share_one_deadline(rows, error):
 async def test_a_request_without_a_worker_is_refused_once():
     async with serve_rows() as (dispatcher, peer):
         dispatcher.accept(False)
-        sent = a_job()
-        dispatcher.submit(sent)
-        check_refusal(sent, NoWorker, "no worker")
+        job = a_job()
+        dispatcher.submit(job)
+        check_refusal(job, NoWorker, "no worker")
         dispatcher.accept(True)
-        sent = a_job(12)
-        dispatcher.submit(sent)
+        job = a_job(12)
+        dispatcher.submit(job)
         frame = await peer.read()
         dispatcher.refuse_waiting(NoWorker("gone"))
-        check_refusal(sent, NoWorker, "gone")
+        check_refusal(job, NoWorker, "gone")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.refusals) == (1, {"NoWorker": 2})
@@ -228,8 +228,8 @@ async def test_a_request_without_a_worker_is_refused_once():
 
 async def test_chunks_of_a_dead_worker_are_retried():
     async with serve_rows(workers=2) as (dispatcher, peer, second_peer):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         await peer.read()
         channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
         peer.close()
@@ -237,15 +237,15 @@ async def test_chunks_of_a_dead_worker_are_retried():
         dispatcher.retry_lost(channel.sent[0], (), WorkerDied("died"))
         for _ in range(2):
             await reply(second_peer, await second_peer.read())
-        assert (await sent.done).body == write_body("outputs", [0, 2, 4, 6])
+        assert (await job.done).body == write_body("outputs", [0, 2, 4, 6])
         assert dispatcher.stats.answers == {200: 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_chunks_that_fail_after_a_worker_death_leave_no_state(workers):
     async with serve_rows(workers) as (dispatcher, first_peer, *peers):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         await first_peer.read()
         channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
         first_peer.close()
@@ -253,18 +253,18 @@ async def test_chunks_that_fail_after_a_worker_death_leave_no_state(workers):
         dispatcher.retry_lost(channel.sent.popleft(), (), WorkerDied("died"))
         for peer in peers:
             await reply(peer, await peer.read(), (400, b"", b"bad"))
-            assert (await sent.done).status == 400
+            assert (await job.done).status == 400
             await reply(peer, await peer.read())
-        dispatcher.leave(sent)
-        await asyncio.wait([sent.done])
-        sent.done.exception()
+        dispatcher.leave(job)
+        await asyncio.wait([job.done])
+        job.done.exception()
         await dispatcher.wait_idle()
 
 
 async def test_answers_with_other_success_statuses_are_joined():
     async with serve_rows() as (dispatcher, peer):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         frame = await peer.read()
         answers = [
             (
@@ -275,18 +275,18 @@ async def test_answers_with_other_success_statuses_are_joined():
             for item in frame.items
         ]
         await reply(peer, frame, *answers)
-        answer = await sent.done
+        answer = await job.done
         assert (answer.status, answer.body) == (201, write_body("outputs", [0, 2, 4, 6]))
         assert dispatcher.stats.answers == {201: 1}
 
 
 async def test_answers_that_cannot_be_joined_give_an_error_with_the_reason():
     async with serve_rows() as (dispatcher, peer):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"text"))
-        await refusal_of(sent, PredictionFailed, "cannot be joined.*Remove splitRows")
+        await refusal_of(job, PredictionFailed, "cannot be joined.*Remove splitRows")
         assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
@@ -297,14 +297,14 @@ async def test_answers_that_cannot_be_joined_give_an_error_with_the_reason():
 async def test_a_joined_answer_has_the_same_size_limit(result_size, error):
     size = len(write_body("outputs", [0, 2, 4, 6]))
     async with serve_rows(max_bytes=size - result_size) as (dispatcher, peer):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         await reply(peer, await peer.read())
-        await asyncio.wait([sent.done])
+        await asyncio.wait([job.done])
         if error is None:
-            assert len(sent.done.result().body) == size
+            assert len(job.done.result().body) == size
         else:
-            check_refusal(sent, PredictionFailed, error)
+            check_refusal(job, PredictionFailed, error)
             await dispatcher.wait_idle()
             assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
@@ -313,11 +313,11 @@ async def test_too_large_chunk_answers_are_refused_before_the_last_one(monkeypat
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.MAX_JSON_BYTES", 0)
 
     async with serve_rows(max_bytes=100) as (dispatcher, peer):
-        sent = a_job(6)
-        dispatcher.submit(sent)
+        job = a_job(6)
+        dispatcher.submit(job)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"x" * 101), (200, b"", b""))
-        await refusal_of(sent, PredictionFailed, "max_response_size is 100")
+        await refusal_of(job, PredictionFailed, "max_response_size is 100")
         # The last chunk had already been sent.
         assert (await peer.read()).kind is wire.Kind.BATCH
         await reply(peer, frame._replace(batch=frame.batch + 1, items=frame.items[:1]))
@@ -326,11 +326,11 @@ async def test_too_large_chunk_answers_are_refused_before_the_last_one(monkeypat
 
 async def test_a_streamed_chunk_answer_is_an_error():
     async with serve_rows() as (dispatcher, peer):
-        sent = a_job(4)
-        dispatcher.submit(sent)
+        job = a_job(4)
+        dispatcher.submit(job)
         frame = await peer.read()
         await peer.stream(frame, b"a piece")
-        await refusal_of(sent, PredictionFailed, "Remove splitRows")
+        await refusal_of(job, PredictionFailed, "Remove splitRows")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.answers) == (1, {})
