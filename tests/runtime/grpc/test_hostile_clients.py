@@ -253,7 +253,7 @@ def test_calls_without_a_message_are_ended_and_further_ones_refused(
     server: Running, client: Client, attack: Attack, until: Until
 ) -> None:
     refusal_error, connections, deadline = None, [], time.monotonic() + TIMEOUT
-    # On a slow machine the calls end before the client asks.
+    # On a slow machine the calls may end before the client sends its own call.
     while refusal_error is None:
         assert time.monotonic() < deadline
         for connection in connections:

@@ -93,7 +93,7 @@ def test_only_the_workers_own_error_json_is_parsed_as_an_error() -> None:
         b'{"code": 503, "message": "x"}',
         error_body(500, "X", "of another status"),
         b"[" * 100_000,
-        # Parsing a body of this length would hold the event loop.
+        # Parsing a body of this length would block the event loop.
         error_body(503, "X", "x" * MAX_PARSED_BYTES),
     ):
         assert worker_refusal(503, body) is None

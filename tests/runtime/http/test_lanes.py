@@ -69,7 +69,7 @@ LIMIT = 1000
 TOKEN = b"open sesame"
 
 
-Lanes = dict[tuple[bool, bool], RunningServer]  # keys: has a token, is fast
+Lanes = dict[tuple[bool, bool], RunningServer]  # The keys are (has_token, is_fast).
 
 
 def with_short_keep_alive(protocol: type[CasedProtocol]) -> Callable[[], Any]:
@@ -303,7 +303,7 @@ def one_request(draw: st.DrawFn) -> Sent:
         (cased(draw, name), value)
         for name, value in draw(st.lists(st.sampled_from(HEADERS), max_size=4))
     ]
-    # A HEAD is answered before its stream breaks, which ends the connection at some time later.
+    # A HEAD is answered before its stream breaks; the connection then ends at an unknown time.
     if method == b"HEAD":
         headers = [pair for pair in headers if pair[1] != b"break"]
     version = draw(st.sampled_from([b"1.1"] * 8 + [b"1.0"]))
@@ -367,8 +367,8 @@ def ask(
                 elif not closes(first):
                     connection.send(sent_request.body)
             else:
-                # uvicorn answers a malformed request before earlier ones, and closes before it
-                # has read a body, so that answers are lost.
+                # uvicorn answers a malformed request before earlier ones and closes before it has
+                # read the body. Answers would be lost; therefore such a request is sent alone.
                 is_single = (
                     sent_request.head in MALFORMED
                     or b" HTTP/1.0\r" in sent_request.head
@@ -627,7 +627,7 @@ def test_on_both_lanes_underscores_cannot_imitate_proxy_headers(lanes):
         b"ex_plain",
     )
     headers = [*((name, b"planted") for name in names), (b"url-path", b"planted")]
-    # The second path has a header url_path of the server's.
+    # For the second path the server sets a header url_path.
     for path in (b"/v1/models/echo:predict", b"/predictions/echo/1.0/a/path"):
         sent = Sent(request(target=path, headers=headers, body=b"{}"))
         answers = check_alike(lanes, sent, sent)

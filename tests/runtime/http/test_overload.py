@@ -31,7 +31,7 @@ class Blocked:
         self.server, self.gate, self.until, self.stack = server, gate, until, stack
         server.register("talker.mar", initial_workers=1, batch_size=1)
         self.version = server.registry.find("talker")
-        while not self.version.pending:  # a request that the worker holds is not pending
+        while not self.version.pending:  # A request that the worker holds is not pending.
             self.ask("fast", f"x-do: wait\r\nx-file: {gate}\r\n")
         self.waiting = self.version.pending
 

@@ -342,7 +342,7 @@ def test_scaling_down_ends_sequences_with_an_error(server, until, error_of):
 
 @pytest.mark.parametrize("body", ["stop", "end"])
 def test_a_later_request_of_a_sequence_can_end_a_streaming_one(server, body):
-    """Return None from the criterion, which ends a non-streamed answer as in TorchServe."""
+    """Use a criterion that returns None, which ends a non-streamed answer as in TorchServe."""
     first = step(server, "", "open", model="sessions")
     assert first.text == "1 "
     assert "transfer-encoding" not in first.headers
@@ -394,7 +394,7 @@ def test_a_failing_request_does_not_affect_concurrent_streams(server, until, tmp
         first = pool.submit(ask, server, "talk", f"a {tmp_path}/gate b")
         until(lambda: channel_of(server, "talk").batches == 1)
         failing_request = pool.submit(ask, server, "talk", "raise")
-        # It may join before the stream waits, and fail at once.
+        # The request may join before the stream waits, and fail at once.
         until(lambda: channel_of(server, "talk").batches == 2 or failing_request.done())
         (tmp_path / "gate").touch()
         assert failing_request.result().status_code == 500

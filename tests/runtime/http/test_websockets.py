@@ -277,7 +277,7 @@ def test_consecutive_messages_count_against_the_budget_one_by_one(guarded):
 
 def test_unread_answers_are_freed_when_their_client_leaves(guarded, until):
     bytes_budget = guarded.registry.bytes_in_flight
-    # The server closes a connection that takes nothing for write_timeout.
+    # The server closes a connection whose client reads nothing for write_timeout.
     with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:
         while not bytes_budget.unread:
             client.send(bytes(900_000))

@@ -96,7 +96,7 @@ def test_the_key_of_a_dead_server_is_freed_after_its_lease(
         assert await slow_server.claim(KEYED) is None
         assert await quick_server.claim(KEYED) is None
         assert await quick_server.run(KEYED, model(quick_server, b"other")) is None
-        # The first server was slow rather than dead: its client gets what other clients got.
+        # The first server was only slow: its client gets the answer that other clients got.
         answer = await slow_server.run(KEYED, model(slow_server, b"late"))
         assert answer is not None
         assert answer.body == b"other"

@@ -45,7 +45,7 @@ def test_a_failing_receiver_is_paused_with_exponential_back_off() -> None:
         call(receivers, A, failed=True)
         assert receivers.closed() == {}
     pauses = []
-    # A float holds no power of two that large.
+    # The exponent exceeds the range of floats; the pause must still be computed.
     for _ in range(1100):
         call(receivers, A, failed=True)
         pauses.append(receivers.closed()[A])

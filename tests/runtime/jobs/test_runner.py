@@ -73,7 +73,7 @@ class Work:
     async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(30):
             while not condition():
-                # A turn of the store's thread.
+                # This waits for one turn of the store's thread.
                 await self.store.counts()
 
 

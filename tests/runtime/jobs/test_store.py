@@ -261,7 +261,7 @@ async def test_a_replacement_server_shares_the_file_until_the_old_one_ends(
     await asyncio.sleep(0)
     store.hand_over()
     assert [job.id for job in await claiming] == ["b"]
-    # The run under the key goes on.
+    # The run under the key is still in progress.
     assert (await next_store.begin_answer(key, "f", "other", 60)).status is None  # type: ignore[union-attr]
     await store.add(a_new_job("c"), MOST)
     assert await store.finish(first.id, first.attempts, "me", ANSWER, 60)

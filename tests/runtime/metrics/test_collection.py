@@ -207,7 +207,7 @@ def test_the_stages_of_a_request_do_not_exceed_its_total(scrape):
         value_of(scrape, f"tsx_{name}_seconds_sum", **V1)
         for name in ("request", "queue", "batch_wait", "inference")
     )
-    # The batches were of one request each.
+    # Each batch had one request.
     assert 0 < sum(parts) <= request
     latency = value_of(scrape, "ts_inference_latency_microseconds", **V1)
     assert request == pytest.approx(latency / 1e6)

@@ -82,7 +82,7 @@ def test_an_invalid_policy_is_reported_with_its_field(policy: Any, expected: str
 
 def test_a_pattern_without_re2_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
-    # A pattern that was compiled before needs no package.
+    # A pattern that is already compiled needs no package.
     with pytest.raises(ValueError, match=re.escape("pip install 'tsx-serve[rules]'")):
         parse_traffic(a_rule(header="a", matches="nobody has asked for this one yet"))
 

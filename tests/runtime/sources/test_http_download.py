@@ -185,7 +185,7 @@ def test_a_server_with_a_dripping_head_is_abandoned(
     site.answer = drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
     with pytest.raises(DownloadFailed):
         fetch(site, part_file)
-    # The server may read a request after its client has gone.
+    # The server may read a request after its client has left.
     until(lambda: len(site.requests) == 5)
 
 

@@ -54,7 +54,7 @@ def test_a_hub_model_has_an_owner_a_name_and_an_optional_revision() -> None:
     ):
         with pytest.raises(BadRequest, match="it must be hf:ORG/NAME or hf:ORG/NAME@REVISION"):
             parse_hub(invalid_model)
-    # A workflow has no model of the Hub.
+    # A workflow archive cannot come from the Hub.
     with pytest.raises(ModelNotFound):
         parse_url("hf:org/tiny")
 

@@ -43,7 +43,7 @@ def test_a_point_sums_one_second_over_all_adapters() -> None:
         waiting=0,
         cache_use=0.25,
     )
-    # The metrics of a first answer belong to its second.
+    # The metrics of the first answer count in the second in which they arrive.
     first = generation_between(None, later_snapshot, 1.0)
     assert first is not None
     assert first.tokens == 1060

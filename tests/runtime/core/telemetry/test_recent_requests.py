@@ -78,7 +78,7 @@ def test_at_high_rates_a_sample_and_the_slowest_requests_are_kept() -> None:
     numbers = {record.request_id.split(b"-")[0] for record in recent.newest()}
     assert len(numbers) == MAX_NEWEST // 51
     first = min(map(int, numbers))
-    # All requests of the last 40 ms would fill the ring.
+    # Without sampling, the requests of the last 40 ms would fill the ring.
     assert (11999 - first) * 1e-3 > 7.5
     assert recent.slowest()[0].took == 5.0
     assert recent.find(b"777-50") is not None

@@ -87,7 +87,7 @@ def test_registered_policy_versions_answer_or_else_the_default() -> None:
     assert serving_versions(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
 
 
-# JSON can hold half surrogate pairs.
+# JSON can contain lone surrogates.
 texts = st.text(st.characters(exclude_categories=()), max_size=5)
 
 

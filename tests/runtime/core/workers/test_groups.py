@@ -46,8 +46,8 @@ class Handler:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         pids = [None] * dist.get_world_size()
         dist.all_gather_object(pids, os.getpid())
-        self.told = {"pids": pids, "gpu": context.system_properties["gpu_id"]}
-        self.told |= {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+        self.info = {"pids": pids, "gpu": context.system_properties["gpu_id"]}
+        self.info |= {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
 
     def handle(self, data, context):
         words = [row["body"].decode() for row in data]
@@ -57,8 +57,8 @@ class Handler:
         if not PIPELINE:
             total = torch.tensor([float(self.rank + 1)])
             dist.all_reduce(total)
-            self.told["sum"] = total.item()
-        return ["x" * 2_000_000 if word == "big" else json.dumps(self.told) for word in words]
+            self.info["sum"] = total.item()
+        return ["x" * 2_000_000 if word == "big" else json.dumps(self.info) for word in words]
 """
 TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS: 1\n"
 

@@ -51,7 +51,7 @@ def hold(seconds):
     import re
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        re.match(r"(a+)+$", "a" * 21 + "b")  # about a tenth of a second each, without letting go
+        re.match(r"(a+)+$", "a" * 21 + "b")  # about 0.1 s each without releasing the GIL
 
 def handle(data, context):
     if data is None:
@@ -98,7 +98,7 @@ NEVER_ANSWERS = """
 import ctypes, threading
 
 def handle(data, context):
-    if data is None:  # a library that waits for something and keeps the interpreter's lock
+    if data is None:  # a library that blocks while it holds the GIL
         threading.Timer(0.2, lambda: ctypes.PyDLL(None).sleep(600)).start()
         return None
     return ["OK"] * len(data)

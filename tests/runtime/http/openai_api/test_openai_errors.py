@@ -148,7 +148,7 @@ def test_a_model_without_text_or_vectors_gives_a_clear_error(client, chat):
 @pytest.mark.parametrize(("reply", "cause"), [("exit!", "worker"), ("break!", "engine broke")])
 def test_a_broken_stream_ends_with_an_error_event(openai_server, reply, cause, lane):
     body = json.dumps({"model": "writer", "messages": messages(reply), "stream": True}).encode()
-    # Reading raises where the body has no end.
+    # Reading a truncated body would raise an error.
     answer = openai_server.ask(
         body, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}"
     )

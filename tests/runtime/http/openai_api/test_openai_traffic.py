@@ -144,7 +144,7 @@ def test_asynchronous_and_idempotent_requests_name_the_model_in_the_body(server,
 
 def test_paths_in_torchserves_form_are_served(openai_server):
     address = f"{openai_server.addresses['inference']}/predictions/writer"
-    # The traffic policy chooses the version of the first one.
+    # The traffic policy chooses the version of the first path.
     for url, model, text in (
         (f"{address}//v1", "writer/loud", "HI"),
         (f"{address}/1.0/v1", "any", "hi"),

@@ -88,7 +88,7 @@ def _send_requests(
         failure = (case.as_curl_command(), answer.status_code, answer.text)
         if answer.status_code >= 500:
             assert answer.status_code == 503, failure
-            # A worker or time may be lacking.
+            # There may be no worker, or the time limit may be exceeded.
             assert (
                 operation.path in NOT_READY
                 or answer.json()["type"] == "ServiceUnavailableException"

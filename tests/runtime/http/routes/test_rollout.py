@@ -253,7 +253,7 @@ def test_a_version_without_workers_is_refused_with_a_hint(rollout_server: Runnin
 
 
 def test_a_version_with_all_traffic_cannot_be_rolled_out(rollout_server: RunningServer) -> None:
-    # The second one is not the default version.
+    # Version 2.0 is not the default version.
     for version, weights in (("1.0", {}), ("2.0", {"1.0": 0, "2.0": 5})):
         rollout_server.management.put(
             "/models/m/traffic", json={"weights": weights}

@@ -26,7 +26,7 @@ from tests.support.models import STATEFUL
 from tsx_runtime.core.shadowing.mirror import MAX_ANSWER_BYTES, MAX_COPIES
 from tsx_runtime.settings.traffic_policy import NOTHING
 
-# Two versions of one model; the body of a request tells where they differ.
+# Two versions of one model; the request body selects how their answers differ.
 TWINS = """
 import json, os, time
 from pathlib import Path
@@ -299,7 +299,7 @@ def test_hanging_copies_are_released_when_the_shadow_is_turned_off(
     assert "x-tsx-model-version" not in answer.headers
     (tmp_path / "go").touch()
     twins.until(lambda: not twins.report()["requests"]["under_way"])
-    # The counters stay.
+    # The counters are kept.
     assert twins.report()["requests"]["copied"] >= 1
 
 

@@ -67,7 +67,7 @@ def test_no_request_is_lost_while_traffic_and_versions_change(
         call("PUT", "/notes/2.0/set-default")
         call("POST", "/notes/rollback")
         call("PUT", "/notes/2.0/set-default")
-        # Version 1.0 has no weight any more, and it answers the requests that it holds.
+        # Version 1.0 no longer has a weight, but it answers the requests that it holds.
         call("DELETE", "/notes/1.0")
         call("POST", "?url=notes-3.0.mar&initial_workers=1&batch_size=8")
         policy = {
@@ -75,7 +75,7 @@ def test_no_request_is_lost_while_traffic_and_versions_change(
             "rules": [{"header": "X-User", "matches": "user-1.", "to": "3.0"}],
         }
         call("PATCH", "/notes/traffic", policy)
-        # Version 3.0 has a weight, and its requests go to the other version.
+        # Version 3.0 still has a weight; after the removal its requests go to the other version.
         call("DELETE", "/notes/3.0")
         call("POST", "?url=notes-1.0.mar&initial_workers=1&batch_size=8")
         call("PUT", "/notes/labels/stable", {"version": "1.0"})

@@ -177,7 +177,7 @@ def test_complete_answers_and_refusals_are_streamed(shared_environment: Any) -> 
     invocation = running.invoke(function_url("/predictions/nobody", "{}"))
     prelude, _, body = invocation.answer.partition(b"\0" * 8)
     assert json.loads(prelude)["statusCode"] == json.loads(body)["code"] == 404
-    # The answer to an event that is no HTTP request has no prelude.
+    # Answers to events other than HTTP requests have no prelude.
     assert running.invoke({"a": 1}).json()["got"] == {"a": 1}
 
 

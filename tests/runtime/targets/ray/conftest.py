@@ -22,7 +22,7 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, FreePorts, Runnin
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import upload
 
-# The handler of every target's table, with actions for the tests of Ray.
+# The handler of the conformance table, extended with actions for the Ray tests.
 HANDLER = (
     TALKER
     + """

@@ -81,7 +81,7 @@ def test_a_replica_uses_the_resources_assigned_by_ray(tmp_path: Path) -> None:
         0,
         tmp_path,
     )
-    # CUDA_VISIBLE_DEVICES has the GPU.
+    # CUDA_VISIBLE_DEVICES already names the GPU.
     assert settings({}, {}, num_gpus=0.5).number_of_gpu is None
     node = {"TSX_INFERENCE_TOKEN": "secret", "TSX_JOB_QUEUE_SIZE": "7"}
     combined_settings = settings({"job_queue_size": 9}, node)

@@ -113,7 +113,7 @@ def test_platform_routes_need_the_configured_token(method: str, path: str) -> No
         return int(messages[0]["status"])
 
     assert status_of(path) == InvalidToken.status
-    # The platform has no token for its ping.
+    # The platform sends no token with its ping.
     assert status_of("/ping") == 200
 
 

@@ -25,7 +25,7 @@ from tests.support.servers import FreePorts
 Endpoint = tuple[Host, Any]
 Many = tuple[Host, Loader, Any]
 
-# An answer has the size of its batch; the body chooses what else the handler does.
+# An answer contains the size of its batch; the body selects further actions.
 HANDLER = """
 import json, os, time
 from pathlib import Path
@@ -73,7 +73,7 @@ def answer(idx, body, together, context):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
 """
-# Bytes of a large model, and the MB of all: one large model fits, and some small ones.
+# Bytes of a large model and MB for all models: one large and some small ones fit.
 LARGE_BYTES, MEMORY_MB = 260 << 20, 450
 
 

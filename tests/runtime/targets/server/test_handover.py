@@ -54,7 +54,7 @@ def handle(data, context):
         open("%s").read()
     return ["held" if bytes(row["body"]) == b"hold" else "old" for row in data]
 """
-GATED = "open('%s').read()\n"  # waits until the test closes the gate
+GATED = "open('%s').read()\n"  # This waits until the test has opened and closed the FIFO.
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 

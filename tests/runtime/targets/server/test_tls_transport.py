@@ -227,7 +227,7 @@ async def test_a_request_sent_with_the_end_of_the_handshake_is_answered(server: 
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands(send_last=False)
-        # The client's Finished comes before them.
+        # The client's Finished message precedes them.
         client.writer.write(client.encrypt(b"first") + client.encrypt(b"second")[:7])
         assert await client.read_exactly(5) == b"first"
         client.writer.close()
