@@ -109,15 +109,15 @@ def test_an_interrupted_start_leaves_no_thread_or_process(tmp_path: Path) -> Non
 
     # The runner of tests may have replaced this handler.
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     try:
         with (
             pytest.raises(KeyboardInterrupt),
             serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False),
         ):
             pass
-        interrupting.join()
+        interrupter.join()
     finally:
         signal.signal(signal.SIGINT, old_handler)
     # multiprocessing has one thread of its own.

@@ -19,14 +19,14 @@ STATE = (
 
 def test_a_management_address_removes_headers_that_affect_other_pages() -> None:
     kept_headers = [(b"content-type", b"text/html"), (b"x-own", b"1")]
-    dangerous = [
+    removed_headers = [
         (name.encode(), b"*") for name in (*STATE.split(), *(name.decode() for name in CONFINED))
     ]
-    assert answer_headers(200, [*kept_headers, *dangerous], confined=False) == (
+    assert answer_headers(200, [*kept_headers, *removed_headers], confined=False) == (
         *kept_headers,
-        *dangerous,
+        *removed_headers,
     )
-    assert answer_headers(200, [*kept_headers, *dangerous], confined=True) == (
+    assert answer_headers(200, [*kept_headers, *removed_headers], confined=True) == (
         *kept_headers,
         *CONFINED.items(),
     )

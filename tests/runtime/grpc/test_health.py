@@ -24,8 +24,8 @@ def test_the_health_of_server_services_and_models_is_checked_by_name(client: Cli
         "talker/1.0",
     ):
         assert stub.Check(HealthCheckRequest(service=name), timeout=TIMEOUT).status == SERVING
-    absent = failure_of(lambda: stub.Check(HealthCheckRequest(service="nope"), timeout=TIMEOUT))
-    assert absent.code() is grpc.StatusCode.NOT_FOUND
+    error = failure_of(lambda: stub.Check(HealthCheckRequest(service="nope"), timeout=TIMEOUT))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_health_watcher_is_notified_of_a_models_changes(client: Client) -> None:

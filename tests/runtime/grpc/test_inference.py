@@ -29,7 +29,7 @@ def wait_inputs(directory: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def busy(client: Client, directory: Path, until: Until) -> Iterator[None]:
+def busy_worker(client: Client, directory: Path, until: Until) -> Iterator[None]:
     """Keep the only worker busy.
 
     Requests with a deadline or priority wait in the queue; one other may already be at the worker.
@@ -152,7 +152,7 @@ def test_requests_over_one_stream_are_answered_in_order_despite_failures(client:
 def test_a_client_that_cancels_frees_its_place_in_the_queue(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
+    with busy_worker(client, tmp_path, until):
         waiting_call = client.start(metadata=PRIORITY, data=b"x")
         until(lambda: client.count_pending() == 1)
         waiting_call.cancel()
@@ -162,7 +162,7 @@ def test_a_client_that_cancels_frees_its_place_in_the_queue(
 def test_the_deadline_of_a_call_applies_to_its_request(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
+    with busy_worker(client, tmp_path, until):
         error = failure_of(lambda: client.ask(data=b"x", timeout=0.5))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: client.count_pending() == 0)
@@ -186,7 +186,7 @@ def test_a_deadline_applies_to_a_running_request(
 def test_a_stream_whose_client_leaves_frees_all_its_places(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
+    with busy_worker(client, tmp_path, until):
         requests = [client.request(data=b"x") for _ in range(MAX_REQUESTS_AHEAD + 5)]
         answers = client.converse(*requests, metadata=PRIORITY)
         until(lambda: client.count_pending() == MAX_REQUESTS_AHEAD)

@@ -87,9 +87,9 @@ def test_arrays_of_every_type_reach_the_handler_and_return(
     triton: TritonClient, dtype: str
 ) -> None:
     values = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
-    doubled = triton.infer(triton.tensor("x", values)).as_numpy("output")
-    np.testing.assert_array_equal(doubled, values * 2)
-    assert doubled.dtype == (values * 2).dtype
+    doubled_values = triton.infer(triton.tensor("x", values)).as_numpy("output")
+    np.testing.assert_array_equal(doubled_values, values * 2)
+    assert doubled_values.dtype == (values * 2).dtype
 
 
 def test_an_answer_contains_its_request_id_model_and_version(triton: TritonClient) -> None:
@@ -124,8 +124,8 @@ def test_a_dict_of_arrays_becomes_one_output_per_key(triton: TritonClient) -> No
 
 
 def test_an_answer_that_is_not_a_tensor_is_returned_as_bytes(triton: TritonClient) -> None:
-    several = triton.tensor("several", [b"a", b"b"])
-    text = triton.do("echo", several).as_numpy("output").tolist()[0].decode()
+    two_strings = triton.tensor("several", [b"a", b"b"])
+    text = triton.do("echo", two_strings).as_numpy("output").tolist()[0].decode()
     assert '"several": ["a", "b"]' in text
     assert '"do": "echo"' in text
 

@@ -105,9 +105,11 @@ def test_the_access_log_has_each_call_with_its_grpc_status(
             if line["message"] == call
         }
 
-    ok, denied = (code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED))
+    ok_code, denied_code = (
+        code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED)
+    )
     # The second call is refused before its message is read; only the message names the model.
-    until(lambda: read_lines() >= {(ok, "talker", True), (denied, None, False)})
+    until(lambda: read_lines() >= {(ok_code, "talker", True), (denied_code, None, False)})
     assert "for-predictions" not in guarded[0].log
 
 
@@ -171,19 +173,19 @@ def test_without_the_grpc_extra_rest_is_served_with_a_hint(store: Path, tmp_path
         )
 
 
-@pytest.mark.parametrize("absent", ["grpc_health", "grpc", "google", "grpc_reflection"])
+@pytest.mark.parametrize("absent_package", ["grpc_health", "grpc", "google", "grpc_reflection"])
 def test_a_missing_grpc_package_is_a_warning_if_grpc_was_configured(
-    absent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    absent_package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, absent, None)
-    for name in [name for name in sys.modules if name.startswith(f"{absent}.")]:
+    monkeypatch.setitem(sys.modules, absent_package, None)
+    for name in [name for name in sys.modules if name.startswith(f"{absent_package}.")]:
         monkeypatch.delitem(sys.modules, name)
     with caplog.at_level(logging.INFO):
         assert grpc_addresses(Settings()) == []
         assert grpc_addresses(Settings(grpc_inference_port=7070)) == []
         assert grpc_addresses(Settings(enable_grpc=False)) == []
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
-    missing_module = "google.protobuf" if absent == "google" else absent
+    missing_module = "google.protobuf" if absent_package == "google" else absent_package
     assert (
         f"{missing_module} is not installed. Install it: pip install 'tsx-serve[grpc]'"
         in caplog.text

@@ -55,12 +55,12 @@ def through_the_worker(
     )
     assert isinstance(output_request, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
-    about = context()
+    response_context = context()
     answer = v2_binary.TensorResponse(
-        row["x"] if result is None else result, output_request, 0, about, "1.0"
+        row["x"] if result is None else result, output_request, 0, response_context, "1.0"
     ).encode()
     response = ModelInferResponse()
-    length = about.get_response_headers(0).get("inference-header-content-length")
+    length = response_context.get_response_headers(0).get("inference-header-content-length")
     front.unpack(response, None if length is None else int(length), answer, typed=raw is None)
     return row, response
 
@@ -220,11 +220,11 @@ def test_each_output_has_the_requested_encoding() -> None:
     output_request = v2_binary.parse_output_request(
         {"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]}
     )
-    about = context()
+    response_context = context()
     answer = v2_binary.TensorResponse(
-        {"outputs": outputs}, output_request, 0, about, "1.0"
+        {"outputs": outputs}, output_request, 0, response_context, "1.0"
     ).encode()
-    length = int(about.get_response_headers(0)["inference-header-content-length"])
+    length = int(response_context.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},
         {"name": "a", "datatype": "INT32", "shape": [1], "data": [1]},

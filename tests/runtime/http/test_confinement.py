@@ -39,14 +39,14 @@ def is_confined(answer: httpx.Response) -> bool:
     """Return whether an answer is confined; fail if it is only partly confined."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html"
-    confining = answer.headers.keys() & {
+    confining_headers = answer.headers.keys() & {
         "content-security-policy",
         "x-content-type-options",
         "cross-origin-resource-policy",
     }
-    unsafe = answer.headers.keys() & {"set-cookie", "clear-site-data"}
-    assert (len(confining), len(unsafe)) in ((3, 0), (0, 2)), answer.headers
-    return not unsafe
+    unsafe_headers = answer.headers.keys() & {"set-cookie", "clear-site-data"}
+    assert (len(confining_headers), len(unsafe_headers)) in ((3, 0), (0, 2)), answer.headers
+    return not unsafe_headers
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def erring(start_server, store):
+def error_server(start_server, store):
     make_model(store / "erring.mar", HANDLER, config="retryFailedBatch: false\n")
     with start_server() as server:
         server.register("erring.mar", initial_workers=1)
@@ -162,9 +162,9 @@ def check(error_of):
     ],
 )
 def test_management_errors_equal_torchserves(
-    erring, check, method, path, params, status, kind, text
+    error_server, check, method, path, params, status, kind, text
 ):
-    check(erring.management.request(method, path, params=params), status, kind, text)
+    check(error_server.management.request(method, path, params=params), status, kind, text)
 
 
 def test_the_model_api_can_be_disabled(start_server, check):
@@ -202,8 +202,8 @@ def test_a_model_that_does_not_stop_in_time_remains_registered(
         ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
     ],
 )
-def test_a_prediction_without_a_worker_is_refused(erring, check, path, status, kind, text):
-    check(erring.inference.post(path), status, kind, text)
+def test_a_prediction_without_a_worker_is_refused(error_server, check, path, status, kind, text):
+    check(error_server.inference.post(path), status, kind, text)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_prediction_without_a_worker_is_refused(erring, check, path, status, k
         ("hang", 500, "Worker died."),
     ],
 )
-def test_prediction_failures_equal_torchserves(erring, check, action, status, text):
+def test_prediction_failures_equal_torchserves(error_server, check, action, status, text):
     model = "hanging" if action == "hang" else "erring"
-    answer = erring.ask(path=f"/predictions/{model}", x_do=action)
+    answer = error_server.ask(path=f"/predictions/{model}", x_do=action)
     check(answer, status, "InternalServerException", text)

@@ -279,8 +279,8 @@ async def test_a_client_that_left_can_fetch_the_answer_later(client, model):
             return message
 
         leaves.set()
-        finished, _ = await asyncio.wait([asyncio.create_task(receive())], timeout=0.01)
-        assert not finished
+        done_tasks, _ = await asyncio.wait([asyncio.create_task(receive())], timeout=0.01)
+        assert not done_tasks
         await model(scope, receive_body, send)
 
     await client.ask(watch_client, leaves=leaves)

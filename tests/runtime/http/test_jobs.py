@@ -113,9 +113,9 @@ def test_an_accepted_job_has_a_location(server):
 )
 def test_a_job_answer_equals_the_synchronous_answer(server, path, headers):
     job = answer_of(server, post_job(server, b"some bytes", path, **headers))
-    direct = server.ask(b"some bytes", path, **headers)
-    assert (job.status_code, job.content) == (direct.status_code, direct.content)
-    assert fixed_headers(job) == fixed_headers(direct)
+    direct_response = server.ask(b"some bytes", path, **headers)
+    assert (job.status_code, job.content) == (direct_response.status_code, direct_response.content)
+    assert fixed_headers(job) == fixed_headers(direct_response)
 
 
 def test_a_jobs_handler_gets_the_original_request(server):
@@ -294,10 +294,10 @@ def test_a_callback_to_a_disallowed_host_is_refused(server, url):
 
 
 def test_jobs_need_tokens_and_without_a_store_the_client_waits(start_server):
-    with start_server(inference_token="secret") as guarded:
-        assert guarded.inference.get("/jobs/x").status_code == 400
+    with start_server(inference_token="secret") as token_server:
+        assert token_server.inference.get("/jobs/x").status_code == 400
         token = {"authorization": "Bearer secret"}
-        assert guarded.inference.get("/jobs/x", headers=token).status_code == 404
+        assert token_server.inference.get("/jobs/x", headers=token).status_code == 404
     with start_server(jobs_store="off") as server_without_store:
         server_without_store.register("talker.mar", initial_workers=1)
         assert post_job(server_without_store, x_do="bytes").content == b"x"

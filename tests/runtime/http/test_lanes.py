@@ -667,12 +667,12 @@ def test_the_comparison_also_covers_successful_answers(lanes):
     ]
     answers = check_alike(lanes, *sent, cuts=[7, 1, 30], pipelined=True)
     assert [answer and answer.status for answer in answers] == [200, 200, 200, 200, 413, None]
-    echoed, streamed, head, joined_body = (
+    echo_body, stream_body, head_body, joined_body = (
         answer.body for answer in answers[:4] if answer is not None
     )
     assert int(answers[2].header(b"content-length") or 0) > 0
-    assert b'"X-A", "b"' in echoed
-    assert b'"url_path", "x"' in echoed
-    assert streamed == b"abcd"
-    assert head == b""
+    assert b'"X-A", "b"' in echo_body
+    assert b'"url_path", "x"' in echo_body
+    assert stream_body == b"abcd"
+    assert head_body == b""
     assert b"abc" in joined_body

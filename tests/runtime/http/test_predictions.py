@@ -49,15 +49,15 @@ def test_a_request_cancelled_in_the_queue_does_not_run(empty, tmp_path, until):
     empty.register("talker.mar", initial_workers=1, batch_size=1)
     stats = empty.registry.find("talker").stats
     (app,) = build_apps(empty.registry, empty.settings, [("inference",)])
-    busy = threading.Thread(target=empty.ask, kwargs={"x_do": "wait", "x_file": str(gate)})
-    busy.start()
+    busy_thread = threading.Thread(target=empty.ask, kwargs={"x_do": "wait", "x_file": str(gate)})
+    busy_thread.start()
     until(lambda: stats.requests == 1)
     first, second = (empty.call(lambda: asyncio.ensure_future(send_to_app(app))) for _ in range(2))
     until(lambda: stats.requests == 3)
     empty.call(second.cancel)
     gate.touch()
     until(lambda: first.done() and stats.refusals["ClientLeft"] + stats.answers.total() == 3)
-    busy.join(60)
+    busy_thread.join(60)
     assert stats.refusals["ClientLeft"] == 1
 
 

@@ -35,10 +35,10 @@ async def test_one_loop_iteration_runs_few_callbacks_in_order_and_context():
 
 
 async def test_a_failing_callback_does_not_stop_the_others():
-    loop, failed = asyncio.get_running_loop(), list[object]()
-    loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    loop, failures = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
     turns, all_done = Turns(loop), asyncio.Event()
     turns.call_soon(lambda: [][0])
     turns.call_soon(all_done.set)
     await asyncio.wait_for(all_done.wait(), 10)
-    assert len(failed) == 1
+    assert len(failures) == 1

@@ -107,9 +107,9 @@ def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
 
 
 def check_closed(client: ClientConnection, code: int) -> None:
-    with pytest.raises(ConnectionClosed) as closed:
+    with pytest.raises(ConnectionClosed) as exc_info:
         client.recv(DEADLINE)
-    assert closed.value.rcvd.code == code
+    assert exc_info.value.rcvd.code == code
 
 
 def test_each_message_is_a_request_answered_in_order(server):
@@ -206,7 +206,7 @@ def test_a_message_over_the_limit_closes_the_connection(server):
 
 
 @pytest.fixture(scope="module")
-def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
+def token_server(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
     """Start a server with short timeouts and a token that a subprotocol must encode."""
     short_timeouts = partial(Timeouts, body_rate=1_000_000_000)
     with (
@@ -224,13 +224,13 @@ def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_token_is_a_header_or_a_subprotocol(guarded):
-    with talk(guarded, Authorization="Bearer a/b=") as socket:
+def test_the_token_is_a_header_or_a_subprotocol(token_server):
+    with talk(token_server, Authorization="Bearer a/b=") as socket:
         (piece,), end = ask(socket)
         assert end["status"] == 200
     assert "a/b=" not in piece.decode()
     with connect(
-        address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
+        address(token_server), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
     ) as socket:
         assert socket.subprotocol == "tsx.v1"
         (piece,), end = ask(socket)
@@ -239,7 +239,7 @@ def test_the_token_is_a_header_or_a_subprotocol(guarded):
     statuses = []
     for token in ("wrong", "c/d=", "c/d="):
         with pytest.raises(InvalidStatus) as exc_info:
-            talk(guarded, Authorization=f"Bearer {token}")
+            talk(token_server, Authorization=f"Bearer {token}")
         statuses.append(exc_info.value.response.status_code)
     assert statuses == [400, 400, 429]
 
@@ -248,9 +248,9 @@ def with_token(server: RunningServer, **headers: str) -> ClientConnection:
     return talk(server, Authorization="Bearer a/b=", **headers)
 
 
-def test_a_message_over_the_budget_or_too_slow_closes_the_connection(guarded, until):
-    bytes_budget = guarded.registry.bytes_in_flight
-    with with_token(guarded) as slow_client, with_token(guarded) as refused_client:
+def test_a_message_over_the_budget_or_too_slow_closes_the_connection(token_server, until):
+    bytes_budget = token_server.registry.bytes_in_flight
+    with with_token(token_server) as slow_client, with_token(token_server) as refused_client:
         begin(slow_client, 900_000)
         until(lambda: bytes_budget.used > 800_000)
         begin(refused_client, 900_000)
@@ -265,9 +265,9 @@ def begin(client: ClientConnection, size: int) -> None:
     client.socket.sendall(frame)
 
 
-def test_consecutive_messages_count_against_the_budget_one_by_one(guarded):
+def test_consecutive_messages_count_against_the_budget_one_by_one(token_server):
     message, count = bytes(60_000), 60  # together more than the budget
-    with with_token(guarded, x_do="bytes") as socket:
+    with with_token(token_server, x_do="bytes") as socket:
         sender = threading.Thread(target=lambda: [socket.send(message) for _ in range(count)])
         sender.start()
         for _ in range(count):
@@ -275,32 +275,32 @@ def test_consecutive_messages_count_against_the_budget_one_by_one(guarded):
         sender.join(DEADLINE)
 
 
-def test_unread_answers_are_freed_when_their_client_leaves(guarded, until):
-    bytes_budget = guarded.registry.bytes_in_flight
+def test_unread_answers_are_freed_when_their_client_leaves(token_server, until):
+    bytes_budget = token_server.registry.bytes_in_flight
     # The server closes a connection whose client reads nothing for write_timeout.
-    with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:
+    with suppress(ConnectionClosed), with_token(token_server, x_do="bytes") as client:
         while not bytes_budget.unread:
             client.send(bytes(900_000))
         client.socket.close()
     until(lambda: bytes_budget.used == 0)
 
 
-def test_the_waiting_request_of_a_client_that_leaves_is_dropped(guarded, tmp_path, until):
+def test_the_waiting_request_of_a_client_that_leaves_is_dropped(token_server, tmp_path, until):
     gate = tmp_path / "open"
-    version = guarded.registry.find("talker")
-    with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
-        busy.send(b"x")
-        assert busy.recv(DEADLINE) == b"a"
+    version = token_server.registry.find("talker")
+    with with_token(token_server, x_do="stream-wait", x_file=str(gate)) as busy_client:
+        busy_client.send(b"x")
+        assert busy_client.recv(DEADLINE) == b"a"
         left_before = version.stats.refusals["ClientLeft"]
         # A request with a deadline waits in the queue instead of being sent ahead to the worker.
-        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting_client:
+        with with_token(token_server, x_do="bytes", x_tsx_timeout_ms="600000") as waiting_client:
             requests_before = version.stats.requests
             for _ in range(3):
                 waiting_client.send(b"x")
             until(lambda: version.stats.requests == requests_before + 1)
         until(lambda: version.stats.refusals["ClientLeft"] == left_before + 1)
         gate.touch()
-        assert answer_on(busy)[0] == [b"b"]
+        assert answer_on(busy_client)[0] == [b"b"]
 
 
 def test_client_limits_count_messages(start_server):
@@ -425,18 +425,18 @@ def test_a_stopping_server_answers_and_closes_with_code_1012(start_server, tmp_p
         server = server_stack.enter_context(start_server())
         server.register("talker.mar", initial_workers=1)
         with (
-            talk(server, x_do="stream-wait", x_file=str(gate)) as busy,
+            talk(server, x_do="stream-wait", x_file=str(gate)) as busy_client,
             talk(server) as idle_client,
         ):
-            busy.send(b"x")
-            assert busy.recv(DEADLINE) == b"a"
+            busy_client.send(b"x")
+            assert busy_client.recv(DEADLINE) == b"a"
             stop = threading.Thread(target=server_stack.close)
             stop.start()
             check_closed(idle_client, 1012)
             gate.touch()
-            pieces, end = answer_on(busy)
+            pieces, end = answer_on(busy_client)
             assert (pieces, end["status"]) == ([b"b"], 200)
-            check_closed(busy, 1012)
+            check_closed(busy_client, 1012)
             stop.join(DEADLINE)
             assert not stop.is_alive()
 

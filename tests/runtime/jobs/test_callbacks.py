@@ -127,11 +127,11 @@ async def test_an_unexpected_callback_failure_is_retried_but_not_forever(
 async def test_an_unresponsive_receiver_does_not_delay_others(
     store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_finish, hanging = threading.Event(), []
+    may_finish, hanging_receivers = threading.Event(), []
 
     def post(self: CallbackSender, due: DueCallback) -> int:
         if due.url.startswith("http://dead.example/"):
-            hanging.append(due.id)
+            hanging_receivers.append(due.id)
             may_finish.wait(30)
         return 200
 
@@ -143,7 +143,7 @@ async def test_an_unresponsive_receiver_does_not_delay_others(
         try:
             # The other callbacks hang.
             assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
-            assert len(hanging) == receivers.MAX_CALLS
+            assert len(hanging_receivers) == receivers.MAX_CALLS
         finally:
             may_finish.set()
         for _ in range(callbacks.MAX_CALLS + 1):

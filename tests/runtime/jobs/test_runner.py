@@ -255,14 +255,14 @@ async def test_a_job_is_left_to_a_server_that_has_its_model(
 
 @pytest.mark.slow
 async def test_a_dead_servers_jobs_are_taken_over_and_lost_ones_dropped(database: str) -> None:
-    dead = postgres_store(database)
-    await dead.add(a_new_job("a"), MOST)
-    assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
+    dead_store = postgres_store(database)
+    await dead_store.add(a_new_job("a"), MOST)
+    assert len(await dead_store.claim({("m", ""): 1}, "dead", -1)) == 1
     async with running_work(postgres_store(database), Model(), "alive") as work:
         await work.runner.tend()
         await work.until(lambda: work.model.running_jobs == ["a"])
-        await dead.cancel("a", 60)
+        await dead_store.cancel("a", 60)
         await work.runner.tend()
         await work.until(lambda: work.model.withdrawn == ["a"])
         assert await work.store.get_answer(AnswerKey(JOB, "", "a")) is None
-    await dead.close()
+    await dead_store.close()

@@ -257,10 +257,10 @@ async def test_a_replacement_server_shares_the_file_until_the_old_one_ends(
     assert await store.begin_answer(key, "f", "me", 60) is None
     next_store = SqliteStore(tmp_path / "jobs.sqlite")
     next_store.follow(60)
-    claiming = asyncio.ensure_future(claim(next_store, owner="other"))
+    claim_task = asyncio.ensure_future(claim(next_store, owner="other"))
     await asyncio.sleep(0)
     store.hand_over()
-    assert [job.id for job in await claiming] == ["b"]
+    assert [job.id for job in await claim_task] == ["b"]
     # The run under the key is still in progress.
     assert (await next_store.begin_answer(key, "f", "other", 60)).status is None  # type: ignore[union-attr]
     await store.add(a_new_job("c"), MOST)
@@ -339,9 +339,9 @@ def test_a_full_disk_is_a_temporary_error_with_advice(tmp_path: Path) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(a_new_job("a"), MOST)
         large_job = a_new_job("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
-        with pytest.raises(StoreFull, match="max_jobs_size") as raised:
+        with pytest.raises(StoreFull, match="max_jobs_size") as exc_info:
             await store.add(large_job, MOST)
-        assert raised.value.status == 507
+        assert exc_info.value.status == 507
         await store.add(a_new_job("c"), MOST)
         assert await store.counts() == {("m", "queued"): 2}
 

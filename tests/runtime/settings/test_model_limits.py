@@ -44,20 +44,27 @@ def test_the_first_source_that_sets_a_limit_wins(name: str) -> None:
         ModelSettings(**{name: by_model}),
     )
 
-    def planned(registration: RegisterOrder, config: ModelConfig, settings: Settings) -> object:
+    def planned_value(
+        registration: RegisterOrder, config: ModelConfig, settings: Settings
+    ) -> object:
         return getattr(plan(registration, config, settings, 0), name)
 
     assert problems == []
-    assert planned(with_model_settings(registration, model_settings), archive, settings) == by_order
     assert (
-        planned(with_model_settings(RegisterOrder(url="m"), model_settings), archive, settings)
+        planned_value(with_model_settings(registration, model_settings), archive, settings)
+        == by_order
+    )
+    assert (
+        planned_value(
+            with_model_settings(RegisterOrder(url="m"), model_settings), archive, settings
+        )
         == by_model
     )
-    assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
-    assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (
+    assert planned_value(RegisterOrder(url="m"), archive, settings) == by_archive
+    assert planned_value(RegisterOrder(url="m"), ModelConfig(), settings) == (
         by_server if limit.setting else limit.default
     )
-    assert planned(RegisterOrder(url="m"), ModelConfig(), Settings()) == limit.default
+    assert planned_value(RegisterOrder(url="m"), ModelConfig(), Settings()) == limit.default
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -76,13 +83,13 @@ def test_every_schema_defines_a_limit_equally(name: str) -> None:
     ):
         if name in kind.model_fields:
             assert kind.model_fields[name].description == limit.description
-    bad = limit.minimum - 1
-    assert parse_model_config({limit.key: bad})[1]
+    invalid_value = limit.minimum - 1
+    assert parse_model_config({limit.key: invalid_value})[1]
     for kind in (RegisterParameters, ModelSettings):
         if name in kind.model_fields:
             reason = "503 or 429" if limit.choices else f"greater than or equal to {limit.minimum}"
             with pytest.raises(ValueError, match=reason):
-                kind.model_validate({name: bad})
+                kind.model_validate({name: invalid_value})
             if not limit.choices:
                 with pytest.raises(ValueError, match=f"less than {limit.below}"):
                     kind.model_validate({name: limit.below})

@@ -29,7 +29,7 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def failure(
+def load_error(
     cli: dict[str, object] | None = None,
     env: dict[str, str] | None = None,
     toml: Path | None = None,
@@ -114,7 +114,7 @@ def test_sizes_and_durations_may_be_text_in_every_source(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
 def test_a_fractional_number_of_seconds_is_refused(text: str) -> None:
-    message = failure({"drain_timeout": text})
+    message = load_error({"drain_timeout": text})
     assert message.endswith("at least 0, or a time such as 30s, 10m or 2h")
 
 
@@ -129,18 +129,18 @@ def test_every_integer_of_bytes_or_seconds_accepts_text() -> None:
 @pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
 def test_a_limit_beyond_the_frame_size_is_refused(name: str) -> None:
     assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
-    message = failure({name: "4294967296"})
+    message = load_error({name: "4294967296"})
     assert message.startswith(f"{name} cannot be '4294967296' (from command line)")
     assert "from 1 to 4294967295" in message
 
 
 def test_an_unknown_setting_gets_a_suggestion_in_every_source(tmp_path: Path) -> None:
     toml = write(tmp_path, "job_queue_sise = 2")
-    message = failure(toml=toml)
+    message = load_error(toml=toml)
     assert message.startswith(f"unknown setting 'job_queue_sise' in {toml}")
     assert message.endswith("did you mean 'job_queue_size'?")
-    assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
-    assert "`tsx config show` lists all settings" in failure(cli={"zz": "1"})
+    assert "did you mean 'drain_timeout'?" in load_error(cli={"drain_timout": "x"})
+    assert "`tsx config show` lists all settings" in load_error(cli={"zz": "1"})
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_unknown_setting_gets_a_suggestion_in_every_source(tmp_path: Path) ->
     ],
 )
 def test_another_servers_setting_name_gets_a_hint(name: str, hint: str) -> None:
-    message = failure(cli={name: "1"})
+    message = load_error(cli={name: "1"})
     assert message.startswith(f"unknown setting '{name}' in the command line")
     assert message.endswith(f"did you mean {hint}?")
 
@@ -167,14 +167,14 @@ def test_all_unknown_settings_of_a_file_are_reported_together(tmp_path: Path) ->
         "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n"
         "[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n",
     )
-    lines = failure(toml=toml).splitlines()
+    lines = load_error(toml=toml).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
         f"unknown setting 'zz' in {toml}",
         f"unknown setting 'model' in {toml}",
         f"unknown setting 'worker' in [models.a] of {toml}",
         f"unknown setting 'sloo' in [models.b.1] of {toml}",
     ]
-    assert len(failure(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
+    assert len(load_error(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_wrong_value_is_reported_with_its_origin_and_accepted_values(
     variable: str, text: str, accepted_values: str
 ) -> None:
     name = variable.removeprefix("TSX_").lower()
-    message = failure(env={variable: text})
+    message = load_error(env={variable: text})
     origin = f"(from environment variable {variable})"
     assert message.startswith(f"{name} cannot be {text!r} {origin}: it takes {accepted_values}")
 
@@ -274,23 +274,23 @@ def test_a_wrong_value_is_reported_with_its_origin_and_accepted_values(
 )
 def test_values_in_the_file_must_have_the_right_type(tmp_path: Path, line: str) -> None:
     toml = write(tmp_path, line)
-    assert f"(from {toml})" in failure(toml=toml)
+    assert f"(from {toml})" in load_error(toml=toml)
 
 
 def test_errors_never_contain_a_secret() -> None:
-    message = failure(cli={"management_token": 5})
+    message = load_error(cli={"management_token": 5})
     assert message.startswith("management_token cannot be what was given (from command line)")
-    message = failure(env={"TSX_INFERENCE_TOKEN": ""})
+    message = load_error(env={"TSX_INFERENCE_TOKEN": ""})
     assert "from environment variable TSX_INFERENCE_TOKEN" in message
 
 
 def test_an_unreadable_or_invalid_toml_file_is_reported(tmp_path: Path) -> None:
-    message = failure(toml=tmp_path / "none.toml")
+    message = load_error(toml=tmp_path / "none.toml")
     assert f"'{tmp_path}/none.toml': No such file or directory" in message
     toml = tmp_path / "tsx.toml"
     for content in (b"a = = 1", b"a = '\xff'"):
         toml.write_bytes(content)
-        assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
+        assert load_error(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
 def test_the_file_comes_from_argument_environment_or_working_directory(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_wrong_model_setting_is_reported_with_its_model(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     toml = write(tmp_path, text)
-    assert failure(toml=toml).startswith(reason.format(toml=toml))
+    assert load_error(toml=toml).startswith(reason.format(toml=toml))
 
 
 def test_a_wrong_model_setting_on_the_command_line_is_reported() -> None:
@@ -363,7 +363,7 @@ def test_a_wrong_model_setting_on_the_command_line_is_reported() -> None:
         ({"models.m": "1"}, "unknown setting 'models.m' in the command line"),
         ({"models.m.batch_buckets": "[0]"}, "because of 0: it takes numbers of requests"),
     ):
-        assert expected in failure(cli=cli)
+        assert expected in load_error(cli=cli)
 
 
 @pytest.mark.parametrize("text", ["8,16", "[8, 16]"])
@@ -424,7 +424,7 @@ def test_the_archive_cache_obeys_its_limits(tmp_path: Path) -> None:
         False,
         False,
     ]
-    assert failure({"max_cache_size": "much"}).startswith("max_cache_size")
+    assert load_error({"max_cache_size": "much"}).startswith("max_cache_size")
 
 
 def test_the_product_sets_no_removed_setting() -> None:

@@ -51,7 +51,7 @@ def load(
     return settings, origins, [line.replace(f"{file}: ", "") for line in warnings]
 
 
-def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
+def load_error(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
     with pytest.raises(SettingError) as exc_info:
         load(directory, text, env)
     return exc_info.value.message.replace(str(directory / "config.properties"), "FILE")
@@ -125,9 +125,9 @@ def test_an_unknown_key_is_ignored_with_a_suggestion(tmp_path: Path) -> None:
 
 
 def test_a_wrong_value_is_reported_with_its_file(tmp_path: Path) -> None:
-    message = failure(tmp_path, "job_queue_size=many")
+    message = load_error(tmp_path, "job_queue_size=many")
     assert message.startswith("job_queue_size cannot be 'many' (from FILE)")
-    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties")
+    assert load_error(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties")
 
 
 def test_every_boolean_except_true_is_false(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_latin_1_file_is_read_as_java_does(tmp_path: Path) -> None:
 def test_dollar_delimited_variables_are_expanded(tmp_path: Path) -> None:
     settings, _, _ = load(tmp_path, "model_store=/data/$$STORE$$/$$STORE$$", {"STORE": "x"})
     assert settings.model_store == Path("/data/x/x")
-    message = failure(tmp_path, "model_store=$$STORE$$")
+    message = load_error(tmp_path, "model_store=$$STORE$$")
     assert message.startswith("model_store in FILE holds $$STORE$$")
 
 
@@ -223,7 +223,7 @@ def test_the_models_key_configures_versions(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_models_key_is_reported(tmp_path: Path, text: str, reason: str) -> None:
-    assert failure(tmp_path, text).startswith(reason)
+    assert load_error(tmp_path, text).startswith(reason)
 
 
 # As TorchServe 0.9 wrote it.

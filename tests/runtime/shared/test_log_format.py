@@ -41,10 +41,10 @@ def test_terminal_control_characters_are_escaped() -> None:
 
 @given(st.text())
 def test_no_terminal_control_character_remains(text: str) -> None:
-    shown = escaped(text).replace("\r\n", "")
+    escaped_text = escaped(text).replace("\r\n", "")
     assert not any(
         (ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
-        for letter in shown
+        for letter in escaped_text
     )
 
 

@@ -88,9 +88,9 @@ def test_lines_within_the_pipe_size_are_written_completely_or_dropped(writes):
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
         lossy_output, output = LossyOutput(writer, max_stall_s=0), b""
         lossy_output.report_loss = lambda lost_bytes: b"[%d]\n" % lost_bytes
-        for line, reads in [*writes, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
+        for line, reads_after in [*writes, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
             lossy_output.write(line)
-            output += read_all(reader) if reads else b""
+            output += read_all(reader) if reads_after else b""
     lines = output.splitlines(keepends=True)
     notices = [line for line in lines if line.startswith(b"[")]
     written_lines = [line for line in lines if not line.startswith(b"[")]
@@ -118,8 +118,8 @@ def refuse(*_):
 def test_a_closed_reader_and_a_full_disk_are_not_errors():
     reader, writer = os.pipe()
     os.close(reader)
-    full = os.open("/dev/full", os.O_WRONLY)
-    for fd in (writer, full):
+    full_device = os.open("/dev/full", os.O_WRONLY)
+    for fd in (writer, full_device):
         lossy_output = LossyOutput(fd)
         assert lossy_output.write(b"12345") == 5
         assert lossy_output.write(b"12345") == 5
@@ -167,9 +167,9 @@ def test_a_blocked_log_is_limited_and_keeps_tracebacks(monkeypatch):
         handler.handle(record)
     listener.start()
     listener.stop()
-    first, dropped, last = written_records.records
+    first, loss_record, last = written_records.records
     assert first.getMessage() == "x" * 60 + " {'first': 1}"
-    assert dropped.getMessage().startswith("3 lines of the log were dropped")
+    assert loss_record.getMessage().startswith("3 lines of the log were dropped")
     assert last.getMessage() == "w" * 20
     assert json.loads(JsonLines().format(last))["exception"].endswith("ValueError: why\n")
 

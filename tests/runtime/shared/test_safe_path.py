@@ -116,13 +116,13 @@ def test_a_program_started_with_m_runs_only_what_python_imports(
 
 
 def test_a_worker_program_runs_no_file_of_the_working_directory(hostile: Path) -> None:
-    front, back = socket.socketpair()
-    front.close()
-    with back:
+    front_socket, back_socket = socket.socketpair()
+    front_socket.close()
+    with back_socket:
         program = subprocess.run(
-            Launch().command(back.fileno(), None),
+            Launch().command(back_socket.fileno(), None),
             cwd=hostile,
-            pass_fds=[back.fileno()],
+            pass_fds=[back_socket.fileno()],
             capture_output=True,
             timeout=120,
             check=False,

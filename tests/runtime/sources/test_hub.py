@@ -35,7 +35,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
         yield fake_hub
 
 
-def fetch(model: str, max_bytes: int = 1 << 30, progress: Any = lambda done, total: None) -> Path:
+def fetch(
+    model: str, max_bytes: int = 1 << 30, progress: Any = lambda loaded_bytes, total_bytes: None
+) -> Path:
     return download(parse_hub(model), max_bytes=max_bytes, progress=progress)
 
 
@@ -169,7 +171,12 @@ def test_the_cache_is_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_stopping_server_aborts_its_downloads(hub: Hub) -> None:
     model = parse_hub("hf:org/tiny")
     with pytest.raises(DownloadFailed, match="the server stops"):
-        download(model, max_bytes=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
+        download(
+            model,
+            max_bytes=1 << 30,
+            progress=lambda loaded_bytes, total_bytes: None,
+            stopped=lambda: True,
+        )
 
 
 # This path leads from the repository's folder in the cache to the test's folder.

@@ -163,8 +163,8 @@ def test_a_failing_node_is_retried_up_to_its_limit() -> None:
 
 
 def test_a_failing_node_cancels_the_others_and_starts_no_more() -> None:
-    died = refuses(WorkerDied("Died."))
-    flow = Flow(DIAMOND, a=answers(b"0"), b=keep_waiting, c=died, d=keep_waiting)
+    worker_died = refuses(WorkerDied("Died."))
+    flow = Flow(DIAMOND, a=answers(b"0"), b=keep_waiting, c=worker_died, d=keep_waiting)
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="Error executing c: Died"):
@@ -274,7 +274,7 @@ def test_a_streamed_output_is_joined_and_a_broken_one_fails() -> None:
     st.sets(st.sampled_from([f"n{number}" for number in range(7)]), max_size=1),
 )
 def test_any_graph_is_answered_once_in_any_completion_order(
-    edges: dict[str, list[str]], random: Any, failing: set[str]
+    edges: dict[str, list[str]], random: Any, failing_nodes: set[str]
 ) -> None:
     """Let each node answer with its input, and compare the leaves with the graph.
 
@@ -292,7 +292,7 @@ def test_any_graph_is_answered_once_in_any_completion_order(
                 await asyncio.sleep(0)
                 continue
             name, job = waiting_jobs.pop(random.randrange(len(waiting_jobs)))
-            if name in failing:
+            if name in failing_nodes:
                 job.refuse(WorkerDied("Died."))
             else:
                 row = {
@@ -301,8 +301,10 @@ def test_any_graph_is_answered_once_in_any_completion_order(
                 }
                 job.answer(200, b"", json.dumps({name: row}).encode(), BATCH)
             await asyncio.sleep(0)
-        if failing & set(graph):
-            with pytest.raises(NodeFailed, match=rf"Error executing {next(iter(failing))}: Died"):
+        if failing_nodes & set(graph):
+            with pytest.raises(
+                NodeFailed, match=rf"Error executing {next(iter(failing_nodes))}: Died"
+            ):
                 await run_task
         else:
             leaves = [name for name, children in graph.items() if not children]

@@ -38,7 +38,7 @@ BODIES = {
 both_lanes = pytest.mark.parametrize("lane", BODIES)
 
 
-def forwarded(text: str) -> list[tuple[bytes, bytes]]:
+def forwarded_header(text: str) -> list[tuple[bytes, bytes]]:
     return [(b"x-forwarded-for", text.encode("latin-1"))]
 
 
@@ -75,10 +75,10 @@ def test_a_refused_client_gets_retry_after() -> None:
     client = limits.caller("10.0.0.1", ())
     for _ in range(4):
         limits.count_failure(client)
-    with pytest.raises(TooManyRequests, match="max_failed_tokens") as refusal:
+    with pytest.raises(TooManyRequests, match="max_failed_tokens") as exc_info:
         limits.count_failure(client)
-    assert refusal.value.retry_after == 30
-    clock.now += refusal.value.retry_after
+    assert exc_info.value.retry_after == 30
+    clock.now += exc_info.value.retry_after
     limits.count_failure(client)
 
 
@@ -97,11 +97,11 @@ def test_the_client_table_is_bounded_but_keeps_connected_clients(
 ) -> None:
     limits = ClientLimits(connections=2, remembered=5, clock=Clock())
     connected: dict[int, list[Any]] = {}
-    for number, connects in events:
+    for number, is_connect in events:
         host, connections = f"10.0.0.{number}", connected.setdefault(number, [])
-        if connects and len(connections) < 2:
+        if is_connect and len(connections) < 2:
             connections.append(limits.connect(host))
-        elif connects:
+        elif is_connect:
             with pytest.raises(TooManyRequests, match="max_connections_per_client"):
                 limits.connect(host)
         elif connections:
@@ -154,12 +154,12 @@ def test_the_client_is_the_last_forwarded_address_that_is_not_a_proxy(
     peer: str, header: str, client: str
 ) -> None:
     limits = ClientLimits(proxies=["10.0.0.0/8"], clock=Clock())
-    assert limits.caller(peer, forwarded(header)) is limits.caller(client, ())
+    assert limits.caller(peer, forwarded_header(header)) is limits.caller(client, ())
 
 
 def test_several_forwarded_headers_are_joined() -> None:
     limits = ClientLimits(proxies=["10.0.0.1"], clock=Clock())
-    headers = [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]
+    headers = [*forwarded_header("1.1.1.1"), *forwarded_header("203.0.113.9")]
     assert limits.caller("10.0.0.1", headers) is limits.caller("203.0.113.9", ())
 
 

@@ -143,7 +143,7 @@ async def test_cpu_time_before_a_restart_is_not_counted():
         _WatchedVersion(),
         Worker("1", (), 0.0),
     )
-    for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
-        worker.instance, version.stats.busy_seconds = process, busy
+    for process, busy_seconds, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+        worker.instance, version.stats.busy_seconds = process, busy_seconds
         _measure_cores(version, watched_version, {worker: ResourceUsage((1,), 0, cpu, 0)})
     assert watched_version.cores_per_worker == pytest.approx(0.5)

@@ -174,8 +174,8 @@ def test_a_constant_load_never_restarts_a_stopped_worker(load, rate, load_second
         if decision.workers != workers:
             changes.append(decision.workers - workers)
             workers = decision.workers
-    downs = [number for number, change in enumerate(changes) if change < 0]
-    assert not downs or all(change < 0 for change in changes[downs[0] :])
+    decreases = [number for number, change in enumerate(changes) if change < 0]
+    assert not decreases or all(change < 0 for change in changes[decreases[0] :])
     assert workers >= min(8, load)
 
 

@@ -98,8 +98,8 @@ async def test_200_concurrent_loads_succeed_and_the_newest_20_models_stay(size, 
     loads = [load(model, number * 7 % 5) for number, model in enumerate(models)]
     await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
     assert budget.free() == 0
-    newest = sorted(models, key=lambda model: model.last_used)[-20:]
-    assert {model for model in models if model.workers} == set(newest)
+    newest_models = sorted(models, key=lambda model: model.last_used)[-20:]
+    assert {model for model in models if model.workers} == set(newest_models)
 
 
 class GpuModel(IdleModel):
@@ -236,14 +236,14 @@ async def test_models_are_unloaded_for_others_and_reloaded_on_request(tmp_path, 
         assert registry.find("f").ready
         assert "model_memory" in registry.find("f").last_scaling
         gate = tmp_path / "go"
-        busy = [submit(registry.find(name), f"until {gate}") for name in "ae"]
+        busy_jobs = [submit(registry.find(name), f"until {gate}") for name in "ae"]
         waiting_job = submit(registry.find("b"), "b")
         await until(lambda: registry.find("b").last_error)
         assert "There is no room" in registry.find("b").last_error
         with pytest.raises(LoadOutOfMemory, match="model_memory is 250 MB"):
             await register(registry, tmp_path / "g", name="g")
         gate.touch()
-        for job in (*busy, waiting_job):
+        for job in (*busy_jobs, waiting_job):
             await answer_of(job)
         assert len(loaded_names()) <= 2
 

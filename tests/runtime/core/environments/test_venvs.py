@@ -120,12 +120,12 @@ async def test_a_failed_installation_reports_pips_error_and_leaves_no_files(tmp_
     directory = write_model(tmp_path / "m", "no-such-package==1.0\n")
 
     async with an_installing_registry(cache) as registry:
-        with pytest.raises(InvalidModel) as failure:
+        with pytest.raises(InvalidModel) as exc_info:
             await registry.register_path(directory, order())
-        first, *lines = failure.value.message.splitlines()
+        first, *lines = exc_info.value.message.splitlines()
         assert first == "Custom pip package installation failed for model m"
         assert "ERROR: No matching distribution found for no-such-package==1.0" in lines
-        assert (failure.value.status, failure.value.type) == (400, "ModelException")
+        assert (exc_info.value.status, exc_info.value.type) == (400, "ModelException")
         assert not registry.models
         assert list_entries(cache) == list((cache / "environments" / "partial").iterdir()) == []
 

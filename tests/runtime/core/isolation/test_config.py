@@ -314,7 +314,7 @@ def handle(data, context):
 """
 
 
-def isolating(directory: Path, **settings: Any):
+def isolated_registry(directory: Path, **settings: Any):
     """Run a registry with isolated workers."""
     cache = directory / "cache"
     return a_registry(worker_preload=False, isolation="on", cache_dir=cache, **settings)
@@ -322,7 +322,7 @@ def isolating(directory: Path, **settings: Any):
 
 @pytest.mark.usefixtures("processes")
 async def test_isolated_workers_with_their_own_environment_stream(tmp_path):
-    async with isolating(tmp_path) as registry:
+    async with isolated_registry(tmp_path) as registry:
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
         answer = await answer_of(submit(version, ""))
@@ -359,7 +359,7 @@ def test_configured_paths_and_variables_are_allowed(targets, tmp_path):
 
 @pytest.mark.usefixtures("processes")
 async def test_an_isolated_worker_leaves_no_files_or_processes(tmp_path):
-    async with isolating(tmp_path) as registry:
+    async with isolated_registry(tmp_path) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
         )
@@ -447,7 +447,7 @@ def test_readable_paths_must_be_absolute_and_exist(tmp_path):
 
 
 async def test_models_that_cannot_run_isolated_are_refused(tmp_path):
-    async with isolating(tmp_path, install_py_dep_per_model=True) as registry:
+    async with isolated_registry(tmp_path, install_py_dep_per_model=True) as registry:
         group = make_model(
             tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
         )

@@ -90,8 +90,8 @@ def predict(address: str, model: str) -> str:
 def test_a_worker_program_is_started_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the launcher of workers with their own environment or with torchrun."""
     set_secrets(monkeypatch)
-    program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
-    with front:
+    program, front_socket = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
+    with front_socket:
         block = environment_of(program.pid)
         program.kill()
     asyncio.run(program.ended())

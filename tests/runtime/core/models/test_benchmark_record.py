@@ -64,13 +64,13 @@ def test_the_report_says_if_another_machine_measured() -> None:
 
 @given(JSON, TOP_LEVEL_KEYS, NESTED_KEYS)
 def test_any_json_is_read_or_ignored(value: Any, key: str, inner: str) -> None:
-    for damaged in (
+    for damaged_record in (
         value,
         RECORD | {key: value},
         RECORD
         | {"environment": THIS_MACHINE | {inner: value}, "best": RECORD["best"] | {inner: value}},
     ):
-        record = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
+        record = parse_measured(json.dumps(damaged_record).encode(errors="surrogatepass"))
         assert record is None or str(record).isprintable()
 
 

@@ -68,9 +68,11 @@ async def test_unregistering_continues_after_its_client_leaves(registry, tmp_pat
 
 
 async def test_a_load_is_cancelled_when_its_client_leaves(registry, tmp_path):
-    hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+    hanging_handler = (
+        "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+    )
 
-    registration = asyncio.create_task(register(registry, tmp_path / "m", hanging))
+    registration = asyncio.create_task(register(registry, tmp_path / "m", hanging_handler))
     await until((tmp_path / "m" / "began").exists)
     pid = registry.find("talker").workers[0].pid
     await cancel(registration)
@@ -139,12 +141,12 @@ async def test_closing_answers_accepted_requests_within_the_drain_time(tmp_path)
         assert (await accepted_job.done).body == b"slow"
     async with a_registry() as registry:
         version = await a_talker(registry, tmp_path, initial_workers=2)
-        hanging = [submit(version, "hang") for _ in range(2)]
+        hanging_jobs = [submit(version, "hang") for _ in range(2)]
         late_job = submit(version, "late")
         await until(lambda: all(worker.channel.batches for worker in version.workers))
         await registry.close(drain=0.05)
         await refusal_of(late_job, Unavailable, "stopping")
-        for job in hanging:
+        for job in hanging_jobs:
             await refusal_of(job, WorkerDied)
 
 

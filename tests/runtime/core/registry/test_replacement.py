@@ -87,13 +87,13 @@ async def test_a_replaced_version_still_answers_its_accepted_requests(registry, 
 
 async def test_a_replacement_that_fails_to_load_changes_nothing(registry, tmp_path):
     old_version = await register(registry, tmp_path / "1")
-    broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
+    broken_model = talker(tmp_path / "2", "import nothing_of_that_name\n")
     with pytest.raises(LoadFailed, match="nothing_of_that_name"):
-        await registry.register_path(broken, replacement_order())
+        await registry.register_path(broken_model, replacement_order())
     assert "nothing_of_that_name" in old_version.last_error
     assert registry.find("talker") is old_version
     assert await ask(old_version, "x") == "x"
-    await registry.register_path(broken, replacement_order(), wait=False)
+    await registry.register_path(broken_model, replacement_order(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
     await replace(registry, tmp_path / "3", a_handler("new"))

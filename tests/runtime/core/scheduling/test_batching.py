@@ -88,9 +88,9 @@ def test_batches_keep_order_and_limits_and_lose_no_job(queued_jobs, idle, batch_
 def test_no_request_waits_while_a_worker_is_idle(queued_jobs, idle, size):
     queue = fill_queue(queued_jobs)
     result = assign(queue, idle, NOW, BatchLimits(size))
-    busy = {id(worker) for worker, _ in result.batches}
+    busy_ids = {id(worker) for worker, _ in result.batches}
     assert not (
-        queue.jobs and any(worker.batches == 0 and id(worker) not in busy for worker in idle)
+        queue.jobs and any(worker.batches == 0 and id(worker) not in busy_ids for worker in idle)
     )
 
 
@@ -114,7 +114,10 @@ def test_a_busy_prefetching_worker_gets_a_full_batch_if_none_is_idle(
     ]
     for index, worker, batch in sent_ahead:
         assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
-        following_jobs = [*(job for _, later in batches[index + 1 :] for job in later), *queue.jobs]
+        following_jobs = [
+            *(job for _, later_batch in batches[index + 1 :] for job in later_batch),
+            *queue.jobs,
+        ]
         next_size = len(following_jobs[0].body) if following_jobs else 1
         assert (
             len(batch) == batch_limits.max_items
@@ -174,10 +177,10 @@ def test_a_batch_never_waits_longer_than_max_batch_delay(arrivals, size, wait):
 @given(st.lists(urgent_jobs, min_size=1, max_size=10), st.floats(0, 10))
 def test_a_batch_waits_at_most_half_of_a_requests_time(queued_jobs, wait):
     queue = fill_queue(queued_jobs)
-    wake = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake
+    wake_time = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake
     for job in queue.jobs:
-        assert wake <= job.arrived + wait
-        assert job.deadline is None or wake <= (job.arrived + job.deadline) / 2
+        assert wake_time <= job.arrived + wait
+        assert job.deadline is None or wake_time <= (job.arrived + job.deadline) / 2
 
 
 def test_a_batch_at_its_byte_limit_does_not_wait():
@@ -305,7 +308,7 @@ class Worker:
 def test_every_request_ends_once_and_in_time(arrivals, prefetching, seconds, batch_limits):
     """Simulate arrivals, replies, and the wake-up times that `assign` requests."""
     queue, pool = RequestQueue(), [Worker(prefetch) for prefetch in prefetching]
-    now, wake, ended_jobs, pending = NOW, NEVER, [], []
+    now, wake_time, ended_jobs, pending = NOW, NEVER, [], []
     for gap, job in arrivals:
         job.arrived = (pending[-1].arrived if pending else NOW) + gap
         job.deadline = (
@@ -316,7 +319,7 @@ def test_every_request_ends_once_and_in_time(arrivals, prefetching, seconds, bat
     while pending or queue.jobs or any(worker.free_at for worker in pool):
         events = (
             [worker.free_at[0] for worker in pool if worker.free_at]
-            + [wake]
+            + [wake_time]
             + ([pending[0].arrived] if pending else [])
         )
         now = min(events)
@@ -328,7 +331,7 @@ def test_every_request_ends_once_and_in_time(arrivals, prefetching, seconds, bat
             if worker.free_at and worker.free_at[0] <= now:
                 worker.free_at.popleft()
         result = assign(queue, pool, now, batch_limits)
-        wake = result.wake
+        wake_time = result.wake
         for worker, batch in result.batches:
             worker.free_at.append(max(now, worker.free_at[-1] if worker.free_at else now) + seconds)
             assert not any(job.deadline is not None and job.deadline < now for job in batch)

@@ -497,7 +497,7 @@ async def test_a_started_stream_continues_past_its_deadline():
 async def test_a_worker_death_with_a_late_request_counts_every_request_once(deadline_passes, end):
     """Let the deadline pass while the worker is alive, dead, or its requests are queued again."""
 
-    async def die() -> None:
+    async def kill_worker() -> None:
         peer.close()
         await channel.closed
 
@@ -508,12 +508,12 @@ async def test_a_worker_death_with_a_late_request_counts_every_request_once(dead
     late_job = a_waiting_job(b"late", soon())
     [_, first, second], _ = await send(dispatcher, peer, late_job, b"first", b"second")
     if deadline_passes != "alive":
-        await die()
+        await kill_worker()
     if deadline_passes == "queued":
         queue_again()
     await refusal_of(late_job, AnswerLate, "did not answer")
     if deadline_passes == "alive":
-        await die()
+        await kill_worker()
     if deadline_passes != "queued":
         queue_again()
     _, peer = await add_worker(dispatcher)
@@ -577,10 +577,10 @@ async def test_a_full_queue_drops_its_least_urgent_request_for_a_priority():
     [refused_job] = submit(dispatcher, b"x")
     await refusal_of(low_job, QueueFull)
     assert not refused_job.done.done()
-    important = a_waiting_job(priority=5)
-    dispatcher.submit(important)
+    important_job = a_waiting_job(priority=5)
+    dispatcher.submit(important_job)
     await refusal_of(refused_job, QueueFull)
-    assert list(dispatcher.queue.jobs) == [important, plain_job, later_job]
+    assert list(dispatcher.queue.jobs) == [important_job, plain_job, later_job]
     [equal] = submit(dispatcher, b"x")
     await refusal_of(equal, QueueFull)
     assert dispatcher.queue.size == 3

@@ -28,11 +28,11 @@ def test_the_service_rate_is_unknown_before_the_first_batch():
 @given(batches)
 def test_batches_below_the_time_limit_count_as_short(measurements):
     pace = ServiceRate()
-    for items, busy in measurements:
-        pace.add(items, busy, busy)
+    for items, busy_s in measurements:
+        pace.add(items, busy_s, busy_s)
     longest_s, shortest_s = (
-        max(busy for _, busy in measurements),
-        min(busy for _, busy in measurements),
+        max(busy_s for _, busy_s in measurements),
+        min(busy_s for _, busy_s in measurements),
     )
     assert (
         pace.short
@@ -46,22 +46,22 @@ def test_batches_below_the_time_limit_count_as_short(measurements):
 @given(batches)
 def test_the_rate_is_between_the_slowest_and_fastest_batch(measurements):
     pace = ServiceRate()
-    for items, busy in measurements:
-        pace.add(items, busy, busy)
-    rates = [items / busy for items, busy in measurements]
+    for items, busy_s in measurements:
+        pace.add(items, busy_s, busy_s)
+    rates = [items / busy_s for items, busy_s in measurements]
     assert min(rates) * 0.999 <= pace.rate <= max(rates) * 1.001
-    assert pace.answer_time >= min(busy for _, busy in measurements) * 0.999
+    assert pace.answer_time >= min(busy_s for _, busy_s in measurements) * 0.999
 
 
 @given(batches, st.integers(1, 64), st.floats(0.1, 5))
-def test_old_batches_are_forgotten(old_batches, items, busy):
+def test_old_batches_are_forgotten(old_batches, items, busy_s):
     pace = ServiceRate()
     for batch in old_batches:
         pace.add(batch[0], batch[1], batch[1])
-    for _ in range(math.ceil(12 * MEMORY_S / busy)):
-        pace.add(items, busy, 2 * busy)
-    assert pace.rate == pytest.approx(items / busy, rel=0.05)
-    assert 2 * busy * 0.9 < pace.answer_time < 3 * busy
+    for _ in range(math.ceil(12 * MEMORY_S / busy_s)):
+        pace.add(items, busy_s, 2 * busy_s)
+    assert pace.rate == pytest.approx(items / busy_s, rel=0.05)
+    assert 2 * busy_s * 0.9 < pace.answer_time < 3 * busy_s
 
 
 def test_varying_answer_times_are_predicted_by_the_long_ones():

@@ -326,8 +326,15 @@ def test_an_event_may_contain_any_json_character() -> None:
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_invalid_tensors_are_compared_as_bytes(length: str) -> None:
     whole_answer = tensor_answer("1.0", [1.0, 2.0])
-    broken = ComparedAnswer(200, {"inference-header-content-length": length}, whole_answer.body)
-    assert difference_of(NUMERIC, broken, broken._replace(body=broken.body + b"x")) is not None
+    broken_answer = ComparedAnswer(
+        200, {"inference-header-content-length": length}, whole_answer.body
+    )
+    assert (
+        difference_of(
+            NUMERIC, broken_answer, broken_answer._replace(body=broken_answer.body + b"x")
+        )
+        is not None
+    )
     for body in (
         b"{}",
         b"[]",

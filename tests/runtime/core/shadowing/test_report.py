@@ -33,8 +33,8 @@ def test_latencies_cover_only_the_newest_pairs() -> None:
         side_of(version, ComparedAnswer(200, {}, b""), seconds)
         for version, seconds in (("1.0", 0.1), ("2.0", 0.3))
     )
-    failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
-    tally.add_pair(fast_latency, failed)
+    failed_side = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
+    tally.add_pair(fast_latency, failed_side)
     for _ in range(MAX_PAIRS):
         tally.add_pair(fast_latency, slow_latency)
     assert tally.latencies() == [(0.1, 0.1), (0.3, 0.3)]

@@ -69,12 +69,12 @@ def test_more_time_never_shrinks_the_batch(curve, first, second, batch_aim):
     st.lists(st.floats(0, 1), max_size=8),
 )
 def test_a_refused_request_is_admitted_later_or_with_idle_workers(
-    curve, rate, workers, waiting, ends
+    curve, rate, workers, waiting, end_times
 ):
     batch_aim = aim(curve, TARGET, rate, workers)
     assert 1 <= batch_aim.size <= curve.max_size
     arrivals = [0.0] * waiting
-    admitted = admission(curve, TARGET, batch_aim, arrivals, ends, 0.0)
+    admitted = admission(curve, TARGET, batch_aim, arrivals, end_times, 0.0)
     if admitted.waiting <= waiting and waiting == 0:
         assert admitted.opens_at > 0
         assert (
@@ -83,24 +83,24 @@ def test_a_refused_request_is_admitted_later_or_with_idle_workers(
                 TARGET,
                 batch_aim,
                 arrivals,
-                [max(end, admitted.opens_at) for end in ends],
+                [max(end, admitted.opens_at) for end in end_times],
                 admitted.opens_at + 1e-9,
             ).waiting
             > waiting
         )
         assert (
-            admission(curve, TARGET, batch_aim, arrivals, [0.0 for _ in ends], 0.0).waiting
+            admission(curve, TARGET, batch_aim, arrivals, [0.0 for _ in end_times], 0.0).waiting
             > waiting
         )
 
 
 @given(curves(), st.floats(0, 1e6), st.integers(0, 8), st.integers(0, 8))
-def test_a_single_request_is_always_admitted(curve, rate, idle_count, busy):
-    batch_aim = aim(curve, TARGET, rate, max(1, idle_count + busy))
-    if idle_count or not busy:
+def test_a_single_request_is_always_admitted(curve, rate, idle_count, busy_count):
+    batch_aim = aim(curve, TARGET, rate, max(1, idle_count + busy_count))
+    if idle_count or not busy_count:
         assert (
             admission(
-                curve, TARGET, batch_aim, [], [0.0] * idle_count + [100.0] * busy, 0.0
+                curve, TARGET, batch_aim, [], [0.0] * idle_count + [100.0] * busy_count, 0.0
             ).waiting
             >= 1
         )
@@ -210,11 +210,11 @@ def test_durations_below_the_clock_resolution_count_as_short(points):
 
 def test_refusals_know_when_admission_reopens():
     control = a_control((1, 0.04), (8, 0.045))
-    busy = [HeldBatches(10.0, [8])]
-    assert not control.admits([], busy, 10.0)
+    busy_workers = [HeldBatches(10.0, [8])]
+    assert not control.admits([], busy_workers, 10.0)
     assert 10.0 < control.opens_at < 10.1
-    assert not control.admits([], busy, (10.0 + control.opens_at) / 2, pytest.fail)
-    assert control.admits([], busy, control.opens_at + 0.001)
+    assert not control.admits([], busy_workers, (10.0 + control.opens_at) / 2, pytest.fail)
+    assert control.admits([], busy_workers, control.opens_at + 0.001)
 
 
 def test_an_unreachable_target_admits_only_requests_that_need_not_wait():
@@ -290,17 +290,17 @@ def test_the_predicted_quantile_never_falls_below_the_median(text):
     st.floats(0, TARGET),
 )
 def test_admission_accounts_for_weights_and_admits_single_requests(
-    curve, weights, weight, busy, end
+    curve, weights, weight, busy_count, end
 ):
-    batch_aim = aim(curve, TARGET, 100.0, busy + 1)
+    batch_aim = aim(curve, TARGET, 100.0, busy_count + 1)
     arrivals = [0.0] * len(weights)
     admitted = admission(
-        curve, TARGET, batch_aim, arrivals, [end] * (busy + 1), 0.0, weights, weight
+        curve, TARGET, batch_aim, arrivals, [end] * (busy_count + 1), 0.0, weights, weight
     )
     assert admitted.waiting >= len(weights)
     assert admitted.waiting >= len(weights) + weight or admitted.opens_at > 0
     assert (
-        admission(curve, TARGET, batch_aim, [], [end] * busy + [0.0], 0.0, [], weight).waiting
+        admission(curve, TARGET, batch_aim, [], [end] * busy_count + [0.0], 0.0, [], weight).waiting
         >= weight
     )
     count, total_weight = fill(5.0, weights, 0, len(weights))

@@ -77,11 +77,11 @@ def test_prometheus_buckets_are_cumulative(
 def test_a_bucket_is_found_like_by_binary_search(
     durations_s: list[float], bounds: tuple[float, ...]
 ) -> None:
-    around = [
+    neighbours = [
         step(bound, direction)
         for bound in bounds
         for step in (lambda bound, _: bound, np.nextafter)
         for direction in (0.0, 1e9)
     ]
-    probes = np.array([*durations_s, *around])
+    probes = np.array([*durations_s, *neighbours])
     assert Buckets(bounds).positions(probes).tolist() == np.searchsorted(bounds, probes).tolist()

@@ -89,8 +89,8 @@ async def test_all_ranks_run_each_batch_and_any_death_restarts_the_group(registr
     # Large answers of the other rank must not fill a buffer.
     for _ in range(3):
         assert len(await ask(version, "big")) == 2_000_000
-    failed = await submit(version, "boom").done
-    assert failed.status == 500
+    failed_answer = await submit(version, "boom").done
+    assert failed_answer.status == 500
     # The ranks still run the same batches.
     assert (await ask_ranks(version))["pids"] == first["pids"]
     [worker] = version.workers

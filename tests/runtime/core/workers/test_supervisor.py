@@ -339,9 +339,11 @@ async def test_a_removed_worker_finishes_its_requests(registry, tmp_path):
 def test_workers_end_when_the_front_end_is_killed(tmp_path):
     talker(tmp_path / "m")
     script = FRONT_END.format(directory=str(tmp_path / "m"))
-    with forked.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
-        pids = [int(pid) for pid in front.stdout.readline().split()]
-        front.kill()
+    with forked.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as front_end:
+        pids = [int(pid) for pid in front_end.stdout.readline().split()]
+        front_end.kill()
     assert len(pids) == 2
     _, remaining_processes = psutil.wait_procs(
         [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=TIMEOUT

@@ -129,11 +129,11 @@ def test_clients_retry_a_busy_model_after_retry_after(openai_server):
     http = httpx.Client(event_hooks={"request": [requests.append]})
     with (
         client_of(openai_server, max_retries=1, http_client=http) as retrying_client,
-        pytest.raises(openai.InternalServerError) as busy,
+        pytest.raises(openai.InternalServerError) as exc_info,
     ):
         retrying_client.chat.completions.create(model="writer", messages=messages("full"))
-    assert (busy.value.status_code, busy.value.type) == (503, "server_error")
-    assert busy.value.response.headers["retry-after"] == "1"
+    assert (exc_info.value.status_code, exc_info.value.type) == (503, "server_error")
+    assert exc_info.value.response.headers["retry-after"] == "1"
     assert len(requests) == 2
 
 

@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def guarded(directory: Path, clock: Clock) -> Iterator[ServerUnderTest]:
+def limits_server(directory: Path, clock: Clock) -> Iterator[ServerUnderTest]:
     """Run a server at an https address with generated keys.
 
     Its trusted proxy is 127.0.0.1, so that each test can use its own client addresses.
@@ -95,8 +95,8 @@ def proxied_client(
         yield client
 
 
-def test_answers_over_https_are_the_same(guarded: ServerUnderTest, directory: Path) -> None:
-    with proxied_client(guarded, directory, "203.0.113.1") as client:
+def test_answers_over_https_are_the_same(limits_server: ServerUnderTest, directory: Path) -> None:
+    with proxied_client(limits_server, directory, "203.0.113.1") as client:
         embeddings, transcription, chunks, models = (call(client) for call in CALLS)
     assert embeddings.data[0].embedding == [1.0, 1.0, 0.0]
     assert transcription.text == "hello"
@@ -104,7 +104,7 @@ def test_answers_over_https_are_the_same(guarded: ServerUnderTest, directory: Pa
     assert [model.id for model in models] == ["counter", "writer"]
     with (
         openai.OpenAI(
-            base_url=f"{guarded.url}/v1", api_key="x", max_retries=0
+            base_url=f"{limits_server.url}/v1", api_key="x", max_retries=0
         ) as untrusting_client,
         pytest.raises(openai.APIConnectionError),
     ):
@@ -112,25 +112,27 @@ def test_answers_over_https_are_the_same(guarded: ServerUnderTest, directory: Pa
 
 
 def test_requests_beyond_the_limit_are_refused_with_retry_after(
-    guarded: ServerUnderTest, directory: Path, clock: Clock
+    limits_server: ServerUnderTest, directory: Path, clock: Clock
 ) -> None:
-    with proxied_client(guarded, directory, "203.0.113.2") as client:
+    with proxied_client(limits_server, directory, "203.0.113.2") as client:
         for call in CALLS[:RATE]:
             call(client)
         for call in CALLS:
-            with pytest.raises(openai.RateLimitError, match="max_requests_per_client") as refusal:
+            with pytest.raises(openai.RateLimitError, match="max_requests_per_client") as exc_info:
                 call(client)
-            assert refusal.value.type == "rate_limit_error"
-            assert refusal.value.code == "rate_limit_exceeded"
-            assert refusal.value.response.headers["retry-after"] == "1"
+            assert exc_info.value.type == "rate_limit_error"
+            assert exc_info.value.code == "rate_limit_exceeded"
+            assert exc_info.value.response.headers["retry-after"] == "1"
         clock.now += 1
         CALLS[0](client)
 
 
 def test_wrong_keys_are_refused_and_too_many_are_limited(
-    guarded: ServerUnderTest, directory: Path
+    limits_server: ServerUnderTest, directory: Path
 ) -> None:
-    with proxied_client(guarded, directory, "203.0.113.3", api_key="wrong") as guessing_client:
+    with proxied_client(
+        limits_server, directory, "203.0.113.3", api_key="wrong"
+    ) as guessing_client:
         for call in (CALLS[0], CALLS[3]):
             with pytest.raises(openai.AuthenticationError) as exc_info:
                 call(guessing_client)
@@ -140,5 +142,5 @@ def test_wrong_keys_are_refused_and_too_many_are_limited(
         with pytest.raises(openai.RateLimitError, match="max_failed_tokens") as refusal:
             CALLS[0](guessing_client)
         assert int(refusal.value.response.headers["retry-after"]) >= 1
-    with proxied_client(guarded, directory, "203.0.113.3") as right:
+    with proxied_client(limits_server, directory, "203.0.113.3") as right:
         CALLS[0](right)

@@ -33,12 +33,12 @@ def test_the_server_reports_its_metadata(server):
 def test_v2_liveness_and_readiness(server, start_server):
     assert server.inference.get("/v2/health/live").json() == {"live": True}
     assert server.inference.get("/v2/health/ready").json() == {"ready": True}
-    with start_server(inference_token="in") as guarded:
+    with start_server(inference_token="in") as token_server:
         # Probes send no token.
-        assert guarded.inference.get("/v2/health/ready").status_code == 200
-        assert guarded.inference.get("/v2/models/talker").status_code == 400
-        guarded.call(lambda: setattr(guarded.registry, "stopping", True))
-        answer = guarded.inference.get("/v2/health/ready")
+        assert token_server.inference.get("/v2/health/ready").status_code == 200
+        assert token_server.inference.get("/v2/models/talker").status_code == 400
+        token_server.call(lambda: setattr(token_server.registry, "stopping", True))
+        answer = token_server.inference.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"ready": False})
 
 

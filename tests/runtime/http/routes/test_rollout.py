@@ -123,15 +123,21 @@ def test_rollback_undoes_a_rollout_but_keeps_new_labels(
     label = "/models/m/labels/next"
     start_rollout(rollout_server, steps=[50, 100], bake=60)
     rollout_server.management.put(label, json={"version": "2.0"}).raise_for_status()
-    undone = rollout_server.management.post("/models/m/rollback").json()
-    assert (undone["default"], undone["traffic"]) == ("1.0", {"labels": {"next": "2.0"}})
+    undo_response = rollout_server.management.post("/models/m/rollback").json()
+    assert (undo_response["default"], undo_response["traffic"]) == (
+        "1.0",
+        {"labels": {"next": "2.0"}},
+    )
     assert rollout(rollout_server)["status"] == "stopped"
     with steady_requests(rollout_server):
         start_rollout(rollout_server, steps=[50, 100])
         rollout_server.management.put(label, json={"version": "1.0"}).raise_for_status()
         until(lambda: rollout(rollout_server)["status"] == "finished")
-    undone = rollout_server.management.post("/models/m/rollback").json()
-    assert (undone["default"], undone["traffic"]) == ("1.0", {"labels": {"next": "1.0"}})
+    undo_response = rollout_server.management.post("/models/m/rollback").json()
+    assert (undo_response["default"], undo_response["traffic"]) == (
+        "1.0",
+        {"labels": {"next": "1.0"}},
+    )
 
 
 def test_a_failing_version_is_rolled_back_at_once(

@@ -429,9 +429,9 @@ def test_the_counts_are_metrics_and_can_be_reset(twins: Twins) -> None:
     twins.ask("same")
     twins.final_report()
     # A changed sampling rate keeps the counters; a changed comparison resets them.
-    for kind, agreed in (("numeric", 1), ("exact", 0)):
+    for kind, expected_count in (("numeric", 1), ("exact", 0)):
         twins.put("shadow", {"to": "2.0", "share": 50, "compare": {"kind": kind}})
-        assert twins.report()["agreed"] == agreed
+        assert twins.report()["agreed"] == expected_count
 
 
 @pytest.mark.parametrize(

@@ -298,8 +298,8 @@ def test_an_unknown_version_gets_a_weight_only_with_force(
         "no version or label canary;"
         in error_of(management.delete(traffic_url("labels/canary")))[1]
     )
-    misspelt = management.patch(traffic_url(), json={"weights": {"canry": 1}})
-    assert "did you mean 'canary'?" in error_of(misspelt)[1]
+    misspelt_response = management.patch(traffic_url(), json={"weights": {"canry": 1}})
+    assert "did you mean 'canary'?" in error_of(misspelt_response)[1]
 
 
 def test_a_dry_run_shows_the_changes(split_server: RunningServer) -> None:
@@ -416,9 +416,13 @@ class Notes:
         self.seen.append(("to", version.version))
         return ObservedJob(job, self._note, 1 << 20)
 
-    def _note(self, seen: ObservedAnswer) -> None:
-        failure = ("refusal", type(seen.error).__name__)
-        self.seen.append((seen.status, seen.body) if seen.error is None else failure)
+    def _note(self, observed_answer: ObservedAnswer) -> None:
+        failure = ("refusal", type(observed_answer.error).__name__)
+        self.seen.append(
+            (observed_answer.status, observed_answer.body)
+            if observed_answer.error is None
+            else failure
+        )
 
 
 @pytest.mark.usefixtures("processes")
@@ -436,13 +440,13 @@ def test_a_sequence_stays_with_its_version_when_weights_change(
         server.register(file, initial_workers=1)
     try:
         arrange(server, {"weights": {"1.0": 1}}, "adder")
-        total, version, id = add(b"1")
-        assert (total, version) == (1, "1.0")
+        running_total, version, id = add(b"1")
+        assert (running_total, version) == (1, "1.0")
         arrange(server, {"weights": {"2.0": 1}}, "adder")
-        continued = server.inference.post(
+        next_response = server.inference.post(
             "/predictions/adder", content=b"2", headers={"ts_request_sequence_id": id}
         )
-        assert (continued.json()["total"], continued.headers[VERSION]) == (3, "1.0")
+        assert (next_response.json()["total"], next_response.headers[VERSION]) == (3, "1.0")
         assert add(b"7")[:2] == (7, "2.0")
     finally:
         server.call(lambda: server.registry.unregister("adder", "2.0"))

@@ -240,17 +240,17 @@ def test_a_handler_declares_its_input_type(empty):
 def test_playground_predictions_equal_those_of_the_inference_address(server):
     body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
     for suffix in ("", "/1.0"):
-        by_page, direct = (
+        page_response, direct_response = (
             client.post(f"{prefix}/talker{suffix}", content=body, headers=headers)
             for client, prefix in (
                 (server.management, "/ui/api/predict"),
                 (server.inference, "/predictions"),
             )
         )
-        assert by_page.status_code == direct.status_code == 200
-        assert by_page.json()["row"] == direct.json()["row"]
-        assert by_page.json()["headers"]["X-Mine"] == "yes"
-        assert by_page.json()["headers"].keys() == direct.json()["headers"].keys()
+        assert page_response.status_code == direct_response.status_code == 200
+        assert page_response.json()["row"] == direct_response.json()["row"]
+        assert page_response.json()["headers"]["X-Mine"] == "yes"
+        assert page_response.json()["headers"].keys() == direct_response.json()["headers"].keys()
     assert server.management.post("/ui/api/predict/nothing").status_code == 404
     assert predict(server, content=bytes(200_000)).status_code == 413
     assert predict(server, headers={"x-do": "raise"}).status_code == 500

@@ -160,9 +160,9 @@ def test_failed_messages_and_later_ones_of_their_group_are_retried(
     groups = [group for group, _ in outcomes]
     records = messages(["x"] * len(outcomes), groups=groups)["Records"]
     ids = [record["messageId"] for record in records]
-    failed = {id for id, (_, is_ok) in zip(ids, outcomes, strict=True) if not is_ok}
-    retried_ids = ordered_failures(records, failed)
-    assert failed <= set(retried_ids)
+    failed_ids = {id for id, (_, is_ok) in zip(ids, outcomes, strict=True) if not is_ok}
+    retried_ids = ordered_failures(records, failed_ids)
+    assert failed_ids <= set(retried_ids)
     for group in "abc":
         repeated = [
             id in retried_ids for id, name in zip(ids, groups, strict=True) if name == group
@@ -170,7 +170,7 @@ def test_failed_messages_and_later_ones_of_their_group_are_retried(
         # All messages of a group before its first retried one have succeeded.
         assert repeated == sorted(repeated)
     unordered = messages(["x"] * len(outcomes))["Records"]
-    assert set(ordered_failures(unordered, failed)) == failed
+    assert set(ordered_failures(unordered, failed_ids)) == failed_ids
 
 
 def test_message_answers_have_names_and_keep_their_order() -> None:

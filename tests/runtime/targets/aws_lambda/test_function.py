@@ -161,30 +161,30 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
 
 @pytest.mark.parametrize("headers", [{"x-note": "a\r\nx-other: b"}, {":x": "a"}])
 def test_invalid_http_headers_in_an_event_are_refused(host: Host, headers: dict[str, str]) -> None:
-    failed = host.invoke({"body": {"a": 1}, "headers": headers})
-    assert failed.error
-    assert "HTTP does not allow" in failed.json()["errorMessage"]
+    failed_invocation = host.invoke({"body": {"a": 1}, "headers": headers})
+    assert failed_invocation.error
+    assert "HTTP does not allow" in failed_invocation.json()["errorMessage"]
 
 
 def test_headers_that_differ_only_in_underscores_are_refused(host: Host) -> None:
-    failed = host.invoke({"body": {"a": 1}, "headers": {"x_note": "a", "X-Note": "b"}})
-    assert failed.error
-    assert "differ only in '_' and '-': x-note, x_note" in failed.json()["errorMessage"]
+    failed_invocation = host.invoke({"body": {"a": 1}, "headers": {"x_note": "a", "X-Note": "b"}})
+    assert failed_invocation.error
+    assert "differ only in '_' and '-': x-note, x_note" in failed_invocation.json()["errorMessage"]
 
 
 def test_requests_of_one_invocation_form_one_batch(host: Host) -> None:
-    failing = {"body": "fail", "headers": {"content-type": "text/plain"}}
-    answers = host.invoke({"requests": [{"a": 1}, failing, 3]}).json()
+    failing_request = {"body": "fail", "headers": {"content-type": "text/plain"}}
+    answers = host.invoke({"requests": [{"a": 1}, failing_request, 3]}).json()
     assert [answer["status"] for answer in answers] == [200, 500, 200]
     *_, last = host.invoke({"requests": [{"n": number} for number in range(8)]}).json()
     assert last["answer"]["together"] == 8
 
 
 def test_a_handler_failure_fails_the_invocation(host: Host) -> None:
-    failed = host.invoke({"fail": True})
-    assert failed.error
-    assert failed.json()["errorType"] == "HandlerFailed"
-    assert failed.json()["errorMessage"].startswith("500: ")
+    failed_invocation = host.invoke({"fail": True})
+    assert failed_invocation.error
+    assert failed_invocation.json()["errorType"] == "HandlerFailed"
+    assert failed_invocation.json()["errorMessage"].startswith("500: ")
     assert host.invoke({"model": "nobody", "body": "x"}).json()["errorType"] == "ModelNotFound"
     payload = host.invoke(function_url("/predictions/echo", '{"fail": 1}', headers=JSON))
     assert (payload.error, payload.json()["statusCode"]) == (None, 500)

@@ -44,9 +44,9 @@ def test_a_failed_load_is_reported_and_retried_in_a_new_environment(
         assert payload["statusCode"] == 503
         assert "RuntimeError: no weights" in body_of(payload)["message"]
         assert running.wait_for_exit(DEADLINE) == 1
-        failed = running.invoke({"a": 1})
-        assert failed.error
-        assert "no weights" in failed.json()["errorMessage"]
+        failed_invocation = running.invoke({"a": 1})
+        assert failed_invocation.error
+        assert "no weights" in failed_invocation.json()["errorMessage"]
         assert running.start_count == 2
         # Each environment logs the traceback.
         assert running.log.count("raise RuntimeError('no weights')") == 2
@@ -96,8 +96,8 @@ def test_a_slow_load_continues_across_invocations(tmp_path: Path) -> None:
 def test_a_hanging_handler_ends_its_environment(tmp_path: Path, client: str) -> None:
     directory = with_model(tmp_path, ECHO, "batchSize: 1\nresponseTimeout: 1\n")
     with function(directory, {"TSX_LAMBDA_RUNTIME": client}, freezes=False) as running:
-        failed = running.invoke({"wait": str(tmp_path / "never")})
-        assert "within 1 s (responseTimeout)" in failed.json()["errorMessage"]
+        failed_invocation = running.invoke({"wait": str(tmp_path / "never")})
+        assert "within 1 s (responseTimeout)" in failed_invocation.json()["errorMessage"]
         assert running.wait_for_exit(DEADLINE) == 1
         assert "a thread cannot be killed" in running.log
 

@@ -87,11 +87,11 @@ def logs(processes: None, tmp_path_factory, until):
         token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
         address, bearer = running.address("predictions"), {"authorization": f"Bearer {token}"}
-        answer, bad = (
+        answer, failed_answer = (
             httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60)
             for body in (b"", b"bad")
         )
-        assert (answer.text, bad.status_code) == ("ok", 500)
+        assert (answer.text, failed_answer.status_code) == ("ok", 500)
         url = f"{running.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
         registration = httpx.post(
             url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60
@@ -108,7 +108,12 @@ def logs(processes: None, tmp_path_factory, until):
         for location in ("logs", "numbers")
         for path in (directory / location).iterdir()
     }
-    return {"console": console, "token": token, "bad": bad.headers["x-request-id"], **files}
+    return {
+        "console": console,
+        "token": token,
+        "bad": failed_answer.headers["x-request-id"],
+        **files,
+    }
 
 
 def test_torchserves_log_files_exist(logs):
@@ -116,11 +121,11 @@ def test_torchserves_log_files_exist(logs):
 
 
 def test_the_access_log_contains_the_requests(logs):
-    line, failed, _ = logs["access_log.log"].splitlines()
+    line, failed_line, _ = logs["access_log.log"].splitlines()
     assert re.fullmatch(
         STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line
     )
-    assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed
+    assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed_line
 
 
 def test_worker_output_is_in_the_model_log_under_worker_names(logs):

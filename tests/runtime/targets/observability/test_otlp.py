@@ -200,11 +200,13 @@ def test_a_span_has_attributes_of_its_request_and_model(
 def test_both_lanes_report_the_same_spans(received: Collector, answers: dict[str, Any]) -> None:
     fast_spans, chunked = by_name(received.trace(TRACE)), by_name(received.trace(trace_id(2)))
     assert set(fast_spans) == set(chunked)
-    passing = {"client.port", "tsx.request.id"}
+    varying_attributes = {"client.port", "tsx.request.id"}
     for name in fast_spans:
         attributes, chunked_attributes = fast_spans[name].attributes, chunked[name].attributes
-        assert {key: value for key, value in attributes.items() if key not in passing} == {
-            key: value for key, value in chunked_attributes.items() if key not in passing
+        assert {
+            key: value for key, value in attributes.items() if key not in varying_attributes
+        } == {
+            key: value for key, value in chunked_attributes.items() if key not in varying_attributes
         }
     assert (
         chunked["POST /predictions/{model}"].attributes["tsx.request.id"]
@@ -301,10 +303,10 @@ def test_opentelemetry_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_otlp_extra_prevents_the_start_only_for_a_setting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def absent(endpoint: str | None) -> None:
+    def raise_missing(endpoint: str | None) -> None:
         raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
 
-    monkeypatch.setattr(otlp, "Sender", absent)
+    monkeypatch.setattr(otlp, "Sender", raise_missing)
     with (
         pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"),
         otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}),

@@ -188,7 +188,7 @@ def test_a_lost_node_fails_only_unrepeatable_requests(ray_serve: RayServe) -> No
     assert {future.result().status_code for future in idempotent} == {200}
     answers = [future.result() for future in plain_requests]
     assert {answer.status_code for answer in answers} <= {200, 503}
-    for failed in [answer.json() for answer in answers if answer.status_code == 503]:
-        assert failed["type"] == "ServiceUnavailableException"
-        assert "may have run" in failed["message"]
-        assert "repeat = all" in failed["message"]
+    for error_body in [answer.json() for answer in answers if answer.status_code == 503]:
+        assert error_body["type"] == "ServiceUnavailableException"
+        assert "may have run" in error_body["message"]
+        assert "repeat = all" in error_body["message"]

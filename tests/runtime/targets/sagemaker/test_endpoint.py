@@ -248,7 +248,7 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(account: Account, host: Host
 
 
 @pytest.fixture(scope="module")
-def many(
+def many_models(
     processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: FreePorts
 ) -> Iterator[Many]:
     directory = tmp_path_factory.mktemp("m")
@@ -273,8 +273,8 @@ def ask(client: Any, model: str) -> bytes:
     return body
 
 
-def test_many_models_are_loaded_on_request(many: Many) -> None:
-    host, loader, client = many
+def test_many_models_are_loaded_on_request(many_models: Many) -> None:
+    host, loader, client = many_models
     assert [ask(client, name) for name in "aba"] == [b"a", b"b", b"a"]
     models = json.loads(host.get("/models").body)["models"]
     assert {model["modelName"] for model in models} == {*loader.loaded}
@@ -289,16 +289,16 @@ def test_many_models_are_loaded_on_request(many: Many) -> None:
     assert host.post(f"/models/{name}/invoke", b"{}", {}).status == 404
 
 
-def test_a_failed_load_is_refused_without_affecting_other_models(many: Many) -> None:
-    _, _, client = many
+def test_a_failed_load_is_refused_without_affecting_other_models(many_models: Many) -> None:
+    _, _, client = many_models
     status, message = failure_of(lambda: ask(client, "broken"))
     assert status == 500
     assert "division by zero" in message
     assert ask(client, "c") == b"c"
 
 
-def test_any_text_is_a_valid_model_name(many: Many) -> None:
-    host, loader, client = many
+def test_any_text_is_a_valid_model_name(many_models: Many) -> None:
+    host, loader, client = many_models
     ask(client, "a")
     url = json.loads(host.get(f"/models/{loader.loaded[-1]}").body)["modelUrl"]
     assert host.load("_ a/b?%", url).status == 200
@@ -312,8 +312,10 @@ def test_any_text_is_a_valid_model_name(many: Many) -> None:
     assert host.load("x", "/nowhere").status == host.post("/models", b"[]", {}).status == 400
 
 
-def test_a_model_without_room_is_507_until_others_are_unloaded(many: Many, tmp_path: Path) -> None:
-    host, loader, client = many
+def test_a_model_without_room_is_507_until_others_are_unloaded(
+    many_models: Many, tmp_path: Path
+) -> None:
+    host, loader, client = many_models
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", (MEMORY_MB << 20) + 1)
     refusal = host.load("huge", str(tmp_path))

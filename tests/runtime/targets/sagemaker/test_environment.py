@@ -303,11 +303,11 @@ def test_pages_of_models_are_complete() -> None:
     models = Models(unused, 1, unused)
     models._loaded = {str(number): cast("Any", number) for number in range(250)}
     page, token = models.page(None)
-    loaded = [*page]
+    listed_names = [*page]
     while token is not None:
         page, token = models.page(token)
-        loaded += page
-    assert loaded == list(range(250))
+        listed_names += page
+    assert listed_names == list(range(250))
     with pytest.raises(BadRequest, match="next_page_token is 'x'"):
         models.page("x")
     with pytest.raises(BadRequest, match="to load a model"):

@@ -237,11 +237,11 @@ def test_a_failed_start_replaces_nothing_but_later_starts_do(server: Server) -> 
         other_user_socket.connect(str(next((server.directory / "state").glob("*.sock"))))
         other_user_socket.sendall(b"guess\n")
         assert socket.recv_fds(other_user_socket, 100, 10)[:2] == (b"", [])
-    with RawConnection(("127.0.0.1", server.ports[0])) as silent:
-        silent.send(request(b"GET", b"/ping"))
-        assert silent.answer(b"GET") is not None
+    with RawConnection(("127.0.0.1", server.ports[0])) as silent_connection:
+        silent_connection.send(request(b"GET", b"/ping"))
+        assert silent_connection.answer(b"GET") is not None
         second = server.start("second", "--replace")
-        assert silent.answer() is None  # drain_timeout has passed without a request
+        assert silent_connection.answer() is None  # drain_timeout has passed without a request
     assert first.process.wait(DEADLINE) == 0
     third = server.start("third", "--replace")
     assert second.process.wait(DEADLINE) == 0
@@ -451,12 +451,12 @@ def test_another_users_server_is_not_taken_over(short_path: Path, foreign_file: 
             _connect(path)
         listening.setblocking(False)
         try:
-            asking, _ = listening.accept()
+            request_socket, _ = listening.accept()
         except BlockingIOError:
             assert foreign_file != "peer"
         else:
-            assert asking.recv(100) == b""  # The secret was not sent.
-            asking.close()
+            assert request_socket.recv(100) == b""  # The secret was not sent.
+            request_socket.close()
 
 
 @pytest.mark.parametrize(
@@ -478,10 +478,10 @@ def test_an_invalid_handover_answer_is_an_error(short_path: Path, answer: str) -
     with bind_unix(str(path), "state_dir") as listening, ThreadPoolExecutor(1) as pool:
         listening.listen()
         connected = pool.submit(_connect, path)
-        asking, _ = listening.accept()
-        with asking, asking.makefile("rb") as lines:
+        request_socket, _ = listening.accept()
+        with request_socket, request_socket.makefile("rb") as lines:
             assert lines.readline() == b"0" * 64 + b"\n"
-            asking.sendall(line.encode() + b"\n")
+            request_socket.sendall(line.encode() + b"\n")
             with pytest.raises(SettingError, match=r"m\.sock does not answer as tsx does"):
                 connected.result()
 

@@ -69,8 +69,8 @@ def test_a_keystores_certificate_is_used_for_tls(keystores: Path, form: str) -> 
 
     thread = threading.Thread(target=answer)
     thread.start()
-    trusting = ssl.create_default_context(cafile=str(keystores / "ts.cer"))
-    with trusting.wrap_socket(own_socket, server_hostname="localhost") as client:
+    trusting_context = ssl.create_default_context(cafile=str(keystores / "ts.cer"))
+    with trusting_context.wrap_socket(own_socket, server_hostname="localhost") as client:
         assert client.recv(5) == b"hello"
     thread.join()
 

@@ -247,7 +247,9 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
     start, connect, until, tmp_path
 ):
     server = start()
-    pinged, silent, predicted, half_head = (connect(server) for _ in range(4))
+    pinged_connection, silent_connection, answered_connection, half_head_connection = (
+        connect(server) for _ in range(4)
+    )
     (
         stream,
         queued_connection,
@@ -257,9 +259,9 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
         half_sent_chunks,
     ) = (connect(server) for _ in range(6))
     gate, body_request = tmp_path / "go", predict("halves")
-    predicted.send(predict("now"))
-    assert predicted.answer().body == b"done"
-    half_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
+    answered_connection.send(predict("now"))
+    assert answered_connection.answer().body == b"done"
+    half_head_connection.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
     stream.send(predict(f"stream {gate}"))
     until((tmp_path / "go.begun").exists)
     queued_connection.send(predict("next"))
@@ -269,8 +271,11 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
     pipelined_connection.send(predict("one") + predict("two"))
     half_sent.send(body_request[:-4])
     half_sent_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
-    stop(server, pinged)
-    assert [connection.answer() for connection in (silent, predicted, half_head)] == [None] * 3
+    stop(server, pinged_connection)
+    assert [
+        connection.answer()
+        for connection in (silent_connection, answered_connection, half_head_connection)
+    ] == [None] * 3
     gate.touch()
     half_sent.send(body_request[-4:])
     half_sent_chunks.send(b"0\r\n\r\n")
@@ -300,9 +305,9 @@ def test_an_inactive_client_delays_the_stop_only_up_to_its_timeout(start, connec
     idle_connection, half_sent = connect(server), connect(server)
     half_sent.send(predict("halves")[:-4])
     if setting == "drain_timeout":
-        deaf = connect(server)
-        deaf.send(predict("large"))
-        assert deaf.sock.recv(12) == b"HTTP/1.1 200"
+        deaf_connection = connect(server)
+        deaf_connection.send(predict("large"))
+        assert deaf_connection.sock.recv(12) == b"HTTP/1.1 200"
     stop(server, idle_connection)
     answer = half_sent.answer()
     assert answer is None or answer.status == 408

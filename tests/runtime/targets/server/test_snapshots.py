@@ -218,9 +218,9 @@ async def test_a_default_version_set_while_another_is_missing_is_kept(tmp_path: 
         ] == ["2.0"]
 
 
-@pytest.mark.parametrize("saved", ["2.0", None])
+@pytest.mark.parametrize("saved_default", ["2.0", None])
 async def test_a_set_default_version_survives_a_start_without_it(
-    processes: None, tmp_path: Path, saved: str | None
+    processes: None, tmp_path: Path, saved_default: str | None
 ) -> None:
     """Keep the choice across traffic changes while another version is the default."""
     make_noops(tmp_path, "noop1.0", "noop2.0")
@@ -231,14 +231,14 @@ async def test_a_set_default_version_survives_a_start_without_it(
     )
     async with a_registry(settings) as registry:
         await load_all(registry, both_versions)
-        if saved is not None:
-            registry.set_default("noop", saved)
+        if saved_default is not None:
+            registry.set_default("noop", saved_default)
     async with a_registry(settings) as registry:
         await load_all(registry, first)
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "1.0"}}))
     async with a_registry(settings) as registry:
         await load_all(registry, both_versions)
-        assert registry.find("noop").version == (saved or "1.0")
+        assert registry.find("noop").version == (saved_default or "1.0")
 
 
 @pytest.mark.usefixtures("processes")

@@ -190,7 +190,7 @@ async def test_data_is_echoed_with_every_tls_version(server: Server) -> None:
 
 @on_both_loops
 async def test_concurrent_connections_get_their_own_bytes(server: Server) -> None:
-    async def talk(number: int) -> None:
+    async def exchange_texts(number: int) -> None:
         reader, writer = await server.connect()
         chance = random.Random(number)
         for _ in range(10):
@@ -200,7 +200,7 @@ async def test_concurrent_connections_get_their_own_bytes(server: Server) -> Non
         writer.close()
 
     async with server.run():
-        await asyncio.gather(*map(talk, range(10)))
+        await asyncio.gather(*map(exchange_texts, range(10)))
         for echo in server.protocols:
             await echo.lost
 
@@ -240,9 +240,11 @@ async def test_garbage_ends_only_its_own_connection(server: Server) -> None:
         await intact_client.shake_hands()
         records = intact_client.encrypt(b"x" * 1000)
         intact_client.writer.write(records[:500])
-        bad = await RawClient(server).connect()
-        await bad.shake_hands()
-        bad.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000)
+        garbage_client = await RawClient(server).connect()
+        await garbage_client.shake_hands()
+        garbage_client.writer.write(
+            b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000
+        )
         await server.protocols[1].lost
         assert server.protocols[1].received == 0
         plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -250,7 +252,7 @@ async def test_garbage_ends_only_its_own_connection(server: Server) -> None:
         assert b"HTTP" not in await plain_reader.read()
         intact_client.writer.write(records[500:])
         assert await intact_client.read_exactly(1000) == b"x" * 1000
-        for writer in (intact_client.writer, bad.writer, plain_writer):
+        for writer in (intact_client.writer, garbage_client.writer, plain_writer):
             writer.close()
 
 

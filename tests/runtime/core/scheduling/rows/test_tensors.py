@@ -153,7 +153,7 @@ def test_an_invalid_header_length_is_left_to_the_worker():
 
 def test_a_small_request_is_split_into_a_bounded_number_of_chunks():
     """Bound the number of chunks, and therefore the text that they repeat."""
-    many = json.dumps(
+    many_rows = json.dumps(
         {
             "inputs": [
                 {"name": "x", "datatype": "FP32", "shape": [100_000, 1], "data": [0] * 100_000}
@@ -164,13 +164,13 @@ def test_a_small_request_is_split_into_a_bounded_number_of_chunks():
         PayloadTooLarge,
         match=r"100000 rows, in 100000 parts of 1 .splitRows., and the queue holds 100",
     ):
-        split(many, None, 1, 100)
-    wide = {
+        split(many_rows, None, 1, 100)
+    wide_tensor = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [100, 1], "data": [0] * 100}],
         "parameters": {"x": "y" * 30_000},
     }
-    assert split(json.dumps(wide).encode(), None, 1, 100) is None
-    assert split(json.dumps(wide).encode(), None, 2, 100) is not None
+    assert split(json.dumps(wide_tensor).encode(), None, 1, 100) is None
+    assert split(json.dumps(wide_tensor).encode(), None, 2, 100) is not None
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(0, 300), st.integers(1, 4))
