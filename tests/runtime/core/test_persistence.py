@@ -23,7 +23,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 pytestmark = pytest.mark.anyio
-SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
+HANDLER = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
 def close_state(state: StateStore) -> None:
@@ -84,7 +84,7 @@ def test_unwritable_state_stays_in_memory_and_is_reported_once(
         assert "Set state_dir" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
 @pytest.mark.parametrize("name", ["", "models", "rollouts"])
 def test_a_directory_writable_by_others_is_not_used(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -103,7 +103,7 @@ def test_a_directory_writable_by_others_is_not_used(
     assert "Set state_dir" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
 def test_the_state_is_private_under_any_umask(tmp_path: Path) -> None:
     old_umask = os.umask(0)
     try:
@@ -131,7 +131,7 @@ def test_a_symlink_at_a_state_file_is_replaced_and_not_followed(tmp_path: Path) 
     assert not (tmp_path / "models" / "digits.json").is_symlink()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
 def test_a_model_store_writable_by_others_keeps_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +170,7 @@ def test_the_first_writable_directory_keeps_the_state(tmp_path: Path) -> None:
     assert state_directory(make_settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to every directory")
 def test_an_unwritable_model_store_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)
     assert (
@@ -186,7 +186,7 @@ async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Regi
     """Run a registry with versions 1.0 and 2.0 of a model, without workers."""
     if not (store / "digits-1.0.mar").exists():
         for number in ("1.0", "2.0"):
-            make_model(store / f"digits-{number}.mar", SILENT, name="digits", version=number)
+            make_model(store / f"digits-{number}.mar", HANDLER, name="digits", version=number)
     async with a_registry(
         model_store=store, cache_dir=store / "cache", worker_preload=False, models=models
     ) as registry:

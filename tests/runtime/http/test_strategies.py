@@ -26,8 +26,8 @@ class Handler:
         context.cache = {}
 
     def handle(self, data, context):
-        for gone in set(context.cache) - set(context.request_ids.values()):
-            del context.cache[gone]
+        for ended_id in set(context.cache) - set(context.request_ids.values()):
+            del context.cache[ended_id]
         for idx, row in enumerate(data):
             id = context.get_request_id(idx)
             if id not in context.cache:

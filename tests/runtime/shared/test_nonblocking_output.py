@@ -22,7 +22,7 @@ from tsx_runtime.shared import nonblocking_output
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.shared.nonblocking_output import LossyOutput
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="opens a pipe anew by /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reopens a pipe through /proc")
 
 
 def read_all(fd: int) -> bytes:

@@ -169,11 +169,11 @@ def test_a_temporarily_unready_version_regains_its_keys() -> None:
 
 def test_two_models_assign_keys_independently() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1})
-    digits, captions = (
+    digits, faces = (
         make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces")
     )
     equal_choices = sum(
-        pick_sticky(digits, b"%d" % number) == pick_sticky(captions, b"%d" % number)
+        pick_sticky(digits, b"%d" % number) == pick_sticky(faces, b"%d" % number)
         for number in range(2000)
     )
     assert 850 < equal_choices < 1150

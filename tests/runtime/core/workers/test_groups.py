@@ -29,7 +29,7 @@ from tsx_runtime.errors import LoadFailed, OutOfResources
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(
-        sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
+        sys.platform == "win32", reason="torchrun workers need sockets that are inherited"
     ),
 ]
 

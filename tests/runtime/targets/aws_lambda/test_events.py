@@ -164,13 +164,13 @@ def test_failed_messages_and_later_ones_of_their_group_are_retried(
     retried_ids = ordered_failures(records, failed_ids)
     assert failed_ids <= set(retried_ids)
     for group in "abc":
-        repeated = [
+        is_retried = [
             id in retried_ids for id, name in zip(ids, groups, strict=True) if name == group
         ]
         # All messages of a group before its first retried one have succeeded.
-        assert repeated == sorted(repeated)
-    unordered = messages(["x"] * len(outcomes))["Records"]
-    assert set(ordered_failures(unordered, failed_ids)) == failed_ids
+        assert is_retried == sorted(is_retried)
+    plain_records = messages(["x"] * len(outcomes))["Records"]
+    assert set(ordered_failures(plain_records, failed_ids)) == failed_ids
 
 
 def test_message_answers_have_names_and_keep_their_order() -> None:

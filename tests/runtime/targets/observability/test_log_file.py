@@ -15,7 +15,7 @@ import pytest
 from tsx_runtime.targets.observability.log_file import MESSAGE_INTERVAL_S, LogFile
 
 pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="an open file is neither moved nor deleted there"
+    sys.platform == "win32", reason="Windows can neither move nor delete an open file"
 )
 
 
