@@ -69,10 +69,14 @@ async def test_a_replaced_version_still_answers_its_accepted_requests(registry, 
     old_version = await register(registry, tmp_path / "1", initial_workers=2)
     pids = [worker.pid for worker in old_version.workers]
     running_job = submit(old_version, f"until {tmp_path / 'go'}")
-    new = await replace(registry, tmp_path / "2", a_handler("new"))
-    assert registry.find("talker") is registry.find("talker", "1.0") is new
-    assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
-    assert await ask(new, "x") == "new"
+    new_version = await replace(registry, tmp_path / "2", a_handler("new"))
+    assert registry.find("talker") is registry.find("talker", "1.0") is new_version
+    assert (new_version.replaced, new_version.min_workers, len(new_version.workers)) == (
+        "1.0",
+        2,
+        2,
+    )
+    assert await ask(new_version, "x") == "new"
     assert await ask(old_version, "x") == "new"
     assert not running_job.done.done()
     (tmp_path / "go").touch()
@@ -117,8 +121,8 @@ async def test_a_replacement_is_warmed_up_before_it_takes_over(registry, tmp_pat
         await registry.register_path(cold_model, replacement_order())
     assert registry.find("talker") is old_version
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-    new = await replace(registry, tmp_path / "3", handler, config=config)
-    assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
+    new_version = await replace(registry, tmp_path / "3", handler, config=config)
+    assert new_version.archive.problems == ["warmup: gone.txt is not in the archive"]
     # The first call loads the model.
     assert notes.read_text().split() == ["0", "4", "4"]
 
@@ -133,8 +137,8 @@ async def test_a_new_version_number_inherits_default_traffic_and_labels(registry
     }
     registry.set_traffic("talker", parse_traffic({}))
     registry.set_traffic("talker", parse_traffic(traffic))
-    new = await replace(registry, tmp_path / "3", version="3.0")
-    assert registry.find("talker") is registry.find("talker", "stable") is new
+    new_version = await replace(registry, tmp_path / "3", version="3.0")
+    assert registry.find("talker") is registry.find("talker", "stable") is new_version
     assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
     assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
     assert registry.traffic("talker").rules[0].to == "3.0"
@@ -144,7 +148,7 @@ async def test_a_new_version_number_inherits_default_traffic_and_labels(registry
     assert registry.shares("talker") == {"3.0": 1.0}
     replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
-    assert registry.find("talker") is new
+    assert registry.find("talker") is new_version
     await until(lambda: not registry._background)
     await registry.register_path(tmp_path / "1", order())
 
@@ -166,10 +170,10 @@ async def test_a_replacement_keeps_limits_and_workers_set_at_run_time(registry, 
     registry.change("talker", None, {"client_timeout": 800})
     await registry.scale("talker", None, 1)
     (waiting_model / "go").touch()
-    new = await asyncio.wait_for(replacing, TIMEOUT)
-    plan = new.plan
+    new_version = await asyncio.wait_for(replacing, TIMEOUT)
+    plan = new_version.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
-    await until(lambda: len(new.workers) == 1)
+    await until(lambda: len(new_version.workers) == 1)
     third = await replace(registry, tmp_path / "3", a_handler("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
@@ -188,9 +192,9 @@ async def test_a_replacement_with_an_slo_drops_batch_settings(registry, tmp_path
     # The new version is still loading.
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})
     (waiting_model / "go").touch()
-    new = await asyncio.wait_for(replacing, TIMEOUT)
-    assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
-    assert "batch_size" not in new.changed
+    new_version = await asyncio.wait_for(replacing, TIMEOUT)
+    assert (new_version.plan.slo, new_version.plan.client_timeout) == ("p99<60s", 800)
+    assert "batch_size" not in new_version.changed
 
 
 async def test_the_archive_sets_only_limits_that_are_not_set_elsewhere(tmp_path):
@@ -228,9 +232,9 @@ async def test_a_concurrent_replacement_is_refused(registry, tmp_path):
 async def test_a_replacement_continues_the_counters(registry, tmp_path):
     old_version = await register(registry, tmp_path / "1")
     await ask(old_version, "x")
-    new = await replace(registry, tmp_path / "2")
-    await ask(new, "x")
-    assert new.stats.requests == 2
+    new_version = await replace(registry, tmp_path / "2")
+    await ask(new_version, "x")
+    assert new_version.stats.requests == 2
 
 
 async def add_to_sequence(version: ModelVersion, id: str, text: str) -> int | str:

@@ -91,8 +91,8 @@ def host(
     """Run a function behind each client; as in Lambda, it is frozen between invocations."""
     with function(
         with_model(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}
-    ) as running:
-        yield running
+    ) as function_host:
+        yield function_host
 
 
 def post(
@@ -258,25 +258,25 @@ def test_answers_up_to_six_megabytes_pass_and_larger_ones_are_errors(host: Host)
 def test_a_late_answer_is_an_error_and_restarts_the_environment(tmp_path: Path) -> None:
     """Send the token where one is required."""
     variables = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}
-    with function(with_model(tmp_path), variables, timeout=2.0, freezes=False) as running:
-        assert running.invoke({"a": 1}).error is None
+    with function(with_model(tmp_path), variables, timeout=2.0, freezes=False) as function_host:
+        assert function_host.invoke({"a": 1}).error is None
         body = json.dumps({"wait": str(tmp_path / "never")})
-        assert post(running, body)["statusCode"] == 400
-        late_answer = post(running, body, headers={**JSON, "authorization": "Bearer secret"})
+        assert post(function_host, body)["statusCode"] == 400
+        late_answer = post(function_host, body, headers={**JSON, "authorization": "Bearer secret"})
         assert late_answer["statusCode"] == 504
         assert body_of(late_answer)["message"].endswith("Raise the timeout or the memory.")
-        assert running.wait_for_exit(DEADLINE) == 1
+        assert function_host.wait_for_exit(DEADLINE) == 1
         (tmp_path / "never").touch()
-        assert running.invoke({"a": 1}).error is None
-        assert running.start_count == 2
+        assert function_host.invoke({"a": 1}).error is None
+        assert function_host.start_count == 2
         waiting_body = json.dumps({"wait": str(tmp_path / "absent")})
-        late_answer = running.invoke(messages(['{"n": 1}', waiting_body])).json()
+        late_answer = function_host.invoke(messages(['{"n": 1}', waiting_body])).json()
         assert {"itemIdentifier": "message-1"} in late_answer["batchItemFailures"]
-        assert running.wait_for_exit(DEADLINE) == 1
+        assert function_host.wait_for_exit(DEADLINE) == 1
 
 
 def test_a_model_runs_in_the_suitable_form_as_in_a_server(tmp_path: Path) -> None:
     doubling(tmp_path / "model")
-    with function(tmp_path) as running:
-        payload = post(running, "21", "/invocations")
+    with function(tmp_path) as function_host:
+        payload = post(function_host, "21", "/invocations")
         assert answer_of(payload) == b"42 by channels-last"

@@ -39,13 +39,13 @@ def container(
         "-c",
         "import os, sys; os.dup2(1, 2); from tsx_runtime.targets.entry import main; sys.exit(main([], os.environ))",
     ]
-    with started(command, directory, environment, last_line="") as running:
-        assert running.process.stdout is not None
-        while f"at http://0.0.0.0:{ports[0]}" not in running.lines[-1]:
-            line = running.process.stdout.readline()
-            assert line, f"the container ended: {running.lines}"
-            running.lines.append(line)
-        yield running, environment
+    with started(command, directory, environment, last_line="") as server_process:
+        assert server_process.process.stdout is not None
+        while f"at http://0.0.0.0:{ports[0]}" not in server_process.lines[-1]:
+            line = server_process.process.stdout.readline()
+            assert line, f"the container ended: {server_process.lines}"
+            server_process.lines.append(line)
+        yield server_process, environment
 
 
 def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_kserves_torchserve_layout_is_served_and_reports_health(
     (short_path / "config" / "config.properties").write_text(properties)
     ports = free_ports(2)
     with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (
-        running,
+        server_process,
         environment,
     ):
         assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {
@@ -82,7 +82,7 @@ def test_kserves_torchserve_layout_is_served_and_reports_health(
         }
         health_check = health(short_path, environment)
         assert (health_check.returncode, health_check.stdout, health_check.stderr) == (0, "", "")
-        assert running.stop() == 0
+        assert server_process.stop() == 0
     health_check = health(short_path, environment)
     assert health_check.returncode == 1
     assert health_check.stderr.startswith("not healthy: ")

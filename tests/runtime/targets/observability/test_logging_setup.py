@@ -82,17 +82,20 @@ def logs(processes: None, tmp_path_factory, until):
         *FREE_PORTS,
         *(argument for setting in settings for argument in ("--set", setting)),
     ]
-    with serving(arguments, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
+    with serving(arguments, directory, {"TSX_WORKER_PRELOAD": "false"}) as server_process:
         keys = json.loads((directory / "key_file.json").read_text())
         token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
-        address, bearer = running.address("predictions"), {"authorization": f"Bearer {token}"}
+        address, bearer = (
+            server_process.address("predictions"),
+            {"authorization": f"Bearer {token}"},
+        )
         answer, failed_answer = (
             httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60)
             for body in (b"", b"bad")
         )
         assert (answer.text, failed_answer.status_code) == ("ok", 500)
-        url = f"{running.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
+        url = f"{server_process.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
         registration = httpx.post(
             url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60
         )
@@ -100,8 +103,8 @@ def logs(processes: None, tmp_path_factory, until):
         until(
             lambda: (directory / "logs" / SERVER_LOG).read_text().count("there are no weights") > 1
         )
-        assert running.stop() == 0
-        console = running.log
+        assert server_process.stop() == 0
+        console = server_process.log
     assert not (directory / "key_file.json").exists()
     files = {
         path.name: path.read_text()
@@ -164,11 +167,11 @@ def test_handler_lines_have_torchserves_format_and_their_level(logs, level, stre
 
 
 def test_a_failed_request_is_logged_with_one_id_and_traceback(logs):
-    failed = [
+    failure_record = [
         line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line
     ]
     first, start, *frames, location, quoted, message = [
-        line.partition("-stdout MODEL_LOG - ")[2] for line in failed
+        line.partition("-stdout MODEL_LOG - ")[2] for line in failure_record
     ]
     assert first == f"the handler failed for the request {logs['bad']}"
     assert start == "Traceback (most recent call last):"
@@ -421,7 +424,7 @@ def test_worker_output_in_arbitrary_pieces_is_logged_by_line(caplog):
 
 def test_worker_output_of_native_code_becomes_json_lines(caplog):
     json_line = json.dumps({"time": "now", "message": "x" * (100 << 10)}).encode()
-    printed = [
+    printed_lines = [
         json_line,
         b'{"time": cut off',
         b'{"time": NaN}',
@@ -431,11 +434,11 @@ def test_worker_output_of_native_code_becomes_json_lines(caplog):
         b"y" * (2 << 20),
         b"[" * 9999,
     ]
-    output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed)
+    output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed_lines)
     json_records = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
     assert json_records[0] == json.loads(json_line)
     assert [line["message"] for line in json_records[1:6]] == [
-        line.decode(errors="replace") for line in printed[1:6]
+        line.decode(errors="replace") for line in printed_lines[1:6]
     ]
     assert "".join(line["message"] for line in json_records[6:-1]) == "y" * (2 << 20)
     assert {(line["model"], line["version"], line["stream"]) for line in json_records[1:]} == {
@@ -484,37 +487,50 @@ def test_handler_output_on_a_non_terminal_is_json_with_request_ids(tmp_path):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
     with serving(
         ["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}
-    ) as running:
-        url = f"{running.address('predictions')}/predictions/talker"
+    ) as server_process:
+        url = f"{server_process.address('predictions')}/predictions/talker"
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
-        assert running.stop() == 0
-        assert all(not line.startswith("{") for line in running.process.stdout.read().splitlines())
-        json_records = [json.loads(line) for line in running.log.splitlines()]
+        assert server_process.stop() == 0
+        assert all(
+            not line.startswith("{") for line in server_process.process.stdout.read().splitlines()
+        )
+        json_records = [json.loads(line) for line in server_process.log.splitlines()]
     ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
     for body, request_id in ids.items():
-        logged = next(line for line in json_records if line["message"] == f"logged {body}")
-        assert logged["request_ids"] == [request_id]
-        assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == (
+        logged_record = next(line for line in json_records if line["message"] == f"logged {body}")
+        assert logged_record["request_ids"] == [request_id]
+        assert (
+            logged_record["logger"],
+            logged_record["level"],
+            logged_record["model"],
+            logged_record["version"],
+        ) == (
             "own",
             "warning",
             "talker",
             "1.0",
         )
-        printed = next(line for line in json_records if line["message"] == f"printed {body}")
-        assert (printed["request_ids"], printed["logger"], printed["stream"]) == (
+        printed_record = next(line for line in json_records if line["message"] == f"printed {body}")
+        assert (
+            printed_record["request_ids"],
+            printed_record["logger"],
+            printed_record["stream"],
+        ) == (
             [request_id],
             "handler",
             "stdout",
         )
-    native = [line for line in json_records if line["message"] == "native code prints"]
-    origins = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
+    native_records = [line for line in json_records if line["message"] == "native code prints"]
+    origins = [
+        (line["model"], line["version"], line["worker"], line["stream"]) for line in native_records
+    ]
     assert origins == [("talker", "1.0", "9000", "stdout")] * 3
-    failed = next(line for line in json_records if "the handler failed" in line["message"])
-    assert failed["exception"].splitlines() == [
+    failure_record = next(line for line in json_records if "the handler failed" in line["message"])
+    assert failure_record["exception"].splitlines() == [
         "ValueError: no such image",
         '  handler.py:12 in handle: raise ValueError("no such image")',
     ]
-    assert ids["bad"] in failed["message"]
+    assert ids["bad"] in failure_record["message"]
     access_records = [line for line in json_records if line["logger"] == "ACCESS_LOG"]
     assert {line["request_id"]: line["status"] for line in access_records} == {
         ids["a"]: 200,
