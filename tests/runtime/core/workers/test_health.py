@@ -17,9 +17,7 @@ def check(
     answered_count: int = 0,
     pings: int = 0,
 ) -> Verdict:
-    return heartbeat.check(
-        is_stopped=is_stopped, is_busy=is_busy, answered_count=answered_count, pings=pings
-    )
+    return heartbeat.check(stopped=is_stopped, busy=is_busy, answered=answered_count, pings=pings)
 
 
 def test_only_an_idle_worker_without_recent_answers_is_pinged():
