@@ -113,7 +113,7 @@ def handle(data, context):
 
 @dataclass
 class RunningServer:
-    """A server in a thread of its own, and a client for each of its listeners."""
+    """A server in its own thread, with a client for each of its listeners."""
 
     settings: Settings
     registry: Registry
@@ -143,7 +143,7 @@ class RunningServer:
         return self.clients["metrics"]
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function, or what it returns if that is awaitable, on the server's loop."""
+        """Run a function on the server's event loop, and await its result if it is awaitable."""
 
         async def call() -> Any:
             result = function()
@@ -159,18 +159,18 @@ class RunningServer:
         lane: str = "fast",
         **headers: str,
     ) -> httpx.Response:
-        """Send a request to the fast lane, or in chunks to the ASGI lane."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        """Send a request to the fast lane, or as chunks to the ASGI lane."""
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.inference.post(
-            path, content=body if lane == "fast" else iter([body]), headers=named
+            path, content=body if lane == "fast" else iter([body]), headers=header_fields
         )
 
     def write_mar(self, file: str, **content: str) -> Path:
         assert self.settings.model_store is not None
         return make_model(self.settings.model_store / file, **content)
 
-    def register(self, file: str, **order: Any) -> None:
-        self.call(lambda: self.registry.register(RegisterOrder(url=file, **order)))
+    def register(self, file: str, **options: Any) -> None:
+        self.call(lambda: self.registry.register(RegisterOrder(url=file, **options)))
 
 
 @contextlib.contextmanager
@@ -184,14 +184,14 @@ def running_server(
         for role in roles
     }
     ready = threading.Event()
-    running: list[Any] = []
+    startup: list[Any] = []
 
     async def main() -> None:
         registry = Registry(settings)
         registry.tracer = tracer
         registry.warm_up()
         workflows = Workflows(registry)
-        # Tests take the samples.
+        # Tests take the samples themselves.
         series = TimeSeries(registry.models.values)
         jobs = make_jobs(registry, settings)
         apps = build_apps(
@@ -210,7 +210,7 @@ def running_server(
             )
             for app in apps
         ]
-        running.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
+        startup.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
         await asyncio.gather(
             *(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True))
@@ -223,15 +223,15 @@ def running_server(
         try:
             asyncio.run(main())
         finally:
-            # The thread's traceback has the reason of a start that failed.
+            # After a failed start the caller continues; the thread's traceback shows the reason.
             ready.set()
 
-    # The process can end though a daemon hangs.
+    # A daemon thread that hangs does not keep the process alive.
     thread = threading.Thread(target=run, name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
-    assert running
-    registry, loop, servers, workflows, series, jobs = running
+    assert startup
+    registry, loop, servers, workflows, series, jobs = startup
     server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
         yield server
@@ -241,7 +241,7 @@ def running_server(
         for uvicorn_server in servers:
             uvicorn_server.should_exit = True
         thread.join(GRACE)
-        # A test that failed may have left requests.
+        # A failed test may have left requests, for which the server waits.
         if thread.is_alive():
             asyncio.run_coroutine_threadsafe(registry.close(), loop)
         thread.join(DEADLINE)
@@ -249,9 +249,9 @@ def running_server(
 
 
 def make_settings(store: Path, **values: Any) -> Settings:
-    """Return settings with a state directory of their own.
+    """Return settings with their own state directory.
 
-    The state of another server would decide how requests are shared out.
+    The state of another server would influence the traffic split.
     """
     state = tempfile.mkdtemp(prefix="state-", dir=store.parent)
     defaults = {
@@ -266,7 +266,7 @@ def make_settings(store: Path, **values: Any) -> Settings:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a store with two versions of `talker`, `other`, `broken`, and a file that is no model."""
+    """Make a store with two versions of `talker`, `other`, `broken`, and an invalid file."""
     directory = tmp_path_factory.mktemp("store")
     make_model(directory / "talker.mar", TALKER)
     make_model(directory / "talker2.mar", TALKER, name="talker", version="2.0")
@@ -282,7 +282,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(processes: None, store: Path) -> Iterator[RunningServer]:
-    """Run `talker` 1.0 (one worker) and 2.0 (none) for tests that change nothing in the server."""
+    """Run `talker` 1.0 (one worker) and 2.0 (none) for tests that do not change the server."""
     with running_server(make_settings(store)) as running:
         running.register("talker.mar", initial_workers=1)
         running.register("talker2.mar", initial_workers=0)
@@ -291,13 +291,13 @@ def server(processes: None, store: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
-    """Yield a server without models, and remove those of the test."""
+    """Yield a server without models, and remove the test's models afterwards."""
     yield own_server
 
     async def unregister_all() -> None:
         for model in list(own_server.registry.models.values()):
             for version in sorted(model.versions, key=lambda version: version == model.default):
-                # Requests that a test has left would wait for minutes.
+                # Requests left by a test would wait for minutes; closing the version ends them.
                 await model.versions[version].close()
                 await own_server.registry.unregister(model.name, version)
 
@@ -326,7 +326,7 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
-    """Return a function that reads type and message of an answer in the form of all errors."""
+    """Return a function that reads type and message of an error response."""
 
     def parse(response: httpx.Response) -> tuple[str, str]:
         assert response.headers["content-type"] == "application/json"

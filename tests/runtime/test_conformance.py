@@ -1,6 +1,6 @@
-"""One archive gives the same answers on both lanes of `tsx serve`, by gRPC and on all targets.
+"""One archive gives the same answers on both lanes of `tsx serve`, over gRPC and on all targets.
 
-A row of the table is a request and its answer. Each target's own tests have its own features.
+Each row of the table is a request and its answer. Target-specific features are tested elsewhere.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FAILED, INVALID = grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT
 class Case(NamedTuple):
     """A request and its answer.
 
-    `row` and `seen` are the handler's row and some of its headers, `error` is the type and the
-    beginning of the message, and `code` is that of gRPC, which only rows with a code test.
+    `row` and `seen_headers` are the row and some headers that the handler receives. `error` is the
+    type and the beginning of the message. `code` is the gRPC code; rows without it skip gRPC.
     """
 
     headers: Mapping[str, str] = {}
@@ -52,7 +52,7 @@ class Case(NamedTuple):
     answer: bytes | None = None
     answer_headers: Mapping[str, str | None] = {}
     row: dict[str, Any] | None = None
-    seen: Mapping[str, str | None] = {}
+    seen_headers: Mapping[str, str | None] = {}
     error: tuple[str, str] | None = None
     code: grpc.StatusCode | None = None
 
@@ -61,7 +61,7 @@ def do(action: str, **more: str) -> dict[str, str]:
     return {"x-do": action, **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
-def missing(path: str, method: str = "GET", status: int = 404) -> Case:
+def missing_case(path: str, method: str = "GET", status: int = 404) -> Case:
     return Case(path=path, method=method, status=status, error=("ResourceNotFoundException", ""))
 
 
@@ -88,14 +88,14 @@ CASES = {
         {**JSON, "content-encoding": "gzip"},
         gzip.compress(b'{"a": [1]}'),
         row={"body": {"a": [1]}},
-        seen={"content-encoding": None},
+        seen_headers={"content-encoding": None},
     ),
     "bad JSON": Case(JSON, b"{", row={"body": {"bytes": "{"}}),
     "a form in parts": Case(
         {"content-type": "multipart/form-data; boundary=edge"},
         EDGE,
         row={"data": {"bytes": "\x89PNG"}, "more": {"bytes": "x"}},
-        seen={"data": {"content-type": "image/png"}},  # type: ignore[dict-item]  # a file's
+        seen_headers={"data": {"content-type": "image/png"}},  # type: ignore[dict-item]  # a file's
     ),
     "a form": Case({"content-type": FORM}, b"data=1", row={"data": {"bytes": "1"}}),
     "query parameters": Case(path=f"{PATH}?data=test", row={"body": {"bytes": ""}}),
@@ -119,25 +119,30 @@ CASES = {
     "HEAD": Case(do("bytes"), method="HEAD", answer=b""),
     "HEAD of a stream": Case(do("stream"), method="HEAD", answer=b""),
     "no version": Case(path=f"{PATH}/", row={}),
-    "a version and no path": Case(path=f"{PATH}/1.0/", seen={"url_path": ""}, row={}),
-    "a version": Case(path=f"{PATH}/1.0", seen={"url_path": "", "explain": "False"}, row={}),
+    "a version and no path": Case(path=f"{PATH}/1.0/", seen_headers={"url_path": ""}, row={}),
+    "a version": Case(
+        path=f"{PATH}/1.0", seen_headers={"url_path": "", "explain": "False"}, row={}
+    ),
     "a path behind the version": Case(
-        {"url_path": "the client's"}, path=f"{PATH}/1.0/a/b", seen={"url_path": "a/b"}, row={}
+        {"url_path": "the client's"},
+        path=f"{PATH}/1.0/a/b",
+        seen_headers={"url_path": "a/b"},
+        row={},
     ),
     "a line end in the path": Case(
         path=f"{PATH}/1.0/a%0D%0Aexplain:%20True",
-        seen={"url_path": "a%0D%0Aexplain: True", "explain": "False"},
+        seen_headers={"url_path": "a%0D%0Aexplain: True", "explain": "False"},
         row={},
     ),
     "explanations": Case(
-        {"explain": "no"}, path="/explanations/talker", seen={"explain": "True"}, row={}
+        {"explain": "no"}, path="/explanations/talker", seen_headers={"explain": "True"}, row={}
     ),
     "explanations of a version": Case(
-        path="/explanations/talker/1.0", seen={"explain": "True"}, row={}
+        path="/explanations/talker/1.0", seen_headers={"explain": "True"}, row={}
     ),
     "headers of the client": Case(
         {"x-mine": "1", "cookie": "session=1"},
-        seen={"x-mine": "1", "cookie": None},
+        seen_headers={"x-mine": "1", "cookie": None},
         row={},
         code=OK,
     ),
@@ -200,7 +205,7 @@ CASES = {
     ),
     "a body at the limit": Case(do("bytes"), bytes(LIMIT), answer=bytes(LIMIT)),
     **{
-        path: missing(path)
+        path: missing_case(path)
         for path in (
             "/predictions",
             "/predictions/",
@@ -233,7 +238,7 @@ Ask = Callable[[Case], Answer]
 
 
 def by_http(address: str, *, chunked: bool = False) -> Ask:
-    """Ask by HTTP; the ASGI lane reads bodies in chunks."""
+    """Return a function that sends a case over HTTP; chunked bodies use the ASGI lane."""
 
     def ask(case: Case) -> Answer:
         answer = httpx.request(
@@ -252,8 +257,8 @@ def by_lambda(host: Any) -> Ask:
     def ask(case: Case) -> Answer:
         path, _, query = case.path.partition("?")
         event = function_url(path, case.body, case.method, case.headers, query=query)
-        answered = host.invoke(event).json()
-        return Answer(answered["statusCode"], answered["headers"], answer_of(answered))
+        payload = host.invoke(event).json()
+        return Answer(payload["statusCode"], payload["headers"], answer_of(payload))
 
     return ask
 
@@ -264,7 +269,7 @@ def targets(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[dict[str, Any]]:
-    """Run a process of each target. gRPC is a channel, the others are functions of a case."""
+    """Run a process of each target; gRPC is a channel, the others are functions of a case."""
     directory = tmp_path_factory.mktemp("c")
     common = {
         "TSX_CACHE_DIR": str(directory / "cache"),
@@ -310,14 +315,14 @@ HTTP = [
 
 @pytest.mark.parametrize("target", HTTP)
 @pytest.mark.parametrize("name", CASES)
-def test_a_request_over_http_has_the_answer_of_the_table(
+def test_an_http_request_gets_the_answer_of_the_table(
     targets: dict[str, Any], target: str, name: str
 ) -> None:
     check(CASES[name], targets[target](CASES[name]))
 
 
 def check(case: Case, answer: Answer) -> None:
-    """Compare an answer over HTTP with the table."""
+    """Compare an HTTP answer with the table."""
     status, headers, body = answer
     assert status == case.status, body
     assert {name: headers.get(name) for name in case.answer_headers} == case.answer_headers
@@ -333,14 +338,16 @@ def check_body(case: Case, body: bytes, request_id: str) -> None:
     if case.answer is not None:
         assert body == case.answer
     if case.row is not None:
-        seen = json.loads(body)
-        assert seen["row"] == (case.row or seen["row"])
-        assert {name: seen["headers"].get(name) for name in case.seen} == case.seen
-        assert (seen["id"], seen["version"]) == (request_id, "1.0")
+        received = json.loads(body)
+        assert received["row"] == (case.row or received["row"])
+        assert {
+            name: received["headers"].get(name) for name in case.seen_headers
+        } == case.seen_headers
+        assert (received["id"], received["version"]) == (request_id, "1.0")
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.code is not None])
-def test_a_call_of_grpc_has_the_answer_of_the_table(targets: dict[str, Any], name: str) -> None:
+def test_a_grpc_call_gets_the_answer_of_the_table(targets: dict[str, Any], name: str) -> None:
     case = CASES[name]
     _, _, model, version, *_ = [*case.path.split("/"), ""]
     predict = targets["gRPC"].unary_unary(
@@ -349,7 +356,7 @@ def test_a_call_of_grpc_has_the_answer_of_the_table(targets: dict[str, Any], nam
         PredictionResponse.FromString,
     )
     request = PredictionsRequest(model_name=model, model_version=version, input={"body": case.body})
-    metadata = [pair for pair in case.headers.items() if pair[0] != "content-type"]
+    metadata = [item for item in case.headers.items() if item[0] != "content-type"]
     response: Any = None
     try:
         response, call = predict.with_call(request, timeout=DEADLINE, metadata=metadata)
@@ -359,7 +366,7 @@ def test_a_call_of_grpc_has_the_answer_of_the_table(targets: dict[str, Any], nam
     if case.error is not None:
         assert case.error[1] in call.details()
         return
-    sent = dict(call.initial_metadata())
+    initial_metadata = dict(call.initial_metadata())
     expected = {name: value for name, value in case.answer_headers.items() if name.startswith("x-")}
-    assert {name: sent.get(name) for name in expected} == expected
+    assert {name: initial_metadata.get(name) for name in expected} == expected
     check_body(case, response.prediction, dict(call.trailing_metadata())["x-request-id"])

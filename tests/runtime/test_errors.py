@@ -1,4 +1,4 @@
-"""The length of errors, and the errors that a worker sends."""
+"""The length of error texts, and the errors that a worker sends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.errors import (
 
 
 @pytest.mark.parametrize(
-    ("kind", "longest"),
+    ("kind", "max_length"),
     [
         (BadRequest, 1000),
         (ModelNotFound, 1000),
@@ -26,13 +26,13 @@ from tsx_runtime.errors import (
         (PredictionFailed, 64 << 10),
     ],
 )
-def test_an_error_keeps_its_text_up_to_a_length(kind, longest):
-    assert kind("x" * longest).message == "x" * longest
-    cut = kind("x" * (longest + 1))
-    assert cut.message == str(cut) == "x" * longest + "... [1 characters left out]"
+def test_an_error_text_is_cut_at_a_length(kind, max_length):
+    assert kind("x" * max_length).message == "x" * max_length
+    cut_error = kind("x" * (max_length + 1))
+    assert cut_error.message == str(cut_error) == "x" * max_length + "... [1 characters left out]"
 
 
-def test_an_error_of_the_servers_own_is_read():
+def test_the_servers_own_error_bodies_are_parsed():
     body = error_body(500, "InternalServerException", "é" * (64 << 10))
     assert read_error(body) == {
         "code": 500,
@@ -54,6 +54,6 @@ def test_an_error_of_the_servers_own_is_read():
         b'{"a": [' + b"[]," * 2_000_000 + b"1]}",
     ],
 )
-def test_other_bodies_of_a_handler_are_not_read(body):
+def test_other_handler_bodies_are_not_parsed(body):
     assert read_error(body) == {}
     assert to_v2_error(body) == body

@@ -1,4 +1,4 @@
-"""Plugins: how they are found and refused, and that their failures fail nothing else."""
+"""Plugins: how they are found and refused; their failures do not affect anything else."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_only_named_plugins_are_loaded(install: Install) -> None:
+def test_only_configured_plugins_are_loaded(install: Install) -> None:
     install(
         endpoints={"mine": f"{M}:endpoint"}, metrics_sinks={"broken": "no_such_module_anywhere:x"}
     )
     assert load_plugins([]) == Plugins()
-    loaded = load_plugins(["mine", "mine"])
-    assert list(loaded.endpoints) == ["mine"]
-    assert loaded.endpoints["mine"].path == "/mine"
-    assert not loaded.metrics_sinks
+    loaded_plugins = load_plugins(["mine", "mine"])
+    assert list(loaded_plugins.endpoints) == ["mine"]
+    assert loaded_plugins.endpoints["mine"].path == "/mine"
+    assert not loaded_plugins.metrics_sinks
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_only_named_plugins_are_loaded(install: Install) -> None:
         ("batch_policies", "failing", "wait", "cannot be a batch policy: that name is taken"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_refused_at_the_start(
+def test_an_unusable_plugin_prevents_the_start(
     group: str, code: str, name: str, reason: str, install: Install
 ) -> None:
     entry = name if name in ("https", "A_b", "wait") else "mine"
@@ -97,7 +97,7 @@ def test_a_plugin_that_cannot_be_used_is_refused_at_the_start(
         load_plugins([name])
 
 
-def test_a_plugin_of_no_package_or_module_is_refused_at_the_start(install: Install) -> None:
+def test_a_missing_plugin_prevents_the_start(install: Install) -> None:
     with pytest.raises(SettingError, match="no installed package provides any"):
         load_plugins(["other"])
     install(sources={"x": "no_such_module_anywhere:x"})
@@ -117,11 +117,11 @@ def test_a_plugin_of_no_package_or_module_is_refused_at_the_start(install: Insta
         "/a/b/predict",
     ],
 )
-def test_an_endpoint_takes_no_path_of_the_servers(path: str) -> None:
+def test_an_endpoint_cannot_use_a_path_of_the_server(path: str) -> None:
     refuse_paths("already in use", Endpoint(path, answer))
 
 
-def test_two_endpoints_share_no_path_and_those_that_begin_alike_have_one_role() -> None:
+def test_endpoint_paths_are_unique_and_equal_prefixes_have_one_role() -> None:
     first, second = Endpoint("/mine/a", answer), Endpoint("/mine/b", answer)
     check_paths([first, second, Endpoint("/ping", answer)])
     refuse_paths("already in use", first, first)
@@ -138,7 +138,7 @@ def refuse_paths(reason: str, *endpoints: Endpoint) -> None:
         check_paths(endpoints)
 
 
-def test_a_name_that_two_packages_provide_is_refused(install: Install, tmp_path: Path) -> None:
+def test_a_plugin_name_of_two_packages_is_refused(install: Install, tmp_path: Path) -> None:
     install(endpoints={"mine": f"{M}:endpoint", "own": f"{M}:endpoint"})
     install_plugins(tmp_path, f"{M}_too", CODE, {"endpoints": {"mine": f"{M}_too:endpoint"}})
     with pytest.raises(SettingError, match=f"'mine' is in two packages, {M}(_too)? and {M}(_too)?"):
@@ -146,7 +146,7 @@ def test_a_name_that_two_packages_provide_is_refused(install: Install, tmp_path:
     assert list(load_plugins(["own"]).endpoints) == ["own"]
 
 
-def test_a_plugin_that_exits_fails_and_ends_nothing(install: Install) -> None:
+def test_a_plugin_that_exits_fails_without_ending_the_server(install: Install) -> None:
     install(authentication={"exiting": f"{M}:exiting"}, sources={"exits": "a_module_that_exits:x"})
     with pytest.raises(RuntimeError, match=r"'exiting' called sys.exit\('why'\)"):
         load_plugins(["exiting"]).authentication["exiting"]("inference", {})
@@ -154,7 +154,7 @@ def test_a_plugin_that_exits_fails_and_ends_nothing(install: Install) -> None:
         load_plugins(["exits"])
 
 
-def test_an_endpoint_that_exits_is_answered_as_one_that_fails(
+def test_an_endpoint_that_exits_is_answered_like_a_failing_one(
     start_server: Callable[..., Any], install: Install, error_of: Any
 ) -> None:
     install(endpoints={"leaving": f"{M}:leaving"})
@@ -163,7 +163,7 @@ def test_an_endpoint_that_exits_is_answered_as_one_that_fails(
         assert message.startswith("The endpoint /leaving failed: SystemExit")
 
 
-def test_an_endpoint_writes_only_valid_headers() -> None:
+def test_an_endpoint_can_set_only_valid_headers() -> None:
     assert _response(EndpointResponse("x", headers={"X-Mine": "1"})).headers["x-mine"] == "1"
     for headers in (
         {"X-Mine": "1\r\nSet-Cookie: a=b"},
@@ -183,7 +183,7 @@ class Idle:
     has_suspects = False
 
 
-def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_it() -> None:
+def test_a_batch_policy_may_shorten_but_not_lengthen_the_wait() -> None:
     calls: list[Waiting] = []
 
     def policy(waiting: Waiting) -> float:
@@ -193,14 +193,14 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
     def assign_jobs(*arrivals: float) -> Any:
         jobs: list[Job] = [FakeJob(body=b"12345", arrived=arrived) for arrived in arrivals]
         limits = BatchLimits(max_items=4, wait=1.0, policy=policy)
-        idle: Any = Idle()
-        return assign(RequestQueue(jobs), [idle], 10.5, limits)
+        idle_worker: Any = Idle()
+        return assign(RequestQueue(jobs), [idle_worker], 10.5, limits)
 
-    single = assign_jobs(10.0)
-    assert (single.batches, single.wake_at) == ([], 10.7)
+    single_job = assign_jobs(10.0)
+    assert (single_job.batches, single_job.wake_at) == ([], 10.7)
     assert calls == [Waiting(count=1, size=5, oldest=0.5, max_count=4, max_delay=1.0)]
-    pair = assign_jobs(10.0, 10.4)
-    assert (pair.batches, pair.wake_at) == ([], 11.0)
+    job_pair = assign_jobs(10.0, 10.4)
+    assert (job_pair.batches, job_pair.wake_at) == ([], 11.0)
     assert len(assign_jobs(*[10.0] * 3).batches) == 1
     calls.clear()
     assert len(assign_jobs(*[10.0] * 4).batches) == 1
@@ -209,7 +209,7 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
     assert assign_jobs().wake_at == NEVER
 
 
-def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(
+def test_a_failing_policy_sends_the_batch_and_is_reported_once(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(batch_policies={"failing": f"{M}:failing", "negative": f"{M}:negative"})
@@ -221,19 +221,17 @@ def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(
     assert policies["negative"](waiting) == 0.0
 
 
-def test_a_source_fetches_only_urls_that_are_allowed_and_files_that_are_not_too_large(
-    tmp_path: Path,
-) -> None:
+def test_a_source_plugin_obeys_allowed_urls_and_the_size_limit(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
     urls: list[str] = []
 
-    def source(url: str, target: Path, most: int) -> None:
+    def source(url: str, target: Path, max_bytes: int) -> None:
         urls.append(url)
         if "none" in url:
             raise FileNotFoundError("no such model in the hub")
         if "empty" not in url:
-            target.write_bytes(b"x" * (most + ("large" in url)))
+            target.write_bytes(b"x" * (max_bytes + ("large" in url)))
 
     settings = Settings(model_store=store, allowed_urls=["hub://team/.*"], max_archive_size=10)
     fetcher = Fetcher(settings, sources={"hub": source})
@@ -256,7 +254,7 @@ def test_a_source_fetches_only_urls_that_are_allowed_and_files_that_are_not_too_
     assert sorted(file.name for file in store.iterdir()) == ["m.mar"]
 
 
-def test_a_sink_gets_every_sample_and_one_that_fails_is_reported(
+def test_a_sink_gets_every_sample_and_failures_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     families = Families()

@@ -1,4 +1,4 @@
-"""Recordings of requests, whole and cut off."""
+"""Recordings of requests, complete and truncated."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.integers(0, 60))
-def test_entries_are_read_in_the_order_of_their_time_up_to_the_end_of_the_file(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut: int
+def test_entries_of_a_possibly_truncated_file_are_read_in_time_order(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut_size: int
 ) -> None:
     file = tmp_path_factory.mktemp("recordings") / "a.tsxrec"
-    parts = [encode(entry) for entry in entries]
-    content = b"".join(parts)
+    encoded_entries = [encode(entry) for entry in entries]
+    content = b"".join(encoded_entries)
     file.write_bytes(file_head("m") + content)
     assert list(read(file)) == sorted(entries, key=lambda entry: entry.at)
-    length = len(content) - min(cut, len(content))
+    length = len(content) - min(cut_size, len(content))
     file.write_bytes(file_head("m") + content[:length])
-    complete = next(
-        count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= length
+    complete_count = next(
+        count
+        for count in range(len(encoded_entries), -1, -1)
+        if sum(map(len, encoded_entries[:count])) <= length
     )
-    assert list(read(file)) == sorted(entries[:complete], key=lambda entry: entry.at)
+    assert list(read(file)) == sorted(entries[:complete_count], key=lambda entry: entry.at)
 
 
-def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
-    first, second, third = (Recorded(at, "1.0", "", [], b"%d" % at) for at in (1, 2, 3))
+def test_the_files_of_a_directory_form_one_recording(tmp_path: Path) -> None:
+    first, second, third = (Recorded(time_s, "1.0", "", [], b"%d" % time_s) for time_s in (1, 2, 3))
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "a.tsxrec").write_bytes(file_head("m") + encode(third) + encode(first))
     (tmp_path / "m" / "b.tsxrec").write_bytes(file_head("m") + encode(second))
@@ -71,9 +73,7 @@ def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
         (file_head("m") + b'{"at": 1, "body": 2, "answer": 3}\n', "damaged"),
     ],
 )
-def test_a_file_that_is_no_recording_is_refused(
-    tmp_path: Path, content: bytes, reason: str
-) -> None:
+def test_an_invalid_recording_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "a.tsxrec"
     file.write_bytes(content)
     with pytest.raises(NotARecording, match=reason):

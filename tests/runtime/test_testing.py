@@ -31,16 +31,14 @@ def handle(data, context):
 """
 
 
-def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
-    tmp_path: Path,
-) -> None:
+def test_archives_directories_and_specs_are_served_with_the_given_settings(tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text(ECHO)
     models = [
         make_model(tmp_path / "packed.mar", ECHO),
         make_model(tmp_path / "open", ECHO),
         ArchiveSpec("spec", str(tmp_path / "spec.py")),
     ]
-    before = threading.active_count()
+    thread_count = threading.active_count()
     with serve(
         *models, worker_preload=False, inference_token="secret", max_request_size=10
     ) as server:
@@ -62,10 +60,10 @@ def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
         httpx.get(f"{server.url}/ping")
     assert server.client.is_closed
     # multiprocessing has one thread of its own.
-    assert threading.active_count() <= before + 1
+    assert threading.active_count() <= thread_count + 1
 
 
-def test_a_model_that_cannot_be_served_raises_in_the_test(tmp_path: Path) -> None:
+def test_an_unservable_model_raises_in_the_test(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere")
     with (
         pytest.raises(LoadFailed, match="no_such_module_anywhere"),
@@ -81,7 +79,7 @@ def test_a_model_that_cannot_be_served_raises_in_the_test(tmp_path: Path) -> Non
         pass
 
 
-def test_a_server_that_fails_at_its_end_fails_a_test_that_has_not_failed(
+def test_a_failing_server_stop_fails_an_otherwise_passing_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(*args: Any) -> None:
@@ -95,34 +93,34 @@ def test_a_server_that_fails_at_its_end_fails_a_test_that_has_not_failed(
         raise ZeroDivisionError
 
 
-def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_start_leaves_no_thread_or_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     (tmp_path / "slow.py").write_text(
         f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
     )
-    before, main = threading.active_count(), threading.main_thread().ident
+    thread_count, main = threading.active_count(), threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
-        late = time.monotonic() + DEADLINE
-        while not (pid.exists() and pid.read_text()) and time.monotonic() < late:
+        deadline = time.monotonic() + DEADLINE
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
     # The runner of tests may have replaced this handler.
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     try:
         with (
             pytest.raises(KeyboardInterrupt),
             serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False),
         ):
             pass
-        interrupting.join()
+        interrupter.join()
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, old_handler)
     # multiprocessing has one thread of its own.
-    assert threading.active_count() <= before + 1
+    assert threading.active_count() <= thread_count + 1
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

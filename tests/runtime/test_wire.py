@@ -1,4 +1,4 @@
-"""Frames are read as they were written, and other bytes are refused."""
+"""Frames survive a round trip, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(data: bytes) -> wire.Frame:
 
 
 @given(kinds, numbers, items, st.binary(max_size=50))
-def test_a_frame_is_read_as_it_was_written(
+def test_frames_survive_a_round_trip(
     kind: Kind, batch: int, rows: list[tuple[int, bytes, bytes]], extra: bytes
 ) -> None:
     frame = read(b"".join(wire.encode(kind, batch, rows, extra)))
@@ -44,7 +44,7 @@ def test_bodies_are_not_copied_into_the_frame(
 
 
 @given(st.integers(0, 20), st.binary(max_size=300))
-def test_random_bytes_behind_a_good_header_are_a_frame_or_a_frame_error(
+def test_random_bytes_after_a_valid_header_give_a_frame_or_an_error(
     count: int, payload: bytes
 ) -> None:
     try:
@@ -54,7 +54,7 @@ def test_random_bytes_behind_a_good_header_are_a_frame_or_a_frame_error(
 
 
 @given(kinds, items.filter(bool), st.binary(max_size=20), st.data())
-def test_a_frame_cut_short_anywhere_is_a_frame_error(
+def test_a_truncated_frame_is_a_frame_error(
     kind: Kind, rows: list[tuple[int, bytes, bytes]], extra: bytes, data: st.DataObject
 ) -> None:
     frame = b"".join(wire.encode(kind, 7, rows, extra))
@@ -63,7 +63,7 @@ def test_a_frame_cut_short_anywhere_is_a_frame_error(
         read(frame[:length])
 
 
-def test_a_table_that_claims_more_than_the_frame_has_is_refused() -> None:
+def test_an_item_table_beyond_the_frame_is_refused() -> None:
     payload = struct.pack("<3I", 200, 10, 1000) + b"x" * 20
     header = HEADER.pack(Kind.REPLY, wire.VERSION, 0, 1, 1, len(payload))
     with pytest.raises(FrameError, match="behind its end"):
@@ -89,7 +89,7 @@ def test_an_invalid_header_is_refused(
         wire.decode_header(HEADER.pack(kind, version, zero, 1, count, size))
 
 
-def test_more_items_than_a_frame_may_have_are_refused_where_they_are_written() -> None:
+def test_encoding_too_many_items_is_refused() -> None:
     with pytest.raises(FrameError, match="do not fit"):
         wire.encode(Kind.BATCH, 1, [(0, b"", b"")] * (wire.MAX_ITEMS + 1))
 
@@ -99,7 +99,7 @@ def test_more_items_than_a_frame_may_have_are_refused_where_they_are_written() -
     st.binary(max_size=60).filter(lambda query: b"\r" not in query and b"\n" not in query),
     st.lists(st.tuples(tokens, header_values)),
 )
-def test_the_meta_of_a_request_is_read_as_it_was_written(
+def test_request_metadata_survives_a_round_trip(
     request_id: object, query: bytes, headers: list[tuple[str, str]]
 ) -> None:
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
@@ -110,7 +110,7 @@ def test_the_meta_of_a_request_is_read_as_it_was_written(
 
 
 @given(st.binary(max_size=60))
-def test_an_invalid_meta_is_a_frame_error(data: bytes) -> None:
+def test_invalid_request_metadata_is_a_frame_error(data: bytes) -> None:
     try:
         wire.parse_request_meta(data)
     except FrameError:

@@ -1,4 +1,4 @@
-"""The access log: a line for each answer of either lane, in TorchServe's shape."""
+"""The access log: one line for each response of both lanes, in TorchServe's format."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def test_each_answer_has_one_line(log):
     ]
     assert "very-secret" not in "".join(log)
     for match in matches:
-        served = "/talker" in match[1]
+        is_talker = "/talker" in match[1]
         assert "/nobody" in match[1] or (match[5], match[6]) == (
-            ("talker", "1.0") if served else ("-", "-")
+            ("talker", "1.0") if is_talker else ("-", "-")
         )
     assert len({match[4] for match in matches}) == len(log)
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_an_id_that_a_plugin_sets_costs_no_other_answer_its_line(is_json):
+def test_a_non_ascii_request_id_of_a_plugin_does_not_lose_log_lines(is_json):
     async def log_two() -> None:
         log = AccessLog(is_json=is_json)
         for request_id in (b"caf\xe9", b"plain"):
@@ -83,16 +83,17 @@ def test_an_id_that_a_plugin_sets_costs_no_other_answer_its_line(is_json):
     assert "plain" in second
 
 
-@pytest.mark.parametrize("share", [0.5, 0.02])
-def test_each_answer_has_a_line_with_the_probability_of_the_share(share):
-    log = AccessLog(share)
+@pytest.mark.parametrize("sampling_rate", [0.5, 0.02])
+def test_the_access_log_samples_responses_at_the_configured_rate(sampling_rate):
+    log = AccessLog(sampling_rate)
     lines = sum(log.wants() for _ in range(20_000))
-    assert abs(lines - 20_000 * share) < 5 * (20_000 * share * (1 - share)) ** 0.5
+    assert (
+        abs(lines - 20_000 * sampling_rate)
+        < 5 * (20_000 * sampling_rate * (1 - sampling_rate)) ** 0.5
+    )
 
 
-def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models(
-    start_server, until
-):
+def test_sampled_json_lines_name_their_request_and_model(start_server, until):
     with (
         lines_of("ACCESS_LOG") as lines,
         start_server(access_log="50%", log_format="json") as server,
@@ -102,7 +103,7 @@ def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models
         ids = {server.ask(lane=lane).headers["x-request-id"] for lane in lanes}
         until(lambda: lines)
     entries = [json.loads(line) for line in lines]
-    # Six deviations.
+    # Six standard deviations around the expected 30.
     assert 30 - 25 <= len(entries) <= 30 + 25
     assert {entry["request_id"] for entry in entries} <= ids
     for entry in entries:
@@ -111,7 +112,7 @@ def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
+def test_the_line_of_an_incomplete_stream_says_so(start_server, until, tmp_path, lane):
     with (
         lines_of("ACCESS_LOG") as lines,
         start_server(access_log=True, log_format="json") as server,
@@ -123,11 +124,11 @@ def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
             with server.inference.stream(
                 "POST", "/predictions/talker", content=content, headers=headers
             ) as answer:
-                parts = answer.iter_raw()
-                assert next(parts) == b"a"
+                chunks = answer.iter_raw()
+                assert next(chunks) == b"a"
                 if action == "break":
                     with pytest.raises(httpx.RemoteProtocolError):
-                        list(parts)
+                        list(chunks)
         until(lambda: len(lines) >= 1)
         (tmp_path / "go").touch()
         until(lambda: len(lines) >= 2)
@@ -138,7 +139,7 @@ def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
     ]
 
 
-def test_in_text_the_reason_stands_behind_the_line(caplog):
+def test_a_text_line_ends_with_the_reason_of_an_error(caplog):
     log = AccessLog(in_file=True)
 
     async def add() -> None:
@@ -153,8 +154,8 @@ def test_in_text_the_reason_stands_behind_the_line(caplog):
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, caplog, is_json):
-    """No turn of the event loop makes the lines of many answers, and a stop loses none."""
+def test_lines_are_written_in_the_order_of_their_responses(monkeypatch, caplog, is_json):
+    """Bound the lines that one turn of the event loop writes, and write the rest at the stop."""
     texts = []
     monkeypatch.setattr(access_log, "sanitized_line", lambda line: texts.append(line) or line)
     count = 3 * MAX_BATCH_LINES + 7
@@ -174,12 +175,12 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
     assert [int(number) for number in numbers] == list(range(count))
 
 
-def test_a_request_cannot_forge_a_line():
+def test_a_request_cannot_forge_a_log_line():
     line = sanitized_line('GET /a" 200 1\r\nfake \xff\\ HTTP/1.1')
     assert line == r"GET /a\x22 200 1\x0d\x0afake \xff\x5c HTTP/1.1"
 
 
-def test_without_the_setting_there_is_no_line(server, caplog):
+def test_without_the_setting_no_line_is_written(server, caplog):
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
         server.inference.post("/predictions/talker")
     assert not [record for record in caplog.records if record.name == "ACCESS_LOG"]

@@ -1,4 +1,4 @@
-"""A compressed body is decompressed in slices; one that is broken or too large ends early."""
+"""Compressed bodies are decompressed in slices; corrupt or too large ones are refused early."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ COMPRESS = {
 
 
 class Sender:
-    """A client's side of a body, which counts the messages that were taken."""
+    """The client's side of a body; it counts the messages that the server has read."""
 
     def __init__(self, *chunks: bytes, leaves: bool = False) -> None:
         self.messages: list[Message] = [
             {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
         ]
         self.messages += [{"type": "http.disconnect"} if leaves else {"type": "http.request"}]
-        self.taken = 0
+        self.read_count = 0
 
     async def receive(self) -> Message:
-        self.taken += 1
-        return self.messages[self.taken - 1]
+        self.read_count += 1
+        return self.messages[self.read_count - 1]
 
 
 def scope_of(coding: bytes) -> dict[str, Any]:
@@ -60,17 +60,17 @@ def read(
     return asyncio.run(read_body(scope or scope_of(coding), sender.receive, limit))
 
 
-def refused(
+def read_refused(
     kind: type[TsxError], coding: bytes, *chunks: bytes, limit: int = LIMIT
 ) -> tuple[TsxError, Sender]:
     sender = Sender(*chunks)
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as exc_info:
         read(coding, sender, limit)
-    return caught.value, sender
+    return exc_info.value, sender
 
 
 @given(st.sampled_from([*COMPRESS]), st.binary(max_size=300), st.integers(1, 40), st.integers(1, 3))
-def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
+def test_a_body_in_any_chunks_and_gzip_members_is_decompressed(
     coding: bytes, content: bytes, step: int, members: int
 ) -> None:
     members = 1 if coding == b"deflate" else members
@@ -78,7 +78,9 @@ def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
     scope = scope_of(coding)
     assert (
         read(
-            coding, Sender(*[data[at : at + step] for at in range(0, len(data), step)]), scope=scope
+            coding,
+            Sender(*[data[start : start + step] for start in range(0, len(data), step)]),
+            scope=scope,
         )
         == content * members
     )
@@ -92,15 +94,15 @@ def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
 @pytest.mark.parametrize(
     "size", [MAX_OUTPUT_BYTES - 1, MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1, 3 * MAX_OUTPUT_BYTES]
 )
-def test_a_body_that_fills_slices_comes_whole(size: int) -> None:
+def test_a_body_of_exactly_some_slices_is_complete(size: int) -> None:
     assert read(b"gzip", Sender(gzip.compress(bytes(size)))) == bytes(size)
 
 
-def test_a_request_without_a_body_has_none() -> None:
+def test_an_empty_compressed_body_stays_empty() -> None:
     assert read(b"gzip", Sender()) == b""
 
 
-def test_a_body_as_it_is_stays() -> None:
+def test_an_identity_encoded_body_is_unchanged() -> None:
     scope = scope_of(b"identity")
     assert read(b"identity", Sender(b"x"), scope=scope) == b"x"
     assert (b"content-length", b"1") in scope["headers"]
@@ -119,64 +121,64 @@ def test_a_body_as_it_is_stays() -> None:
         (gzip.compress(b"x"), gzip.compress(b"y")[:-3]),
     ],
 )
-def test_a_broken_body_is_the_clients_fault(chunks: tuple[bytes, ...]) -> None:
-    error, _ = refused(BadRequest, b"gzip", *chunks)
+def test_a_corrupt_body_is_a_bad_request(chunks: tuple[bytes, ...]) -> None:
+    error, _ = read_refused(BadRequest, b"gzip", *chunks)
     assert "Content-Encoding" in error.message
 
 
 @pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, gzip", b"compress", b"\xff"])
-def test_another_encoding_is_refused_with_those_that_are_read(coding: bytes) -> None:
-    error, sender = refused(UnsupportedEncoding, coding, b"x")
+def test_an_unsupported_encoding_is_refused_with_the_supported_ones(coding: bytes) -> None:
+    error, sender = read_refused(UnsupportedEncoding, coding, b"x")
     status, headers, _ = error_response(error)
     assert status == 415
     assert {(b"accept-encoding", b"gzip, deflate"), (b"connection", b"close")} <= set(headers)
     assert unread_body_of(error, sender.receive) is not None
-    assert sender.taken == 0
+    assert sender.read_count == 0
 
 
-def test_a_bomb_ends_at_the_limit_in_slices() -> None:
+def test_a_decompression_bomb_is_stopped_at_the_limit() -> None:
     bomb = gzip.compress(bytes(200 << 20))
     sizes: list[int] = []
 
-    async def read_watched() -> None:
+    async def read_counted() -> None:
         receive = decompress(Sender(bomb).receive, 31).__anext__
 
-        async def taken() -> Message:
+        async def receive_counted() -> Message:
             message = await receive()
             sizes.append(len(message["body"]))
             return message
 
-        await read_body({"headers": []}, taken, LIMIT)
+        await read_body({"headers": []}, receive_counted, LIMIT)
 
     with pytest.raises(PayloadTooLarge):
-        asyncio.run(read_watched())
+        asyncio.run(read_counted())
     assert max(sizes) <= MAX_OUTPUT_BYTES
     assert sum(sizes) <= LIMIT + MAX_OUTPUT_BYTES
-    error, sender = refused(PayloadTooLarge, b"gzip", bomb)
-    assert sender.taken == 1
+    error, sender = read_refused(PayloadTooLarge, b"gzip", bomb)
+    assert sender.read_count == 1
     assert unread_body_of(error, sender.receive) is not None
 
 
-@pytest.mark.parametrize("part", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
-def test_compressed_bytes_without_content_end_at_the_limit_too(part: bytes) -> None:
+@pytest.mark.parametrize("chunk", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
+def test_compressed_bytes_without_content_count_against_the_limit(chunk: bytes) -> None:
     compressor = zlib.compressobj(wbits=31)
     head = compressor.compress(b"") + compressor.flush(zlib.Z_SYNC_FLUSH)
-    chunks = [head if part.startswith(b"\0") else b"", *[part] * 100]
-    error, sender = refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(part))
-    assert sender.taken <= 12
+    chunks = [head if chunk.startswith(b"\0") else b"", *[chunk] * 100]
+    error, sender = read_refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(chunk))
+    assert sender.read_count <= 12
     assert unread_body_of(error, sender.receive) is not None
 
 
-def test_nothing_is_waited_for_behind_a_bomb_that_came_whole() -> None:
+def test_a_complete_bomb_is_refused_without_reading_further() -> None:
     sender = Sender(gzip.compress(bytes(4 * LIMIT)))
     sender.messages[0]["more_body"] = False
-    with pytest.raises(PayloadTooLarge) as caught:
+    with pytest.raises(PayloadTooLarge) as exc_info:
         read(b"gzip", sender)
-    assert unread_body_of(caught.value, sender.receive) is None
+    assert unread_body_of(exc_info.value, sender.receive) is None
 
 
-def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_content() -> None:
-    async def turns(data: bytes) -> int:
+def test_decompression_yields_to_the_event_loop_after_each_slice_or_member() -> None:
+    async def count_turns_of(data: bytes) -> int:
         count = 0
 
         async def count_turns() -> None:
@@ -190,8 +192,11 @@ def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_conten
         task.cancel()
         return count
 
-    assert asyncio.run(turns(gzip.compress(bytes(16 << 20)))) >= (16 << 20) // MAX_OUTPUT_BYTES
-    assert asyncio.run(turns(gzip.compress(b"") * 1000)) >= 1000
+    assert (
+        asyncio.run(count_turns_of(gzip.compress(bytes(16 << 20))))
+        >= (16 << 20) // MAX_OUTPUT_BYTES
+    )
+    assert asyncio.run(count_turns_of(gzip.compress(b"") * 1000)) >= 1000
     assert len(gzip.compress(b"") * 1000) > MAX_INPUT_BYTES
 
 

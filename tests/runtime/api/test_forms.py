@@ -1,4 +1,4 @@
-"""The model that a form names: the only field that the front end reads, and the cost to find it."""
+"""The model name in a form: the only field that the front end reads, with bounded effort."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ UNBOUNDED = [(b"content-type", b"multipart/form-data")]
 MULTIPART = [(b"content-type", b'multipart/form-data; charset=utf-8; boundary="x y"')]
 
 
-def part(disposition: str, value: bytes, more: str = "") -> bytes:
+def form_part(disposition: str, value: bytes, extra_header: str = "") -> bytes:
     return (
-        f"\r\n--x y\r\n{more}Content-Disposition: form-data; {disposition}\r\n\r\n".encode() + value
+        f"\r\n--x y\r\n{extra_header}Content-Disposition: form-data; {disposition}\r\n\r\n".encode()
+        + value
     )
 
 
@@ -31,35 +32,40 @@ def part(disposition: str, value: bytes, more: str = "") -> bytes:
         (b"a=1&" * (MAX_FIELDS - 1) + b"model_name=digits", "digits"),
     ],
 )
-def test_a_form_of_pairs(body, name):
+def test_the_model_is_read_from_a_urlencoded_form(body, name):
     assert model_in_form(PAIRS, body) == name
 
 
 @pytest.mark.parametrize(
     ("parts", "name"),
     [
-        ([part('name="model_name"', b"digits")], "digits"),
-        ([part("name=model_name", b"digits", "Content-Type: text/plain\r\n")], "digits"),
+        ([form_part('name="model_name"', b"digits")], "digits"),
+        ([form_part("name=model_name", b"digits", "Content-Type: text/plain\r\n")], "digits"),
         (
             [
-                part('name="data"; filename="a"', b"\r\n\r\n--x\r\n"),
-                part('name="model_name"', b"digits"),
+                form_part('name="data"; filename="a"', b"\r\n\r\n--x\r\n"),
+                form_part('name="model_name"', b"digits"),
             ],
             "digits",
         ),
-        ([part('name="model_name"; filename="a"', b"digits")], None),
+        ([form_part('name="model_name"; filename="a"', b"digits")], None),
         (
-            [part('name="data"', b'Content-Disposition: form-data; name="model_name"\r\n\r\nx')],
+            [
+                form_part(
+                    'name="data"', b'Content-Disposition: form-data; name="model_name"\r\n\r\nx'
+                )
+            ],
             None,
         ),
         (
-            [part('name="data"', b"")] * (MAX_FIELDS - 2) + [part('name="model_name"', b"digits")],
+            [form_part('name="data"', b"")] * (MAX_FIELDS - 2)
+            + [form_part('name="model_name"', b"digits")],
             "digits",
         ),
-        ([part('name="model_name"', b"digits", "X-Long: " + "a" * 5000 + "\r\n")], None),
+        ([form_part('name="model_name"', b"digits", "X-Long: " + "a" * 5000 + "\r\n")], None),
     ],
 )
-def test_a_form_of_parts(parts, name):
+def test_the_model_is_read_from_a_multipart_form(parts, name):
     body = b"".join(parts).removeprefix(b"\r\n") + b"\r\n--x y--\r\n"
     assert model_in_form(MULTIPART, body) == name
     assert (
@@ -70,18 +76,18 @@ def test_a_form_of_parts(parts, name):
 @pytest.mark.parametrize(
     "content_type", [b"multipart/form-data", b"multipart/form-data; boundary=" + b'";' * 5000]
 )
-def test_a_content_type_without_a_boundary_that_can_be_read_names_no_model(content_type):
+def test_a_form_without_a_valid_boundary_names_no_model(content_type):
     assert (
-        model_in_form([(b"content-type", content_type)], part('name="model_name"', b"digits"))
+        model_in_form([(b"content-type", content_type)], form_part('name="model_name"', b"digits"))
         is None
     )
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [(PAIRS, b"a&" * MAX_FIELDS), (MULTIPART, part('name="a"', b"") * (MAX_FIELDS + 1))],
+    [(PAIRS, b"a&" * MAX_FIELDS), (MULTIPART, form_part('name="a"', b"") * (MAX_FIELDS + 1))],
 )
-def test_a_form_of_more_fields_is_refused(headers, body):
+def test_a_form_with_too_many_fields_is_refused(headers, body):
     with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
         model_in_form(headers, body)
     count = field_counter(headers)
@@ -94,12 +100,12 @@ def test_a_form_of_more_fields_is_refused(headers, body):
     ("headers", "body"),
     [(PAIRS, b"a" * 100_000), (MULTIPART, b"\r\n--y" * 5000), (UNBOUNDED, b"\r\n--" * 5000)],
 )
-def test_a_form_may_have_as_much_as_it_likes_in_a_field(headers, body):
+def test_one_form_field_may_be_large(headers, body):
     field_counter(headers)(body)
     assert model_in_form(headers, body) is None
 
 
-def test_a_query_string_may_have_as_many_parameters():
+def test_query_parameters_have_the_same_limit_as_form_fields():
     target = find_target("/invocations", b"a=1&" * (MAX_FIELDS - 1) + b"model_name=digits")
     assert target is not None
     assert target.name == "digits"

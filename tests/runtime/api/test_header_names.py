@@ -1,4 +1,4 @@
-"""Code that a registration may name: the archive's own files and the built-in handlers."""
+"""The code that a registration may name: files of the archive and built-in handlers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tests.kit.management import post_model
 from tests.support.models import make_model, make_war
 
 ANSWERS = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
-OUTSIDE = "is a link to a file outside the model's directory"
+OUTSIDE_MODEL = "is a link to a file outside the model's directory"
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Path:
-    """Write a file of another user that leaves a mark where it is run."""
+def foreign_file(tmp_path: Path) -> Path:
+    """Write a file of another user; running it creates the file `ran`."""
     file = tmp_path / "x.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{ANSWERS}")
     return file
 
 
-@pytest.mark.parametrize("way", ["query", "json"])
+@pytest.mark.parametrize("parameter_source", ["query", "json"])
 def test_a_handler_outside_the_archive_is_refused_and_never_run(
-    empty, error_of, foreign: Path, way: str
+    empty, error_of, foreign_file: Path, parameter_source: str
 ) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
-    up = "../" * 20
+    parents = "../" * 20
     for handler in (
-        f"{foreign}:handle",
-        f" {foreign}:handle",
-        str(foreign.with_suffix("")),
-        f"{up}{foreign}:handle",
-        f"./{up}{foreign}",
-        f"..\\{foreign}",
+        f"{foreign_file}:handle",
+        f" {foreign_file}:handle",
+        str(foreign_file.with_suffix("")),
+        f"{parents}{foreign_file}:handle",
+        f"./{parents}{foreign_file}",
+        f"..\\{foreign_file}",
         "../../x.py",
         "handler.py\n",
         "handler.py:handle\n",
@@ -42,18 +42,22 @@ def test_a_handler_outside_the_archive_is_refused_and_never_run(
         "handler.py\u2028",
         "\x85handler.py",
     ):
-        order = {"url": "plain.mar", "handler": handler, "model_name": "attack"}
+        options = {"url": "plain.mar", "handler": handler, "model_name": "attack"}
         answer = empty.management.post(
-            "/models", **{"params" if way == "query" else "json": order | {"initial_workers": 1}}
+            "/models",
+            **{
+                "params" if parameter_source == "query" else "json": options
+                | {"initial_workers": 1}
+            },
         )
         kind, message = error_of(answer)
         assert kind == "BadRequestException", handler
         assert "is refused" in message
-    assert not foreign.with_name("ran").exists()
+    assert not foreign_file.with_name("ran").exists()
     assert "attack" not in empty.registry.models
 
 
-def test_a_module_that_is_installed_is_for_the_manifest_to_name(empty, error_of) -> None:
+def test_only_the_manifest_may_name_an_installed_module_as_handler(empty, error_of) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
     for handler in (
         "os:system",
@@ -67,7 +71,7 @@ def test_a_module_that_is_installed_is_for_the_manifest_to_name(empty, error_of)
         assert "neither a file of the archive nor a built-in handler" in message
 
 
-def test_the_archives_own_files_and_the_built_in_handlers_may_be_named(empty) -> None:
+def test_files_of_the_archive_and_built_in_handlers_are_accepted(empty) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
     for number, handler in enumerate(
         (
@@ -82,37 +86,39 @@ def test_the_archives_own_files_and_the_built_in_handlers_may_be_named(empty) ->
         assert answer.status_code == 200, handler
 
 
-def test_a_link_that_leads_out_of_an_unpacked_model_is_no_handler(
-    empty, error_of, foreign: Path, store: Path
+def test_a_handler_link_out_of_an_unpacked_model_is_refused(
+    empty, error_of, foreign_file: Path, store: Path
 ) -> None:
     model = make_model(store / "linked", ANSWERS, name="linked")
-    (model / "out.py").symlink_to(foreign)
+    (model / "out.py").symlink_to(foreign_file)
     answer = post_model(empty, "linked", handler="out.py", initial_workers=1)
-    assert OUTSIDE in error_of(answer)[1]
+    assert OUTSIDE_MODEL in error_of(answer)[1]
     (model / "handler.py").unlink()
-    (model / "handler.py").symlink_to(foreign)
-    assert OUTSIDE in error_of(post_model(empty, "linked"))[1]
-    assert not foreign.with_name("ran").exists()
+    (model / "handler.py").symlink_to(foreign_file)
+    assert OUTSIDE_MODEL in error_of(post_model(empty, "linked"))[1]
+    assert not foreign_file.with_name("ran").exists()
 
 
 @pytest.mark.parametrize("file", ["model-config.yaml", "MAR-INF/MANIFEST.json"])
-def test_a_link_that_leads_out_of_an_unpacked_model_is_not_read(
+def test_a_file_link_out_of_an_unpacked_model_is_not_read(
     empty, error_of, tmp_path: Path, store: Path, file: str
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("minWorkers: the-secret-word\n")
+    secret_file = tmp_path / "secret"
+    secret_file.write_text("minWorkers: the-secret-word\n")
     name = f"links-{Path(file).stem}"
     model = make_model(store / name, ANSWERS, name="links", config="minWorkers: 1\n")
     (model / file).unlink()
-    (model / file).symlink_to(secret)
+    (model / file).symlink_to(secret_file)
     message = error_of(post_model(empty, name))[1]
-    assert OUTSIDE in message
+    assert OUTSIDE_MODEL in message
     assert "the-secret-word" not in message
 
 
-def test_a_manifest_cannot_name_more_than_a_parameter(empty, error_of, foreign: Path) -> None:
+def test_a_manifest_cannot_name_files_that_a_parameter_cannot(
+    empty, error_of, foreign_file: Path
+) -> None:
     for number, handler in enumerate(
-        (f" {foreign}", f"{foreign}:handle", "../x.py", "handler.py\n")
+        (f" {foreign_file}", f"{foreign_file}:handle", "../x.py", "handler.py\n")
     ):
         name = f"named{number}"
         model = make_model(empty.settings.model_store / name, ANSWERS)
@@ -121,22 +127,29 @@ def test_a_manifest_cannot_name_more_than_a_parameter(empty, error_of, foreign: 
         kind, message = error_of(post_model(empty, name, initial_workers=1))
         assert kind == "BadRequestException"
         assert "is refused" in message
-    assert not foreign.with_name("ran").exists()
+    assert not foreign_file.with_name("ran").exists()
 
 
-def test_a_default_handler_of_the_settings_lies_in_the_archive_as_well(
-    start_server, foreign: Path, store: Path
+def test_the_default_handler_of_the_settings_must_be_in_the_archive(
+    start_server, foreign_file: Path, store: Path
 ) -> None:
     model = make_model(store / "unnamed", ANSWERS)
     (model / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "unnamed"}}')
-    with start_server(default_service_handler=f"{foreign}:handle") as server:
+    with start_server(default_service_handler=f"{foreign_file}:handle") as server:
         assert post_model(server, "unnamed", initial_workers=1).status_code == 400
-    assert not foreign.with_name("ran").exists()
+    assert not foreign_file.with_name("ran").exists()
 
 
-def test_a_workflows_handler_and_functions_cannot_lead_out_of_it(empty, foreign: Path) -> None:
+def test_workflow_handlers_and_functions_must_be_in_the_workflow_archive(
+    empty, foreign_file: Path
+) -> None:
     for number, (handler, node) in enumerate(
-        [(str(foreign), "step"), ("../x.py", "step"), ("handler.py", "../x"), ("handler.py", "a:b")]
+        [
+            (str(foreign_file), "step"),
+            ("../x.py", "step"),
+            ("handler.py", "../x"),
+            ("handler.py", "a:b"),
+        ]
     ):
         manifest = {"workflowName": "flow", "specFile": "spec.yaml", "handler": handler}
         war = make_war(
@@ -147,5 +160,5 @@ def test_a_workflows_handler_and_functions_cannot_lead_out_of_it(empty, foreign:
         )
         answer = empty.management.post("/workflows", params={"url": war.name})
         assert 400 <= answer.status_code < 600
-    assert not foreign.with_name("ran").exists()
+    assert not foreign_file.with_name("ran").exists()
     assert not empty.workflows.workflows

@@ -1,4 +1,4 @@
-"""Hints of a 404 at the path that was probably meant."""
+"""The paths that a 404 suggests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATHS = LikelyPaths(
         ("/predictions/" + "x" * 8000, "GET / lists the paths of this address."),
     ],
 )
-def test_a_404_names_the_likely_path(path: str, hint: str) -> None:
+def test_a_404_suggests_the_likely_path(path: str, hint: str) -> None:
     error = PATHS.not_found(path)
     assert error.message == f"Requested resource is not found, please refer to API document. {hint}"
     assert (error.status, error.type) == (404, "ResourceNotFoundException")

@@ -1,4 +1,4 @@
-"""Bodies and header blocks, without a server."""
+"""Request bodies and response headers, without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _cached_error_
 
 
 class Sender:
-    """A client's side of a body, which counts the messages that were taken."""
+    """The client's side of a body; it counts the messages that the server has read."""
 
     def __init__(self, chunks: Iterable[bytes], *, leaves: bool = False) -> None:
         self.messages: list[Message] = [
@@ -32,11 +32,11 @@ class Sender:
             self.messages[-1]["more_body"] = False
         else:
             self.messages.append({"type": "http.request"})
-        self.taken = 0
+        self.read_count = 0
 
     async def receive(self) -> Message:
-        self.taken += 1
-        return self.messages[self.taken - 1]
+        self.read_count += 1
+        return self.messages[self.read_count - 1]
 
 
 def read(sender: Sender, limit: int, headers: list[tuple[bytes, bytes]] | None = None) -> bytes:
@@ -52,7 +52,7 @@ def read(sender: Sender, limit: int, headers: list[tuple[bytes, bytes]] | None =
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 120))
-def test_a_body_is_what_was_sent_or_too_large(chunks: list[bytes], limit: int) -> None:
+def test_a_body_is_read_completely_or_refused_as_too_large(chunks: list[bytes], limit: int) -> None:
     body = b"".join(chunks)
     sender = Sender(chunks)
     if len(body) > limit:
@@ -60,42 +60,44 @@ def test_a_body_is_what_was_sent_or_too_large(chunks: list[bytes], limit: int) -
             read(sender, limit)
     else:
         assert read(sender, limit) == body
-    # No message remains that could pass for the next request.
-    assert sender.taken == len(sender.messages)
+    # Unread messages would be taken for the next request; therefore none may remain.
+    assert sender.read_count == len(sender.messages)
 
 
-def test_too_large_names_the_setting_and_its_value() -> None:
-    with pytest.raises(PayloadTooLarge) as caught:
+def test_the_too_large_error_names_the_setting_and_its_value() -> None:
+    with pytest.raises(PayloadTooLarge) as exc_info:
         read(Sender([b"12345"]), 4)
-    assert "max_request_size, which is 4 bytes" in caught.value.message
+    assert "max_request_size, which is 4 bytes" in exc_info.value.message
 
 
-def test_a_sender_that_waits_for_a_go_ahead_is_refused_before_it_sends() -> None:
+def test_a_client_that_expects_100_continue_is_refused_before_it_sends() -> None:
     sender = Sender([b"12345"])
     with pytest.raises(PayloadTooLarge):
         read(sender, 4, [(b"content-length", b"5"), (b"expect", b"100-Continue")])
-    assert sender.taken == 0
+    assert sender.read_count == 0
 
 
-def test_a_body_without_end_is_not_read_without_end() -> None:
+def test_reading_an_endless_body_stops() -> None:
     piece = bytes(1 << 20)
     sender = Sender([piece] * 1000)
     with pytest.raises(PayloadTooLarge):
         read(sender, 10)
-    assert sender.taken * len(piece) <= MAX_DISCARDED_BYTES + 2 * len(piece)
+    assert sender.read_count * len(piece) <= MAX_DISCARDED_BYTES + 2 * len(piece)
 
 
 @pytest.mark.parametrize(
-    ("headers", "taken"), [([(b"content-length", b"11")], 0), ([], 2)], ids=["announced", "chunked"]
+    ("headers", "read_count"),
+    [([(b"content-length", b"11")], 0), ([], 2)],
+    ids=["announced", "chunked"],
 )
-def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
-    headers: list[tuple[bytes, bytes]], taken: int
+def test_a_too_large_body_is_refused_as_early_as_possible(
+    headers: list[tuple[bytes, bytes]], read_count: int
 ) -> None:
     sender = Sender([b"123456"] * 100)
-    with pytest.raises(PayloadTooLarge) as caught:
+    with pytest.raises(PayloadTooLarge) as exc_info:
         asyncio.run(read_body({"headers": headers}, sender.receive, 10))
-    assert caught.value.more
-    assert sender.taken == taken
+    assert exc_info.value.more
+    assert sender.read_count == read_count
 
 
 @pytest.mark.parametrize("chunks", [[], [b"1"], [b"1", b"2"]])
@@ -104,14 +106,14 @@ def test_a_client_that_leaves_is_noticed(chunks: list[bytes]) -> None:
         read(Sender(chunks, leaves=True), 10)
 
 
-def test_request_ids_are_uuids_and_all_differ() -> None:
+def test_request_ids_are_unique_uuids() -> None:
     ids = {new_request_id() for _ in range(100)}
     assert len(ids) == 100
     assert {uuid.UUID(text.decode()).version for text in ids} == {4}
     assert all(re.fullmatch(rb"[0-9a-f-]{36}", text) for text in ids)
 
 
-def test_a_handlers_headers_are_passed_on_and_caching_is_forbidden() -> None:
+def test_handler_headers_are_kept_and_caching_is_disabled() -> None:
     assert handler_headers(b"") == NO_CACHE
     assert handler_headers(b"Content-Type: text/csv\r\nX-Own: 1\r\n") == (
         (b"content-type", b"text/csv"),
@@ -120,12 +122,12 @@ def test_a_handlers_headers_are_passed_on_and_caching_is_forbidden() -> None:
     )
 
 
-def test_a_handlers_own_cache_control_stands() -> None:
+def test_a_handlers_cache_control_is_kept() -> None:
     headers = handler_headers(b"Cache-Control: max-age=60\r\n")
     assert [value for name, value in headers if name == b"cache-control"] == [b"max-age=60"]
 
 
-def test_framing_and_request_id_are_the_servers() -> None:
+def test_a_handler_cannot_set_framing_headers_or_the_request_id() -> None:
     block = (
         b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\n"
         b"Connection: close\r\n"
@@ -143,19 +145,19 @@ def test_framing_and_request_id_are_the_servers() -> None:
         b"no colon\x7f\r\n",
     ],
 )
-def test_a_header_that_http_does_not_allow_is_an_error(block: bytes) -> None:
-    with pytest.raises(PredictionFailed) as caught:
+def test_an_invalid_header_of_a_handler_is_an_error(block: bytes) -> None:
+    with pytest.raises(PredictionFailed) as exc_info:
         handler_headers(block)
-    assert "a header that HTTP does not allow" in caught.value.message
+    assert "a header that HTTP does not allow" in exc_info.value.message
 
 
 @pytest.mark.parametrize("status", [0, 100, 199, 600, 4_000_000_000])
-def test_a_status_that_ends_no_request_is_an_error(status: int) -> None:
+def test_a_non_final_status_of_a_handler_is_an_error(status: int) -> None:
     with pytest.raises(PredictionFailed, match=str(status)):
         check_status(status)
 
 
-def test_a_header_of_the_servers_replaces_the_clients() -> None:
+def test_a_server_header_replaces_the_clients_header() -> None:
     target = Target("m", headers=((b"explain", b"True"),))
     assert with_headers([(b"Explain", b"no"), (b"a", b"b")], target) == [
         (b"a", b"b"),
@@ -163,17 +165,17 @@ def test_a_header_of_the_servers_replaces_the_clients() -> None:
     ]
 
 
-def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> None:
+def test_a_v2_body_without_content_type_is_json() -> None:
     target = find_target("/v2/models/m/infer")
     assert target is not None
     protocol = (b"x-tsx-protocol", b"v2")
-    added = [(b"explain", b"False"), protocol]
-    assert with_headers([], target) == [*added, (b"content-type", b"application/json")]
+    extra_headers = [(b"explain", b"False"), protocol]
+    assert with_headers([], target) == [*extra_headers, (b"content-type", b"application/json")]
     for header in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
-        assert with_headers([header], target) == [header, *added]
+        assert with_headers([header], target) == [header, *extra_headers]
 
 
-def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:
+def test_v2_errors_have_the_message_in_the_error_field() -> None:
     error = to_v2_error(error_body(404, "ModelNotFoundException", "Model not found: é"))
     assert list(json.loads(error)) == ["code", "type", "message", "error"]
     assert json.loads(error)["error"] == "Model not found: é"
@@ -181,18 +183,18 @@ def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients
         assert to_v2_error(body) == body
 
 
-def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
+def test_an_error_message_that_quotes_a_large_request_is_not_cached() -> None:
     error_body(400, "BadRequestException", "kept")
-    before = _cached_error_body.cache_info().currsize
+    cached_errors = _cached_error_body.cache_info().currsize
     assert len(error_body(400, "BadRequestException", "x" * 1_000_000)) > 1_000_000
-    assert _cached_error_body.cache_info().currsize == before > 0
+    assert _cached_error_body.cache_info().currsize == cached_errors > 0
 
 
 @given(st.text())
-def test_a_url_path_is_always_one_header_value(path: str) -> None:
+def test_any_url_path_becomes_a_valid_header_value(path: str) -> None:
     assert re.fullmatch(rb"[\x20-\x7e]*", url_path(path))
 
 
-def test_an_ordinary_url_path_stays_as_it_is() -> None:
+def test_an_ordinary_url_path_is_unchanged() -> None:
     assert url_path("v1/chat completions") == b"v1/chat completions"
     assert url_path("a\r\nexplain: True") == b"a%0D%0Aexplain: True"

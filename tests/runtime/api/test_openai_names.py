@@ -1,4 +1,4 @@
-"""The model that a body of OpenAI's API names, found in small bodies and in large ones."""
+"""The model name in the body of an OpenAI request, small or large."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tsx_runtime.api.tracing import route_of
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Parts
 
-LARGE = b'"x": "%b"' % (b"A" * 100_000)
+LARGE_FIELD = b'"x": "%b"' % (b"A" * 100_000)
 
 
-def test_the_model_is_found_wherever_it_is() -> None:
+def test_the_model_is_found_at_any_position_of_the_body() -> None:
     image = {
         "messages": [{"content": "A" * 100_000 + '"model": "no"'}],
         "model": "yes",
         "x": {"model": "no"},
     }
     body = json.dumps(image).encode()
-    parts = Parts([body[:9], body[9:]], len(body))
-    assert model_in_json(body) == model_in_json(parts) == "yes"
-    # A parser takes the last one, too.
-    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"
+    chunked_body = Parts([body[:9], body[9:]], len(body))
+    assert model_in_json(body) == model_in_json(chunked_body) == "yes"
+    # JSON parsers also use the last of repeated keys.
+    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE_FIELD) == "b"
     assert model_in_json(b'{"model": null}') is None
-    assert model_in_json(b"{%b}" % LARGE) is None
+    assert model_in_json(b"{%b}" % LARGE_FIELD) is None
     for values in (b'"",' * 1_100_000, b'{"a":{}},' * 400_000):
         with pytest.raises(BadRequest, match="predictions/MODEL"):
             model_in_json(b'{"model": "a", "x": [%b1]}' % values)
@@ -41,7 +41,7 @@ BODIES = [
     b"[" * 60_000,
     b"\xff",
     b'{"model": 5}',
-    b'{"model": 5, %b}' % LARGE,
+    b'{"model": 5, %b}' % LARGE_FIELD,
 ]
 
 
@@ -51,7 +51,7 @@ def test_a_body_that_names_no_model_is_refused(body: bytes) -> None:
         model_in_json(body)
 
 
-def test_names_and_paths() -> None:
+def test_model_names_are_split_and_openai_paths_recognized() -> None:
     assert split_name("m") == ("m", None, None)
     assert split_name("m:1.0/ada") == ("m", "1.0", "ada")
     for path in ("/v1/models", "/v1/models/a/b", "/v2/rerank", "/v1/files"):
@@ -60,7 +60,7 @@ def test_names_and_paths() -> None:
         assert not speaks_openai(path)
 
 
-def test_traces_have_these_paths_as_routes() -> None:
+def test_openai_paths_are_routes_in_traces() -> None:
     for path, route in (
         ("/v1/chat/completions", "/v1/chat/completions"),
         ("/rerank", "/rerank"),
@@ -69,7 +69,7 @@ def test_traces_have_these_paths_as_routes() -> None:
         assert route_of(path) == route
 
 
-def test_errors_have_both_shapes() -> None:
+def test_errors_have_openais_and_torchserves_fields() -> None:
     error = json.loads(
         to_openai_error(error_body(404, "ModelNotFoundException", "Model not found: é"))
     )

@@ -1,4 +1,4 @@
-"""The headers of requests whose answers are stored."""
+"""The request headers that ask for stored responses."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from tsx_runtime.http.fast_lane.heads import Heads
         ([], None),
     ],
 )
-def test_preferences_are_read_as_rfc_7240_has_them(
+def test_prefer_headers_are_parsed_as_rfc_7240_specifies(
     values: list[bytes], expected: Preference | None
 ) -> None:
     assert parse_preference([(b"prefer", value) for value in values]) == expected
 
 
-def test_a_callback_is_a_header() -> None:
+def test_a_callback_is_read_from_its_header() -> None:
     assert callback_of([(b"x-tsx-callback-url", b" https://a.example/ ")]) == "https://a.example/"
     assert callback_of([]) == ""
 
 
-def test_only_heads_that_name_a_preference_or_a_key_are_for_the_other_lane() -> None:
+def test_only_heads_with_prefer_or_idempotency_key_go_to_the_asgi_lane() -> None:
     assert is_stored([(b"prefer", b"wait=1, Respond-Async")])
     assert is_stored([(b"idempotency-key", b"k")])
     assert not is_stored([(b"prefer", b"return=minimal"), (b"content-type", b"respond-async")])
-    # The fast lane checks a head when it parses it, and not when it looks one up.
+    # The fast lane checks a head when it parses it, not when it finds it in its cache.
     assert Heads._read.__code__.co_names.count("is_stored") == 1

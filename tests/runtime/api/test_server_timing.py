@@ -1,4 +1,4 @@
-"""Requests for timing and traces, read from the headers of a prediction."""
+"""The request headers that ask for timing or carry a trace."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SPAN = "00f067aa0ba902b7"
         ("", ""),
     ],
 )
-def test_only_a_sampled_trace_is_pointed_to(traceparent: str, trace: str) -> None:
+def test_only_a_sampled_trace_is_referenced(traceparent: str, trace: str) -> None:
     request = parse_timing_request([(b"traceparent", traceparent.encode())])
     assert request == (TimingRequest(timing=False, trace_id=trace) if trace else None)
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_trace_or_none(value: bytes) -> None:
+def test_arbitrary_header_bytes_are_a_valid_trace_or_none(value: bytes) -> None:
     request = parse_timing_request([(b"traceparent", value)])
     assert request is None or len(request.trace_id) == 32
 
 
-def test_most_requests_ask_nothing() -> None:
+def test_a_request_without_headers_asks_for_no_timing() -> None:
     assert parse_timing_request([(b"host", b"x"), (b"x-tsx-timing", b"0")]) is None
     assert parse_timing_request([(b"x-tsx-timing", b"1")]) == TIMED
     assert parse_timing_request(
@@ -48,9 +48,9 @@ def test_most_requests_ask_nothing() -> None:
     ) == TimingRequest(timing=False, trace_id=TRACE)
 
 
-def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:
-    times = batch_times(10.0, 10.5, 12.0, 3, (10.75, 1.0, 0.25, 0.5, NAN))
-    assert server_timing(times, 9.0) == (
+def test_the_timing_header_lists_known_durations_in_milliseconds() -> None:
+    batch = batch_times(10.0, 10.5, 12.0, 3, (10.75, 1.0, 0.25, 0.5, NAN))
+    assert server_timing(batch, 9.0) == (
         b"queue;dur=1000.000, batch;dur=750.000, preprocess;dur=250.000, "
         b"inference;dur=500.000, total;dur=3000.000"
     )

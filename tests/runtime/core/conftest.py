@@ -1,4 +1,4 @@
-"""A registry in the test's own process."""
+"""A registry that runs in the test's own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes made while a server runs, which the next server reads from the disk."""
+"""Changes made while a server runs; the next server reads them from disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 pytestmark = pytest.mark.anyio
-SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
+HANDLER = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
 def close_state(state: StateStore) -> None:
@@ -31,7 +31,7 @@ def close_state(state: StateStore) -> None:
     state.close()
 
 
-def test_saved_state_is_there_for_the_next_server(tmp_path: Path) -> None:
+def test_saved_state_is_read_by_the_next_server(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={"weights": {"1.0": 1}}, digest="a")
     state.save("digits", rollout={"step": 2}, digest=None)
@@ -43,12 +43,15 @@ def test_saved_state_is_there_for_the_next_server(tmp_path: Path) -> None:
         "digits.json",
         "faces.json",
     ]
-    again = StateStore(tmp_path)
-    assert again.load("digits") == {"traffic": {"weights": {"1.0": 1}}, "rollout": {"step": 2}}
-    assert again.load("gone") == {}
+    reopened_store = StateStore(tmp_path)
+    assert reopened_store.load("digits") == {
+        "traffic": {"weights": {"1.0": 1}},
+        "rollout": {"step": 2},
+    }
+    assert reopened_store.load("gone") == {}
 
 
-def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
+def test_the_last_of_many_changes_is_saved(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     for number in range(200):
         state.save("digits", number=number)
@@ -57,7 +60,7 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_a_file_that_is_broken_is_passed_over_and_reported(
+def test_a_corrupt_file_is_ignored_and_reported(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -66,7 +69,7 @@ def test_a_file_that_is_broken_is_passed_over_and_reported(
     assert "digits.json is ignored" in caplog.text
 
 
-def test_state_that_cannot_be_written_is_kept_in_memory_and_reported_once(
+def test_unwritable_state_stays_in_memory_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("a file")
@@ -81,9 +84,9 @@ def test_state_that_cannot_be_written_is_kept_in_memory_and_reported_once(
         assert "Set state_dir" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
 @pytest.mark.parametrize("name", ["", "models", "rollouts"])
-def test_a_directory_that_others_can_write_is_neither_read_nor_written(
+def test_a_directory_writable_by_others_is_not_used(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = StateStore(tmp_path)
@@ -91,24 +94,24 @@ def test_a_directory_that_others_can_write_is_neither_read_nor_written(
     close_state(state)
     (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name).chmod(0o777)
-    again = StateStore(tmp_path)
-    assert again.load("digits") == {}
-    again.save("digits", number=1)
-    close_state(again)
+    reopened_store = StateStore(tmp_path)
+    assert reopened_store.load("digits") == {}
+    reopened_store.save("digits", number=1)
+    close_state(reopened_store)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {}}
     assert f"{tmp_path / name} can be written by other users" in caplog.text
     assert "Set state_dir" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_the_state_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
+def test_the_state_is_private_under_any_umask(tmp_path: Path) -> None:
+    old_umask = os.umask(0)
     try:
         state = StateStore(tmp_path / "a" / "state")
         state.save("digits", traffic={})
         close_state(state)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     paths = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
     assert {path.name: path.stat().st_mode & 0o777 for path in paths} == {
         "state": 0o700,
@@ -117,7 +120,7 @@ def test_the_state_is_private_whatever_the_umask(tmp_path: Path) -> None:
     }
 
 
-def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_symlink_at_a_state_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "victim").write_text("{}")
     (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
@@ -128,8 +131,8 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
     assert not (tmp_path / "models" / "digits.json").is_symlink()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_a_model_store_that_others_can_write_keeps_no_state(
+@pytest.mark.skipif(os.name == "nt", reason="file modes have no effect on Windows")
+def test_a_model_store_writable_by_others_keeps_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "store").mkdir()
@@ -146,7 +149,7 @@ def make_settings(**values: Any) -> Settings:
     return Settings.model_validate(values)
 
 
-def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> None:
+def test_the_first_writable_directory_keeps_the_state(tmp_path: Path) -> None:
     store, home = tmp_path / "store", {"XDG_STATE_HOME": str(tmp_path / "home")}
     store.mkdir()
     assert (
@@ -167,8 +170,8 @@ def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> Non
     assert state_directory(make_settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to every directory")
+def test_an_unwritable_model_store_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)
     assert (
         state_directory(
@@ -180,10 +183,10 @@ def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> N
 
 @asynccontextmanager
 async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
-    """Run a registry that has versions 1.0 and 2.0 of a model, which have no workers."""
+    """Run a registry with versions 1.0 and 2.0 of a model, without workers."""
     if not (store / "digits-1.0.mar").exists():
         for number in ("1.0", "2.0"):
-            make_model(store / f"digits-{number}.mar", SILENT, name="digits", version=number)
+            make_model(store / f"digits-{number}.mar", HANDLER, name="digits", version=number)
     async with a_registry(
         model_store=store, cache_dir=store / "cache", worker_preload=False, models=models
     ) as registry:
@@ -193,7 +196,7 @@ async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Regi
         yield registry
 
 
-async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_path: Path) -> None:
+async def test_traffic_labels_default_and_undo_history_survive_a_restart(tmp_path: Path) -> None:
     first = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"})
     second = Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
     async with a_registry_of_digits(tmp_path) as registry:
@@ -215,14 +218,14 @@ async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_pat
             registry.rollback("digits")
 
 
-async def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(tmp_path: Path) -> None:
+async def test_without_a_change_nothing_is_saved_or_undoable(tmp_path: Path) -> None:
     async with a_registry_of_digits(tmp_path) as registry:
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
     assert not (tmp_path / ".tsx").exists()
 
 
-async def test_a_changed_configuration_goes_before_the_saved_traffic(
+async def test_a_changed_configuration_overrides_the_saved_traffic(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def read_traffic(first: int) -> Traffic:
@@ -235,20 +238,20 @@ async def test_a_changed_configuration_goes_before_the_saved_traffic(
     def share_between(first: int) -> Traffic:
         return parse_traffic({"weights": {"1.0": first, "2.0": 100 - first}})
 
-    saved = Traffic(weights={"2.0": 1})
+    saved_traffic = Traffic(weights={"2.0": 1})
     assert await read_traffic(90) == share_between(90)
     config = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
     async with a_registry_of_digits(tmp_path, digits=config) as registry:
-        registry.set_traffic("digits", saved)
-    assert await read_traffic(90) == saved
+        registry.set_traffic("digits", saved_traffic)
+    assert await read_traffic(90) == saved_traffic
     assert caplog.text == ""
     assert await read_traffic(50) == share_between(50)
     assert "because the configuration has changed" in caplog.text
-    # The traffic that was passed over does not come back.
+    # The overridden traffic is not restored later.
     assert await read_traffic(90) == share_between(90)
 
 
-async def test_the_state_of_a_model_goes_with_its_last_version(tmp_path: Path) -> None:
+async def test_the_state_of_a_model_is_removed_with_its_last_version(tmp_path: Path) -> None:
     async with a_registry_of_digits(tmp_path) as registry:
         registry.set_traffic("digits", Traffic(weights={"2.0": 1}))
     async with a_registry_of_digits(tmp_path) as registry:
@@ -258,7 +261,7 @@ async def test_the_state_of_a_model_goes_with_its_last_version(tmp_path: Path) -
     assert list((tmp_path / ".tsx" / "models").iterdir()) == []
 
 
-def test_a_second_server_with_the_directory_writes_when_the_first_has_ended(
+def test_a_second_server_writes_after_the_first_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = StateStore(tmp_path)

@@ -93,7 +93,7 @@ def shown(value):
     return value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else value
 """
 
-COUNTING = """
+COUNTING_HANDLER = """
 calls = 0
 
 def handle(data, context):
@@ -113,7 +113,7 @@ def handle(data, context):
 
 
 class Client(NamedTuple):
-    """Stubs for one server, and the modules of their messages."""
+    """The gRPC stubs of one server and their message modules."""
 
     predictions: Any
     models: Any
@@ -138,7 +138,7 @@ class Client(NamedTuple):
     def ask(
         self, model: str = "talker", metadata: Any = (), timeout: float = TIMEOUT, **inputs: bytes
     ) -> Any:
-        """Return (prediction, call) of one request."""
+        """Send one request and return (prediction, call)."""
         response, call = self.predictions.Predictions.with_call(
             self.request(model, **inputs), metadata=metadata, timeout=timeout
         )
@@ -151,12 +151,12 @@ class Client(NamedTuple):
         )
 
     def stream(self, model: str = "talker", **inputs: bytes) -> Any:
-        """Return the call whose messages are the parts of one answer."""
+        """Return the call whose messages are the parts of one streamed answer."""
         request = self.request(model, **inputs)
         return self.predictions.StreamPredictions(request, timeout=TIMEOUT)
 
     def converse(self, *requests: Any, metadata: Any = ()) -> Any:
-        """Return the call whose messages are the answers to requests over one stream."""
+        """Return the call that sends `requests` over one stream; its messages are the answers."""
         return self.predictions.StreamPredictions2(
             iter(requests), metadata=metadata, timeout=TIMEOUT
         )
@@ -168,22 +168,22 @@ class Client(NamedTuple):
         return str(call(request, metadata=metadata, timeout=TIMEOUT).msg)
 
     def count_pending(self) -> int:
-        described = json.loads(self.manage("DescribeModel", model_name="talker"))
-        return int(described[0]["jobQueueStatus"]["pendingRequests"])
+        description = json.loads(self.manage("DescribeModel", model_name="talker"))
+        return int(description[0]["jobQueueStatus"]["pendingRequests"])
 
 
 def failure_of(call: Callable[[], Any]) -> Any:
     """Make a call that must fail and return its error, which has `code()` and `details()`."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as exc_info:
         call()
-    return caught.value
+    return exc_info.value
 
 
 @pytest.fixture(scope="session")
 def generated(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """Generate the modules that TorchServe's users have from the .proto files."""
+    """Generate the modules that users of TorchServe generate from the .proto files."""
     directory = tmp_path_factory.mktemp("generated")
     command = [
         sys.executable,
@@ -216,7 +216,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         STATEFUL,
         config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
     )
-    make_model(directory / "cached.mar", COUNTING, config="cache: {ttl: 1h}\n")
+    make_model(directory / "cached.mar", COUNTING_HANDLER, config="cache: {ttl: 1h}\n")
     make_model(
         directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n"
     )
@@ -229,7 +229,7 @@ def a_server(
     ports: tuple[object, ...] = FREE_GRPC_PORTS,
     **settings: object,
 ) -> AbstractContextManager[Running]:
-    """Run `tsx serve` with gRPC, its cache and its state in `directory`; `settings` are by name."""
+    """Run `tsx serve` with gRPC; cache and state are in `directory`, `settings` are variables."""
     environment = {
         "TSX_CACHE_DIR": str(directory / "cache"),
         "TSX_STATE_DIR": str(directory / "state"),
@@ -242,7 +242,7 @@ def a_server(
 def server(
     processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """Run a server with one worker of `talker` that takes messages of 20 MB."""
+    """Run a server with one worker of `talker` and messages of up to 20 MB."""
     with a_server(
         tmp_path_factory.mktemp("grpc-server"),
         store / "talker.mar",
@@ -251,41 +251,41 @@ def server(
         max_request_size=20_000_000,
         max_response_size=20_000_000,
         write_timeout=2,
-    ) as running:
-        yield running
+    ) as server_process:
+        yield server_process
 
 
 @pytest.fixture(scope="session")
 def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Run a server as KServe does: its models `whole` and `parts` have the protocol's envelope.
+    """Run a server as KServe does: the models `whole` and `parts` use the KServe envelope.
 
-    `parts` splits the rows of a request.
+    `parts` splits requests by rows.
     """
     directory = tmp_path_factory.mktemp("rows")
     models = [make_model(directory / f"{name}.mar", ROWS) for name in ("whole", "parts")]
     changes: list[str] = []
     for setting in ("split_rows=2", "workers=2", "batch_size=2"):
         changes += ("--set", f"models.parts.{setting}")
-    with a_server(directory, *models, *changes, service_envelope="kservev2") as running:
-        yield running
+    with a_server(directory, *models, *changes, service_envelope="kservev2") as server_process:
+        yield server_process
 
 
 @contextmanager
 def connected(
-    running: Running,
+    server_process: Running,
     generated: dict[str, Any],
-    make: Callable[[str], grpc.Channel] = grpc.insecure_channel,
+    make_channel: Callable[[str], grpc.Channel] = grpc.insecure_channel,
 ) -> Iterator[Client]:
     with (
-        make(running.address("gRPC predictions")) as inference,
-        make(running.address("gRPC models")) as management,
+        make_channel(server_process.address("gRPC predictions")) as inference,
+        make_channel(server_process.address("gRPC models")) as management,
     ):
         yield Client(
             generated["inference_pb2_grpc"].InferenceAPIsServiceStub(inference),
             generated["management_pb2_grpc"].ManagementAPIsServiceStub(management),
             generated["inference_pb2"],
             generated["management_pb2"],
-            running.address,
+            server_process.address,
             inference,
             management,
         )

@@ -32,8 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = generation_model(
         directory / "zen", character_model(directory / "weights", TEXT), config=CONFIG
     )
-    with a_server(directory, model) as running:
-        yield running
+    with a_server(directory, model) as server_process:
+        yield server_process
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def samples(server: Running, name: str) -> dict[str, float]:
     }
 
 
-def test_the_model_continues_the_text_that_it_knows(http: httpx.Client) -> None:
+def test_the_model_continues_its_training_text(http: httpx.Client) -> None:
     assert http.post("/predictions/zen", json=REQUEST).json() == [{"generated_text": TEXT[12:92]}]
 
 
@@ -81,7 +81,7 @@ def test_http_and_grpc_streams_have_the_same_tokens(http: httpx.Client, client: 
     assert len(over_http) == 80
 
 
-def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) -> None:
+def test_clients_that_leave_free_the_kv_cache(server: Running, http: httpx.Client) -> None:
     for _ in range(10):
         with http.stream("POST", "/predictions/zen", content=STREAM) as answer:
             parts = answer.iter_raw()
@@ -102,29 +102,29 @@ def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) 
     assert sum(samples(server, "tsx_generation_time_to_first_token_seconds_count").values()) > 10
 
 
-def test_requests_that_wait_in_the_engine_are_counted_for_the_autoscaler(
+def test_requests_waiting_in_the_engine_are_reported_as_a_metric(
     server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    def waiting() -> float:
+    def count_waiting() -> float:
         return sum(samples(server, "tsx_requests_waiting").values())
 
     def ask(_: int) -> None:
-        while not seen.is_set():
+        while not part_seen.is_set():
             assert http.post("/predictions/zen", json=REQUEST).status_code == 200
 
-    seen = threading.Event()
+    part_seen = threading.Event()
     with ThreadPoolExecutor(6) as clients:
         answers = clients.map(ask, range(6))
         try:
-            until(lambda: waiting() >= 2)
+            until(lambda: count_waiting() >= 2)
             assert sum(samples(server, "tsx_queue_depth").values()) == 0
         finally:
-            seen.set()
+            part_seen.set()
         list(answers)
-    assert waiting() == 0
+    assert count_waiting() == 0
 
 
-def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -> None:
+def test_a_bad_request_is_refused_before_the_stream_starts(http: httpx.Client) -> None:
     answer = http.post(
         "/predictions/zen",
         json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True},
@@ -133,7 +133,7 @@ def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -
     assert "'parameters.temperature' is \"hot\"" in answer.json()["message"]
 
 
-def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(
+def test_a_worker_death_breaks_only_the_streams_that_had_started(
     server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
 ) -> None:
     def workers() -> list[int]:
@@ -141,18 +141,18 @@ def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(
         return [worker["pid"] for worker in management[0]["workers"] if worker["status"] == "READY"]
 
     (worker,) = workers()
-    long = json.dumps(
+    long_body = json.dumps(
         {"inputs": "Q", "parameters": {"max_new_tokens": 240, "temperature": 2.0}, "stream": True}
     ).encode()
-    seen = ""
+    part_seen = ""
     try:
-        with http.stream("POST", "/predictions/zen", content=long) as answer:
+        with http.stream("POST", "/predictions/zen", content=long_body) as answer:
             for part in answer.iter_text():
-                if not seen:
+                if not part_seen:
                     os.kill(worker, signal.SIGKILL)
-                seen += part
+                part_seen += part
     except httpx.RemoteProtocolError:
         pass
-    assert '"generated_text":"' not in seen
+    assert '"generated_text":"' not in part_seen
     until(lambda: workers() not in ([], [worker]))
     assert http.post("/predictions/zen", json=REQUEST).json() == [{"generated_text": TEXT[12:92]}]

@@ -1,4 +1,4 @@
-"""Health checking and reflection, asked by their own clients."""
+"""The health checking and reflection services, called by their standard clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.grpc.conftest import TIMEOUT, Client, failure_of
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-def test_the_server_its_services_and_its_models_are_asked_by_name(client: Client) -> None:
+def test_the_health_of_server_services_and_models_is_checked_by_name(client: Client) -> None:
     stub = HealthStub(client.inference_channel)
     for name in (
         "",
@@ -24,11 +24,11 @@ def test_the_server_its_services_and_its_models_are_asked_by_name(client: Client
         "talker/1.0",
     ):
         assert stub.Check(HealthCheckRequest(service=name), timeout=TIMEOUT).status == SERVING
-    absent = failure_of(lambda: stub.Check(HealthCheckRequest(service="nope"), timeout=TIMEOUT))
-    assert absent.code() is grpc.StatusCode.NOT_FOUND
+    error = failure_of(lambda: stub.Check(HealthCheckRequest(service="nope"), timeout=TIMEOUT))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_of_a_model_is_notified_when_it_comes_serves_and_goes(client: Client) -> None:
+def test_a_health_watcher_is_notified_of_a_models_changes(client: Client) -> None:
     unknown = HealthCheckResponse.SERVICE_UNKNOWN
     version = {"model_name": "talker", "model_version": "2.0"}
     watch = HealthStub(client.management_channel).Watch(
@@ -47,7 +47,7 @@ def test_a_watcher_of_a_model_is_notified_when_it_comes_serves_and_goes(client: 
     watch.cancel()
 
 
-def test_reflection_shows_every_service_with_its_messages(client: Client) -> None:
+def test_reflection_lists_every_service_and_message(client: Client) -> None:
     database = ProtoReflectionDescriptorDatabase(client.inference_channel)
     services = set(database.get_services())
     assert services == {

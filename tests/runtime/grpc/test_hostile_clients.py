@@ -1,4 +1,4 @@
-"""Clients that attack gRPC's port: others are answered meanwhile, and memory does not grow."""
+"""Clients that attack the gRPC port: others are still answered, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.slow
 SERVICE = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 PREDICT = SERVICE + b"Predictions"
 STREAMS, CALLS = 100, 150
-LARGEST, BUDGET = 2_000_000, 5_000_000
-# Bytes; each of these attacks took several times that, or would.
+MAX_MESSAGE_BYTES, BUDGET = 2_000_000, 5_000_000
+# Allowed growth in bytes; each attack would take several times this much.
 GROWTH = 64 << 20
 NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
-STREAM = b"\xee\xee\xee\xee"  # placeholder of a stream's number
+STREAM = b"\xee\xee\xee\xee"  # placeholder for a stream number
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -46,16 +46,16 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     with a_server(
         tmp_path_factory.mktemp("attacked"),
         store / "talker.mar",
-        max_request_size=LARGEST,
-        max_response_size=LARGEST,
+        max_request_size=MAX_MESSAGE_BYTES,
+        max_response_size=MAX_MESSAGE_BYTES,
         max_inflight_bytes=BUDGET,
         grpc_max_concurrent_calls=CALLS,
         grpc_max_connections=50,
         grpc_message_timeout=2,
         write_timeout=1,
         header_timeout=3,
-    ) as running:
-        yield running
+    ) as server_process:
+        yield server_process
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ Until = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def attack(server: Running, client: Client, until: Until) -> Iterator[Attack]:
-    """Make hostile connections.
+    """Return a function that opens hostile connections.
 
-    At the end another client is answered, memory has not grown, and the server holds nothing.
+    Afterwards another client must be answered, memory unchanged, and no request pending.
     """
     process = psutil.Process(server.process.pid)
     size: int = process.memory_info().rss
@@ -88,7 +88,12 @@ def attack(server: Running, client: Client, until: Until) -> Iterator[Attack]:
     assert process.memory_info().rss - size < GROWTH
     for connection in connections:
         connection.sock.close()
-    until(lambda: is_answered(client, data=bytes(LARGEST - 1000)) and client.count_pending() == 0)
+    until(
+        lambda: (
+            is_answered(client, data=bytes(MAX_MESSAGE_BYTES - 1000))
+            and client.count_pending() == 0
+        )
+    )
 
 
 def is_answered(client: Client, **inputs: bytes) -> bool:
@@ -99,16 +104,16 @@ def is_answered(client: Client, **inputs: bytes) -> bool:
 
 
 def has_ended(connection: HostileConnection, client: Client, stream: int) -> bool:
-    """Say whether a call has ended.
+    """Return whether a call has ended.
 
-    gRPC's loop keeps the call that came last until the next one comes, so another one is made.
+    gRPC's event loop keeps the last call until the next one arrives, so another call is made.
     """
     connection.read(0.05)
     return is_answered(client) and (connection.closed or stream in connection.finished)
 
 
 def open_calls(connection: HostileConnection, count: int, end: bytes = b"") -> None:
-    """Open calls, each with the frame `end` of its own stream behind its headers."""
+    """Open calls; each sends its headers and then the frame `end` for its own stream."""
     block = call_headers(PREDICT)
     for first in range(0, count, 50):
         streams = range(2 * first + 1, 2 * min(first + 50, count) + 1, 2)
@@ -120,7 +125,7 @@ def open_calls(connection: HostileConnection, count: int, end: bytes = b"") -> N
             return
 
 
-def on_each(kind: int, flags: int, payload: bytes) -> bytes:
+def placeholder_frame(kind: int, flags: int, payload: bytes) -> bytes:
     return frame(kind, flags, int.from_bytes(STREAM, "big"), payload)
 
 
@@ -143,7 +148,7 @@ def send_call(
 
 
 def end_call(connection: HostileConnection, data: bytes, *header: bytes) -> grpc.StatusCode:
-    """Make a call with one header more, and return the code of its end."""
+    """Make a call with one additional header and return its status code."""
     connection.settle()
     send_call(connection, data, 1, PREDICT, header)  # type: ignore[arg-type]  # name and value
     connection.wait_end(1)
@@ -151,24 +156,26 @@ def end_call(connection: HostileConnection, data: bytes, *header: bytes) -> grpc
 
 
 @pytest.mark.parametrize("body", [b"", b"body"])
-def test_calls_that_are_reset_at_once_are_not_piled_up(
+def test_calls_that_are_reset_at_once_do_not_accumulate(
     client: Client, attack: Attack, body: bytes
 ) -> None:
     connection = attack()
-    data = on_each(http2.DATA, http2.END_STREAM, message(request(client))) if body else b""
-    open_calls(connection, 10_000, data + on_each(http2.RST_STREAM, 0, b"\0\0\0\x08"))
+    data = (
+        placeholder_frame(http2.DATA, http2.END_STREAM, message(request(client))) if body else b""
+    )
+    open_calls(connection, 10_000, data + placeholder_frame(http2.RST_STREAM, 0, b"\0\0\0\x08"))
     assert is_answered(client)
     connection.settle()
 
 
-def test_pings_in_a_flood_end_the_connection(client: Client, attack: Attack) -> None:
+def test_a_ping_flood_ends_the_connection(client: Client, attack: Attack) -> None:
     connection = attack()
     for _ in range(20):
         connection.send(frame(http2.PING, 0, 0, b"attacker") * 500)
     assert is_answered(client)
     while connection.goaway is None and not connection.closed:
         connection.settle()
-    # A reset may swallow the reason.
+    # A reset of the connection may hide the reason.
     calm = (http2.ENHANCE_YOUR_CALM, b"too_many_pings")
     assert connection.closed or connection.goaway == calm
 
@@ -185,7 +192,7 @@ def test_pings_in_a_flood_end_the_connection(client: Client, attack: Attack) -> 
     ],
     ids=["SETTINGS", "SETTINGS ACK", "PRIORITY", "WINDOW_UPDATE", "unknown", "RST_STREAM"],
 )
-def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Attack, flood: bytes) -> None:
+def test_a_frame_flood_does_not_grow_memory(client: Client, attack: Attack, flood: bytes) -> None:
     connection = attack()
     for _ in range(20):
         connection.send(flood * 1000)
@@ -193,7 +200,7 @@ def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Attack, flood:
     connection.settle()
 
 
-def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout(
+def test_a_flood_of_empty_data_ends_with_the_message_timeout(
     client: Client, attack: Attack, until: Until
 ) -> None:
     connection = attack()
@@ -209,9 +216,7 @@ def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout
     [b"", literal(b"x-many", b"b" * 16_000), b"\xbe" * 16_000],
     ids=["empty", "many", "HPACK bomb"],
 )
-def test_a_header_list_without_an_end_is_not_kept(
-    client: Client, attack: Attack, piece: bytes
-) -> None:
+def test_an_endless_header_list_is_not_stored(client: Client, attack: Attack, piece: bytes) -> None:
     connection = attack()
     block = call_headers(PREDICT) + literal(b"x-bomb", b"b" * 3900, indexed=True)
     connection.send(frame(http2.HEADERS, 0, 1, block))
@@ -224,7 +229,7 @@ def test_a_header_list_without_an_end_is_not_kept(
     assert is_answered(client)
 
 
-def test_a_connection_has_a_limit_of_calls_and_is_told_it(client: Client, attack: Attack) -> None:
+def test_the_limit_of_calls_per_connection_is_announced(client: Client, attack: Attack) -> None:
     connection = attack()
     connection.settle()
     assert connection.max_streams == STREAMS
@@ -235,7 +240,7 @@ def test_a_connection_has_a_limit_of_calls_and_is_told_it(client: Client, attack
 
 
 def refusal(client: Client) -> Any:
-    """Return the error of one of the client's next calls, if any fails."""
+    """Return the error of the first of the client's next calls that fails, if any."""
     for _ in range(20):
         try:
             client.ask()
@@ -244,23 +249,23 @@ def refusal(client: Client) -> Any:
     return None
 
 
-def test_calls_whose_messages_do_not_come_are_ended_and_further_ones_refused_meanwhile(
+def test_calls_without_a_message_are_ended_and_further_ones_refused(
     server: Running, client: Client, attack: Attack, until: Until
 ) -> None:
-    refused, connections, deadline = None, [], time.monotonic() + TIMEOUT
-    # On a slow machine the calls end before the client asks.
-    while refused is None:
+    refusal_error, connections, deadline = None, [], time.monotonic() + TIMEOUT
+    # On a slow machine the calls may end before the client sends its own call.
+    while refusal_error is None:
         assert time.monotonic() < deadline
         for connection in connections:
             connection.sock.close()
         connections = [attack(), attack()]
         for connection in connections:
             connection.settle()
-            open_calls(connection, STREAMS, on_each(http2.DATA, 0, b"\0\0"))
-        refused = refusal(client)
-    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "grpc_max_concurrent_calls" in refused.details()
-    assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+            open_calls(connection, STREAMS, placeholder_frame(http2.DATA, 0, b"\0\0"))
+        refusal_error = refusal(client)
+    assert refusal_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "grpc_max_concurrent_calls" in refusal_error.details()
+    assert dict(refusal_error.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
     health = HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT)
     assert health.status == HealthCheckResponse.SERVING
     # Here grpc_message_timeout ends the calls.
@@ -274,14 +279,14 @@ def connect_plainly(server: Running) -> socket.socket:
     return socket.create_connection((host, int(port)), TIMEOUT)
 
 
-def test_a_connection_that_sends_nothing_is_closed(server: Running, client: Client) -> None:
+def test_a_silent_connection_is_closed(server: Running, client: Client) -> None:
     with connect_plainly(server) as sock:
         while sock.recv(1 << 16):
             pass
     assert is_answered(client)
 
 
-def test_connections_beyond_the_limit_are_closed_and_the_older_ones_go_on(
+def test_connections_beyond_the_limit_are_closed_and_older_ones_kept(
     client: Client, server: Running
 ) -> None:
     with ExitStack() as stack:
@@ -291,7 +296,7 @@ def test_connections_beyond_the_limit_are_closed_and_the_older_ones_go_on(
 
 
 @pytest.mark.parametrize("method", [b"Predictions", b"StreamPredictions"])
-def test_an_unread_answer_is_kept_for_the_write_timeout_alone(
+def test_an_unread_answer_is_dropped_after_the_write_timeout(
     client: Client, attack: Attack, until: Until, method: bytes
 ) -> None:
     connection = attack(NO_WINDOW)
@@ -306,36 +311,36 @@ def test_an_unread_answer_is_kept_for_the_write_timeout_alone(
 
 
 def gzip_bomb(megabytes: int) -> bytes:
-    """Return a kilobyte for each megabyte: blocks that do not depend on one another."""
+    """Return independent gzip blocks, one kilobyte for each megabyte of content."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
     return b"\x1f\x8b\x08" + bytes(6) + b"\xff" + block * megabytes + b"\x03\0" + bytes(8)
 
 
-def test_a_message_is_unpacked_to_the_limit_and_no_further(client: Client, attack: Attack) -> None:
+def test_a_message_is_decompressed_only_up_to_the_limit(client: Client, attack: Attack) -> None:
     bomb = message(gzip_bomb(500), compressed=True)
     code = end_call(attack(), bomb, b"grpc-encoding", b"gzip")
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
-    ("packed", "encoding"),
+    ("compressed", "encoding"),
     [
         (b"\x1f\x8b\x08 not gzip", b"gzip"),
         (gzip_bomb(1)[:500], b"gzip"),
         (b"\xff" * 99, b"identity"),
     ],
 )
-def test_bytes_that_are_no_message_are_refused_and_not_logged(
-    server: Running, client: Client, attack: Attack, packed: bytes, encoding: bytes
+def test_an_invalid_message_is_refused_and_not_logged(
+    server: Running, client: Client, attack: Attack, compressed: bytes, encoding: bytes
 ) -> None:
-    data = message(packed, compressed=encoding == b"gzip")
+    data = message(compressed, compressed=encoding == b"gzip")
     code = end_call(attack(), data, b"grpc-encoding", encoding)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in server.log
 
 
-def test_a_length_beyond_the_limit_is_refused_before_its_bytes(
+def test_a_length_beyond_the_limit_is_refused_before_reading(
     client: Client, attack: Attack
 ) -> None:
     connection = attack()
@@ -350,32 +355,34 @@ def test_a_length_beyond_the_limit_is_refused_before_its_bytes(
 
 
 @pytest.mark.parametrize("timeout", [b"99999999H", b"-1S", b"1x", b"999999999999S", b"", b"0n"])
-def test_odd_deadlines_end_one_call_at_most(client: Client, attack: Attack, timeout: bytes) -> None:
+def test_invalid_deadlines_end_at_most_their_own_call(
+    client: Client, attack: Attack, timeout: bytes
+) -> None:
     end_call(attack(), message(request(client)), b"grpc-timeout", timeout)
     assert is_answered(client)
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "disconnect", "worker death"])
-def test_bytes_of_running_calls_have_a_budget_and_are_free_after_any_end_of_a_call(
+def test_bytes_of_calls_are_limited_and_freed_after_any_ending(
     server: Running, client: Client, attack: Attack, until: Until, tmp_path: Path, ending: str
 ) -> None:
-    begun, file = tmp_path / "begun", tmp_path / "go"
-    data, timeout = bytes(LARGEST - 10_000), 0.7 if ending == "deadline" else TIMEOUT
-    waiting = client.request(
-        do=b"wait", file=str(file).encode(), begun=str(begun).encode(), data=data
+    begun_file, file = tmp_path / "begun", tmp_path / "go"
+    data, timeout = bytes(MAX_MESSAGE_BYTES - 10_000), 0.7 if ending == "deadline" else TIMEOUT
+    waiting_call = client.request(
+        do=b"wait", file=str(file).encode(), begun=str(begun_file).encode(), data=data
     )
     with grpc.insecure_channel(
         server.address("gRPC predictions"), [("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
-        ask = channel.unary_unary(PREDICT.decode(), type(waiting).SerializeToString)
-        calls = [ask.future(waiting, timeout=timeout) for _ in range(2)]
+        ask = channel.unary_unary(PREDICT.decode(), type(waiting_call).SerializeToString)
+        calls = [ask.future(waiting_call, timeout=timeout) for _ in range(2)]
 
         def is_full() -> bool:
             """Repeat calls that grpc_message_timeout ended, as it does on a slow machine."""
             calls[:] = [
-                ask.future(waiting, timeout=timeout) if call.done() else call for call in calls
+                ask.future(waiting_call, timeout=timeout) if call.done() else call for call in calls
             ]
-            return begun.exists() and is_refused_for_room(client, data)
+            return begun_file.exists() and is_refused_for_room(client, data)
 
         if ending == "deadline":
             assert None not in [call.exception() for call in calls]

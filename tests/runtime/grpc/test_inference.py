@@ -1,6 +1,6 @@
-"""TorchServe's inference service, asked by the client that TorchServe's users have.
+"""TorchServe's inference service, called with the client that users of TorchServe have.
 
-Tests of all targets have the plain answers and refusals (`tests/runtime/test_conformance.py`).
+`tests/runtime/test_conformance.py` tests plain answers and refusals for all targets.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from google.protobuf.empty_pb2 import Empty
 from tests.runtime.grpc.conftest import TIMEOUT, Client, failure_of
 from tsx_runtime.grpc.inference import MAX_REQUESTS_AHEAD
 
-RANKED = (("x-tsx-priority", "1"),)
+PRIORITY = (("x-tsx-priority", "1"),)
 Until = Callable[[Callable[[], object]], None]
 
 
 def wait_inputs(directory: Path) -> dict[str, bytes]:
-    """Return the inputs of a request that waits for the file `go`, once it has made `begun`."""
-    begun, file = (str(directory / name).encode() for name in ("begun", "go"))
-    return {"do": b"wait", "begun": begun, "file": file}
+    """Return the inputs of a request that creates the file `begun` and waits for the file `go`."""
+    begun_file, file = (str(directory / name).encode() for name in ("begun", "go"))
+    return {"do": b"wait", "begun": begun_file, "file": file}
 
 
 @contextmanager
-def busy(client: Client, directory: Path, until: Until) -> Iterator[None]:
-    """Keep the only worker at work.
+def busy_worker(client: Client, directory: Path, until: Until) -> Iterator[None]:
+    """Keep the only worker busy.
 
-    Requests with a deadline or a priority wait; of others, the worker may have one already.
+    Requests with a deadline or priority wait in the queue; one other may already be at the worker.
     """
     answer = client.start(**wait_inputs(directory))
     until((directory / "begun").exists)
@@ -47,7 +47,7 @@ def test_ping_has_the_body_of_rest(client: Client) -> None:
     assert client.predictions.Ping(Empty(), timeout=TIMEOUT).health == '{\n  "status": "Healthy"\n}'
 
 
-def test_a_handler_gets_inputs_by_name_and_metadata_as_headers(client: Client) -> None:
+def test_a_handler_gets_named_inputs_and_metadata_as_headers(client: Client) -> None:
     metadata = (("x-mine", "1"), ("x-raw-bin", b"\x00\xff"))
     prediction, call = client.ask(metadata=metadata, data=b"\x00\xffabc", other=b"{}")
     request = json.loads(prediction)
@@ -59,14 +59,14 @@ def test_a_handler_gets_inputs_by_name_and_metadata_as_headers(client: Client) -
     assert json.loads(client.ask()[0])["row"] == {}
 
 
-def test_no_underscore_makes_metadata_that_a_server_or_proxy_sets(client: Client) -> None:
-    planted = ("proxy_authorization", "x_forwarded_for", "content_type", "cookie", "x_user")
-    prediction, _ = client.ask(metadata=[(name, "planted") for name in planted])
+def test_metadata_with_underscores_cannot_imitate_proxy_headers(client: Client) -> None:
+    forged_names = ("proxy_authorization", "x_forwarded_for", "content_type", "cookie", "x_user")
+    prediction, _ = client.ask(metadata=[(name, "planted") for name in forged_names])
     headers = json.loads(prediction)["headers"]
     assert [name for name, value in headers.items() if value == "planted"] == ["x_user"]
 
 
-def test_headers_and_status_of_a_handler_are_metadata(client: Client) -> None:
+def test_headers_and_status_of_a_handler_become_metadata(client: Client) -> None:
     prediction, call = client.ask(do=b"headers")
     headers = dict(call.initial_metadata())
     assert prediction == b"a,b"
@@ -86,7 +86,7 @@ def test_an_equal_request_is_answered_from_the_reply_cache(client: Client) -> No
     ] == [(b"1", None), (b"1", "hit"), (b"2", None)]
 
 
-def test_refusals_name_torchserve_s_classes_and_the_request(client: Client) -> None:
+def test_refusals_have_torchserves_exception_names_and_the_request_id(client: Client) -> None:
     assert failure_of(lambda: client.ask("nope")).details() == (
         "Model not found: nope\norg.pytorch.serve.archive.model.ModelNotFoundException"
     )
@@ -103,7 +103,7 @@ def test_refusals_name_torchserve_s_classes_and_the_request(client: Client) -> N
     assert "x-request-id" in dict(error.trailing_metadata())
 
 
-def test_large_messages_come_and_go_unharmed_and_too_large_ones_are_refused(client: Client) -> None:
+def test_large_messages_pass_and_too_large_ones_are_refused(client: Client) -> None:
     body = bytes(range(256)) * 60_000
     assert client.ask(do=b"large", data=body)[0] == body
     refusal = failure_of(lambda: client.ask(do=b"large", data=body + body))
@@ -118,11 +118,11 @@ def test_a_client_may_compress_its_messages(client: Client) -> None:
     assert answer.prediction == body
 
 
-def test_a_stream_brings_each_part_as_it_comes(client: Client) -> None:
+def test_a_stream_delivers_each_part_as_it_arrives(client: Client) -> None:
     assert [part.prediction for part in client.stream(do=b"stream")] == [b"a", b"b", b"", b"c"]
     assert client.ask(do=b"stream")[0] == b"abc"
-    plain = client.stream(do=b"large", data=b"whole")
-    assert [part.prediction for part in plain] == [b"whole"]
+    large_stream = client.stream(do=b"large", data=b"whole")
+    assert [part.prediction for part in large_stream] == [b"whole"]
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error(client: Client) -> None:
@@ -131,9 +131,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(client: Client) -> None:
     assert "in the middle" in error.details()
 
 
-def test_requests_over_one_stream_are_answered_in_order_and_a_failure_ends_nothing(
-    client: Client,
-) -> None:
+def test_requests_over_one_stream_are_answered_in_order_despite_failures(client: Client) -> None:
     answers = list(
         client.converse(
             client.request(sequence="s", do=b"large", data=b"1"),
@@ -151,26 +149,26 @@ def test_requests_over_one_stream_are_answered_in_order_and_a_failure_ends_nothi
     assert not answers[2].HasField("sequence_id")
 
 
-def test_a_client_that_cancels_leaves_its_place_in_the_queue(
+def test_a_client_that_cancels_frees_its_place_in_the_queue(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
-        waiting = client.start(metadata=RANKED, data=b"x")
+    with busy_worker(client, tmp_path, until):
+        waiting_call = client.start(metadata=PRIORITY, data=b"x")
         until(lambda: client.count_pending() == 1)
-        waiting.cancel()
+        waiting_call.cancel()
         until(lambda: client.count_pending() == 0)
 
 
-def test_the_deadline_of_a_call_is_that_of_its_request(
+def test_the_deadline_of_a_call_applies_to_its_request(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
+    with busy_worker(client, tmp_path, until):
         error = failure_of(lambda: client.ask(data=b"x", timeout=0.5))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: client.count_pending() == 0)
 
 
-def test_a_deadline_holds_for_a_request_that_runs(
+def test_a_deadline_applies_to_a_running_request(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
     metadata = [("x-tsx-timeout-ms", "700")]
@@ -185,18 +183,18 @@ def test_a_deadline_holds_for_a_request_that_runs(
     assert client.ask(data=b"x")[0]
 
 
-def test_a_stream_whose_client_leaves_gives_up_all_its_places(
+def test_a_stream_whose_client_leaves_frees_all_its_places(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
-    with busy(client, tmp_path, until):
+    with busy_worker(client, tmp_path, until):
         requests = [client.request(data=b"x") for _ in range(MAX_REQUESTS_AHEAD + 5)]
-        answers = client.converse(*requests, metadata=RANKED)
+        answers = client.converse(*requests, metadata=PRIORITY)
         until(lambda: client.count_pending() == MAX_REQUESTS_AHEAD)
         answers.cancel()
         until(lambda: client.count_pending() == 0)
 
 
-def test_a_sequence_and_its_marks_reach_the_handler_as_headers(client: Client) -> None:
+def test_sequence_fields_reach_the_handler_as_headers(client: Client) -> None:
     answers = client.converse(
         client.request(sequence="s1", data=b"1"),
         client.request(sequence="s2", data=b"2"),
@@ -215,35 +213,35 @@ def test_a_sequence_and_its_marks_reach_the_handler_as_headers(client: Client) -
     assert not any("x-other" in block for block in headers)
 
 
-def test_calls_are_counted_as_rest_counts_its_requests(client: Client, until: Until) -> None:
+def test_calls_are_counted_like_rest_requests(client: Client, until: Until) -> None:
     def count_answers() -> list[int]:
-        """Return the answers of 2XX, 4XX and 5XX; reading them counts as one of 2XX."""
+        """Return the counts of 2XX, 4XX and 5XX; this metrics request itself counts as one 2XX."""
         url = f"{client.addresses('metrics')}/metrics"
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             text = answer.read().decode()
         matches = (re.search(rf"^Requests{digit}XX{{.*}} (\d+)", text, re.M) for digit in "245")
         return [int(match[1]) for match in matches if match]
 
-    before = count_answers()
+    counts_before = count_answers()
     client.ask()
-    # A status of the handler's own ends no call.
+    # A status that the handler sets does not fail the call.
     client.ask(do=b"status")
     failure_of(lambda: client.ask("nope"))
     failure_of(lambda: client.ask(do=b"raise"))
     failure_of(lambda: list(client.stream("nope")))
-    successes, refusals, failures = before
+    successes, refusals, failures = counts_before
     until(lambda: count_answers()[1:] == [refusals + 2, failures + 1])
     assert count_answers()[0] >= successes + 3
 
 
-def test_more_requests_than_may_wait_over_one_stream_are_all_answered(client: Client) -> None:
+def test_a_stream_may_have_more_requests_than_the_queue_holds(client: Client) -> None:
     bodies = [b"%d" % number for number in range(3 * MAX_REQUESTS_AHEAD)]
     answers = client.converse(*(client.request(do=b"large", data=body) for body in bodies))
     assert [answer.prediction for answer in answers] == bodies
 
 
-def test_a_client_that_takes_nothing_of_its_stream_does_not_hold_the_model(client: Client) -> None:
-    """The only worker would wait for this client for ever without `write_timeout`, which is 2 s."""
+def test_a_client_that_reads_nothing_does_not_block_the_model(client: Client) -> None:
+    """Check `write_timeout`, 2 s; without it the only worker would wait for this client forever."""
     stream = client.stream(do=b"flood")
     next(stream)
     assert b"row" in client.ask()[0]
@@ -252,7 +250,7 @@ def test_a_client_that_takes_nothing_of_its_stream_does_not_hold_the_model(clien
     assert "read nothing of the answer for 2 s" in error.details()
 
 
-def test_a_stream_read_as_one_answer_ends_at_the_limit_of_an_answer(client: Client) -> None:
+def test_a_joined_stream_has_the_size_limit_of_one_answer(client: Client) -> None:
     error = failure_of(lambda: client.ask(do=b"flood"))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "20000000 bytes together (max_response_size)" in error.details()

@@ -1,4 +1,4 @@
-"""gRPC calls count against the limits of their clients, as requests of HTTP do."""
+"""gRPC calls count against the limits per client, like HTTP requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_runtime.settings.schema import Settings
 async def end_calls(
     limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]
 ) -> list[tuple[grpc.StatusCode, str]]:
-    """Make calls with this metadata and return the code and the retry-after of each."""
+    """Make one call per metadata and return each call's code and retry-after."""
 
     async def check(message: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse()
@@ -39,34 +39,36 @@ async def end_calls(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        ends = []
+        results = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method = channel.unary_unary(
                 "/tsx.Test/Check", health_pb2.HealthCheckRequest.SerializeToString
             )
             for metadata in calls:
                 call = method(health_pb2.HealthCheckRequest(), metadata=metadata)
-                ends.append(
+                results.append(
                     (await call.code(), dict(await call.trailing_metadata()).get("retry-after", ""))
                 )
-        return ends
+        return results
     finally:
         await server.stop(0)
 
 
 def test_calls_beyond_the_limit_end_with_resource_exhausted() -> None:
     limits = ClientLimits(requests=2, proxies=["127.0.0.1"], clock=lambda: 1.0)
-    right = ("authorization", "Bearer secret")
-    ends = asyncio.run(
-        end_calls(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))])
+    right_token = ("authorization", "Bearer secret")
+    results = asyncio.run(
+        end_calls(
+            limits, [(right_token,)] * 3 + [(right_token, ("x-forwarded-for", "203.0.113.9"))]
+        )
     )
-    assert ends == [(grpc.StatusCode.OK, "")] * 2 + [
+    assert results == [(grpc.StatusCode.OK, "")] * 2 + [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "1"),
         (grpc.StatusCode.OK, ""),
     ]
 
 
-def test_wrong_tokens_have_a_limit_and_the_right_one_is_accepted_beyond_it() -> None:
+def test_wrong_tokens_are_limited_but_the_right_one_is_accepted() -> None:
     limits = ClientLimits(failures=1, clock=lambda: 1.0)
     calls = [
         (("authorization", f"Bearer {token}"),) for token in ("wrong", "wrong", "wrong", "secret")

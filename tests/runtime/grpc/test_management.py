@@ -1,4 +1,4 @@
-"""TorchServe's management service, asked by the client that TorchServe's users have."""
+"""TorchServe's management service, called with the client that users of TorchServe have."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.runtime.grpc.conftest import Client, failure_of
 TALKER_2 = {"model_name": "talker", "model_version": "2.0"}
 
 
-def test_a_model_is_registered_scaled_made_default_and_removed(client: Client) -> None:
+def test_a_model_is_registered_scaled_set_as_default_and_removed(client: Client) -> None:
     text = client.manage("RegisterModel", url="talker2.mar")
     assert text.startswith('Model "talker" Version: 2.0 registered with 0 initial workers.')
     text = client.manage("ScaleWorker", **TALKER_2, min_worker=1)
     assert text == "Processing worker updates..."
     text = client.manage("ScaleWorker", **TALKER_2, min_worker=1, synchronous=True)
     assert text == "Workers scaled to 1 for model: talker, version: 2.0"
-    described = client.manage("DescribeModel", model_name="talker", model_version="all")
+    description = client.manage("DescribeModel", model_name="talker", model_version="all")
     assert [
-        (version["modelVersion"], version["minWorkers"]) for version in json.loads(described)
+        (version["modelVersion"], version["minWorkers"]) for version in json.loads(description)
     ] == [("1.0", 1), ("2.0", 1)]
     text = client.manage("SetDefault", **TALKER_2)
     assert text == 'Default version successfully updated for model "talker" to "2.0"'
@@ -33,7 +33,7 @@ def test_a_model_is_registered_scaled_made_default_and_removed(client: Client) -
     assert client.manage("UnregisterModel", **TALKER_2) == 'Model "talker" unregistered'
 
 
-def test_by_metadata_a_registration_replaces_a_version(client: Client) -> None:
+def test_a_registration_with_replace_metadata_replaces_a_version(client: Client) -> None:
     def register(replace: str) -> str:
         metadata = (("x-tsx-replace", replace),)
         return client.manage("RegisterModel", metadata, url="talker2.mar", synchronous=True)
@@ -50,13 +50,13 @@ def test_by_metadata_a_registration_replaces_a_version(client: Client) -> None:
         client.manage("UnregisterModel", **TALKER_2)
 
 
-def test_models_are_listed_in_the_json_of_rest(client: Client) -> None:
+def test_models_are_listed_in_rests_json(client: Client) -> None:
     message = client.manage("ListModels")
     assert json.loads(message) == {"models": [{"modelName": "talker", "modelUrl": "talker.mar"}]}
     assert message.endswith("\n}")
 
 
-def test_a_handler_is_asked_to_describe_itself(client: Client) -> None:
+def test_a_description_can_include_the_handlers_own(client: Client) -> None:
     text = client.manage("DescribeModel", model_name="talker", customized=True)
     assert json.loads(text)[0]["customizedMetadata"]["headers"]["describe"] == "True"
 
@@ -88,7 +88,7 @@ FAILING = {"url": "broken.mar", "initial_workers": 1, "synchronous": True}
         ("UnregisterModel", {"model_name": "nope"}, NOT_FOUND, "Model not found: nope"),
     ],
 )
-def test_impossible_orders_are_refused_with_rest_s_words(
+def test_invalid_calls_are_refused_with_rests_messages(
     client: Client, method: str, fields: dict[str, Any], code: grpc.StatusCode, text: str
 ) -> None:
     error = failure_of(lambda: client.manage(method, **fields))

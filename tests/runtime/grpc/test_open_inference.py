@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, asked by Triton's own clients of gRPC and HTTP."""
+"""The Open Inference Protocol, tested with Triton's gRPC and HTTP clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = [
 
 
 class TritonClient:
-    """One of Triton's clients with its module, so that both are asked in the same words."""
+    """One of Triton's clients with its module, so that tests can use both in the same way."""
 
     def __init__(self, module: Any, server: Running) -> None:
         self.module = module
@@ -83,16 +83,16 @@ ONES = np.ones(2, "float32")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_of_every_type_come_to_the_handler_and_back(
+def test_arrays_of_every_type_reach_the_handler_and_return(
     triton: TritonClient, dtype: str
 ) -> None:
     values = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
-    doubled = triton.infer(triton.tensor("x", values)).as_numpy("output")
-    np.testing.assert_array_equal(doubled, values * 2)
-    assert doubled.dtype == (values * 2).dtype
+    doubled_values = triton.infer(triton.tensor("x", values)).as_numpy("output")
+    np.testing.assert_array_equal(doubled_values, values * 2)
+    assert doubled_values.dtype == (values * 2).dtype
 
 
-def test_an_answer_names_its_request_model_and_version(triton: TritonClient) -> None:
+def test_an_answer_contains_its_request_id_model_and_version(triton: TritonClient) -> None:
     response: Any = triton.infer(triton.tensor("x", ONES), request_id="7").get_response()
     if not isinstance(response, dict):
         response = {field.name: value for field, value in response.ListFields()}
@@ -100,37 +100,37 @@ def test_an_answer_names_its_request_model_and_version(triton: TritonClient) -> 
     assert names == ["7", "talker", "1.0"]
 
 
-def test_an_unnamed_output_has_the_name_that_is_asked_for(triton: TritonClient) -> None:
+def test_an_unnamed_output_gets_the_requested_name(triton: TritonClient) -> None:
     output = triton.module.InferRequestedOutput("probabilities")
     result = triton.infer(triton.tensor("x", ONES), outputs=[output])
     np.testing.assert_array_equal(result.as_numpy("probabilities"), [2, 2])
 
 
-def test_a_handler_s_own_tensors_are_taken_as_they_are_and_chosen_from(
-    triton: TritonClient,
-) -> None:
+def test_a_handlers_own_tensors_are_passed_on_and_selected(triton: TritonClient) -> None:
     result = triton.do("own tensors")
     np.testing.assert_array_equal(result.as_numpy("numbers"), [1, 2])
     assert result.as_numpy("words").tolist() == [b"one", b"two"]
-    chosen = triton.do("own tensors", outputs=[triton.module.InferRequestedOutput("words")])
-    assert chosen.as_numpy("numbers") is None
+    selected_outputs = triton.do(
+        "own tensors", outputs=[triton.module.InferRequestedOutput("words")]
+    )
+    assert selected_outputs.as_numpy("numbers") is None
     with pytest.raises(InferenceServerException, match="no output 'neither'"):
         triton.do("own tensors", outputs=[triton.module.InferRequestedOutput("neither")])
 
 
-def test_a_dict_of_arrays_is_an_output_for_each(triton: TritonClient) -> None:
+def test_a_dict_of_arrays_becomes_one_output_per_key(triton: TritonClient) -> None:
     result = triton.do("two arrays")
     assert (result.as_numpy("a").shape, result.as_numpy("b").dtype) == ((1, 2), np.int64)
 
 
-def test_an_answer_that_is_no_tensor_comes_as_bytes(triton: TritonClient) -> None:
-    several = triton.tensor("several", [b"a", b"b"])
-    text = triton.do("echo", several).as_numpy("output").tolist()[0].decode()
+def test_an_answer_that_is_not_a_tensor_is_returned_as_bytes(triton: TritonClient) -> None:
+    two_strings = triton.tensor("several", [b"a", b"b"])
+    text = triton.do("echo", two_strings).as_numpy("output").tolist()[0].decode()
     assert '"several": ["a", "b"]' in text
     assert '"do": "echo"' in text
 
 
-def test_json_tensors_are_json_for_the_handler(server: Running) -> None:
+def test_json_tensors_reach_the_handler_as_json(server: Running) -> None:
     with triton_client(tritonclient.http, server) as triton:
         tensor = triton.tensor("x", [ONES], binary_data=False)
         text = triton.infer(tensor).as_numpy("output").tolist()[0].decode()
@@ -144,23 +144,23 @@ def test_errors_reach_triton_s_clients(triton: TritonClient) -> None:
         triton.do("raise")
 
 
-def test_the_server_and_its_models_say_that_they_are_ready(by_grpc: TritonClient) -> None:
+def test_the_server_and_its_models_report_readiness(by_grpc: TritonClient) -> None:
     client = by_grpc.client
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("talker")
     assert client.is_model_ready("talker", "1.0")
     for name, version in (("nope", ""), ("talker", "9.0")):
-        with pytest.raises(InferenceServerException) as caught:
+        with pytest.raises(InferenceServerException) as exc_info:
             client.is_model_ready(name, version)
-        assert caught.value.status() == "StatusCode.NOT_FOUND"
+        assert exc_info.value.status() == "StatusCode.NOT_FOUND"
     assert client.get_server_metadata().name == "Torchserve"
     assert list(client.get_model_metadata("talker").versions) == ["1.0"]
     with pytest.raises(InferenceServerException, match="Model not found: nope"):
         client.get_model_metadata("nope")
 
 
-def test_a_stream_brings_each_part_and_errors_end_nothing(by_grpc: TritonClient) -> None:
+def test_a_stream_delivers_each_part_and_continues_after_errors(by_grpc: TritonClient) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     by_grpc.client.start_stream(callback=lambda result, error: answers.put((result, error)))
     for model, action in (("talker", b"stream"), ("nope", b""), ("talker", b"large")):
@@ -173,7 +173,7 @@ def test_a_stream_brings_each_part_and_errors_end_nothing(by_grpc: TritonClient)
     assert "Model not found: nope" in str(errors[4])
 
 
-def test_torchserve_s_name_serves_the_same_with_typed_contents(client: Client) -> None:
+def test_the_service_under_torchserves_name_accepts_typed_contents(client: Client) -> None:
     infer = client.inference_channel.unary_unary(
         "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/ModelInfer",
         ModelInferRequest.SerializeToString,
@@ -201,7 +201,7 @@ def test_torchserve_s_name_serves_the_same_with_typed_contents(client: Client) -
     ("method", "parameter"),
     [("ModelReady", "name"), ("ModelMetadata", "model_name"), ("ModelInfer", "model_name")],
 )
-def test_a_call_that_names_no_model_is_refused_in_torchserves_words(
+def test_a_call_without_a_model_is_refused_with_torchserves_message(
     client: Client, method: str, parameter: str
 ) -> None:
     ask = client.inference_channel.unary_unary(
@@ -214,7 +214,7 @@ def test_a_call_that_names_no_model_is_refused_in_torchserves_words(
 
 @pytest.mark.parametrize("module", [tritonclient.grpc, tritonclient.http])
 @pytest.mark.parametrize("binary", [True, False])
-def test_an_envelope_gets_tensors_of_all_encodings(
+def test_an_envelope_accepts_all_tensor_encodings(
     enveloped: Running, module: Any, binary: bool
 ) -> None:
     by_http = module is tritonclient.http

@@ -1,4 +1,4 @@
-"""The .proto files, the modules made of them, and those of TorchServe's clients."""
+"""The .proto files, the modules generated from them, and those of TorchServe's clients."""
 
 from __future__ import annotations
 
@@ -25,29 +25,38 @@ def fields(message: Any) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_modules_are_what_the_files_make() -> None:
-    pinned = re.search(
+def test_the_generated_modules_match_the_proto_files() -> None:
+    pinned_version = re.search(
         r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
     )
-    assert pinned is not None
-    if version("grpcio-tools") != pinned[1]:
-        pytest.skip(f"another release than grpcio-tools {pinned[1]} may write the same otherwise")
+    assert pinned_version is not None
+    if version("grpcio-tools") != pinned_version[1]:
+        pytest.skip(
+            f"another release than grpcio-tools {pinned_version[1]} may write the same otherwise"
+        )
     command = [sys.executable, ROOT / "scripts/update_protos.py", "--check"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
+def test_both_open_inference_protos_differ_only_in_names() -> None:
     standard, torchserve = (POOL.FindServiceByName(name).file for name in MESSAGES_BY_SERVICE)
-    ours, theirs = (
+    own_proto, torchserve_proto = (
         FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve)
     )
-    assert (ours.package, theirs.package) == ("inference", "org.pytorch.serve.grpc.openinference")
-    text = str(theirs).replace(theirs.name, ours.name).replace(theirs.package, ours.package)
-    assert text == str(ours)
+    assert (own_proto.package, torchserve_proto.package) == (
+        "inference",
+        "org.pytorch.serve.grpc.openinference",
+    )
+    text = (
+        str(torchserve_proto)
+        .replace(torchserve_proto.name, own_proto.name)
+        .replace(torchserve_proto.package, own_proto.package)
+    )
+    assert text == str(own_proto)
 
 
-def test_names_and_numbers_are_torchserve_s() -> None:
+def test_field_names_and_numbers_equal_torchserves() -> None:
     assert fields(inference_pb2.PredictionsRequest) == {
         "model_name": 1,
         "model_version": 2,
@@ -90,7 +99,7 @@ def test_names_and_numbers_are_torchserve_s() -> None:
     }
 
 
-def test_every_service_has_torchserve_s_methods() -> None:
+def test_every_service_has_torchserves_methods() -> None:
     methods = {
         "org.pytorch.serve.grpc.inference.InferenceAPIsService": "Ping Predictions StreamPredictions StreamPredictions2",
         "org.pytorch.serve.grpc.management.ManagementAPIsService": (
@@ -104,10 +113,10 @@ def test_every_service_has_torchserve_s_methods() -> None:
         assert [method.name for method in POOL.FindServiceByName(service).methods] == names.split()
 
 
-def test_a_client_s_generated_code_has_the_same_names_in_the_same_process(
-    generated: dict[str, Any],
-) -> None:
-    theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})
-    ours = inference_pb2.PredictionsRequest.FromString(theirs.SerializeToString())
-    assert (ours.model_name, dict(ours.input)) == ("m", {"a": b"b"})
-    assert type(ours) is not type(theirs)
+def test_a_clients_generated_code_works_in_the_same_process(generated: dict[str, Any]) -> None:
+    client_request = generated["inference_pb2"].PredictionsRequest(
+        model_name="m", input={"a": b"b"}
+    )
+    own_request = inference_pb2.PredictionsRequest.FromString(client_request.SerializeToString())
+    assert (own_request.model_name, dict(own_request.input)) == ("m", {"a": b"b"})
+    assert type(own_request) is not type(client_request)

@@ -1,4 +1,4 @@
-"""Traffic over gRPC: metadata decides as headers do, and answers tell their version."""
+"""Traffic routing over gRPC: by metadata instead of headers; answers name their version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION_HEADER = "x-tsx-model-version"
 
 @pytest.fixture(scope="module", autouse=True)
 def two_versions(client: Client) -> Iterator[None]:
-    """Register version 2.0, which gets all requests but those that a rule or label sends to 1.0."""
+    """Register version 2.0, which gets all requests that no rule or label sends to 1.0."""
     client.manage("RegisterModel", url="talker2.mar", initial_workers=1, synchronous=True)
     traffic = {
         "weights": {"2.0": 1},
@@ -30,22 +30,22 @@ def two_versions(client: Client) -> Iterator[None]:
     client.manage("UnregisterModel", model_name="talker", model_version="2.0")
 
 
-def put(client: Client, path: str, order: Any) -> None:
+def put(client: Client, path: str, content: Any) -> None:
     url = f"{client.addresses('models')}/models/talker/{path}"
-    httpx.put(url, json=order, timeout=TIMEOUT).raise_for_status()
+    httpx.put(url, json=content, timeout=TIMEOUT).raise_for_status()
 
 
 def version_of(call: Any) -> str | None:
     return dict(call.initial_metadata()).get(VERSION_HEADER)
 
 
-def test_weights_and_rules_decide_and_the_answer_names_its_version(client: Client) -> None:
+def test_weights_and_rules_route_calls_and_answers_name_the_version(client: Client) -> None:
     assert version_of(client.ask(do=b"")[1]) == "2.0"
     assert version_of(client.ask(metadata=(("x-beta", "0"),))[1]) == "1.0"
     assert version_of(client.ask(do=b"headers")[1]) == "2.0"
 
 
-def test_streams_and_refusals_name_the_version_too(client: Client) -> None:
+def test_streams_and_refusals_name_the_version(client: Client) -> None:
     call = client.stream(do=b"stream")
     assert b"".join(response.prediction for response in call) == b"abc"
     assert version_of(call) == "2.0"
@@ -53,7 +53,7 @@ def test_streams_and_refusals_name_the_version_too(client: Client) -> None:
     assert dict(error.trailing_metadata())[VERSION_HEADER] == "2.0"
 
 
-def test_a_label_can_be_named_in_place_of_a_version(client: Client) -> None:
+def test_a_label_can_be_used_as_a_version(client: Client) -> None:
     predict = client.predictions.Predictions
     for label in ("stable", "1.0", "canary"):
         _, call = predict.with_call(client.request(version=label, do=b""), timeout=TIMEOUT)
@@ -62,11 +62,11 @@ def test_a_label_can_be_named_in_place_of_a_version(client: Client) -> None:
     assert "Model version: 3.0 does not exist for model: talker, and the label next" in (
         error.details()
     )
-    described = client.manage("DescribeModel", model_name="talker", model_version="canary")
-    assert '"modelVersion": "2.0"' in described
+    description = client.manage("DescribeModel", model_name="talker", model_version="canary")
+    assert '"modelVersion": "2.0"' in description
 
 
-def test_the_open_inference_protocol_names_the_version_that_answered(client: Client) -> None:
+def test_open_inference_answers_name_their_version(client: Client) -> None:
     triton = tritonclient.grpc.InferenceServerClient(client.addresses("gRPC predictions"))
     tensor = tritonclient.grpc.InferInput("do", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([b""], dtype=object))
@@ -81,7 +81,7 @@ def test_the_open_inference_protocol_names_the_version_that_answered(client: Cli
     triton.close()
 
 
-def test_calls_are_copied_to_a_shadow_as_well(
+def test_calls_are_copied_to_a_shadow(
     client: Client, until: Callable[[Callable[[], object]], None]
 ) -> None:
     def get(path: str) -> Any:

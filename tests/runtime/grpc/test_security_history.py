@@ -1,7 +1,7 @@
-"""The faults of TorchServe's security history, tried over gRPC.
+"""The vulnerabilities of TorchServe's history, tested over gRPC.
 
-The numbers are those of `tests/runtime/http/test_security_history.py`. Other files have the rest:
-open addresses, the management API that is off, and the access log without tokens
+The numbers are those of `tests/runtime/http/test_security_history.py`. Other files test the rest:
+open addresses, the disabled management API, and the access log without tokens
 (`test_server.py`), messages that are too large (`test_inference.py`), headers of handlers
 (`test_statuses.py`).
 """
@@ -70,7 +70,7 @@ class Server(NamedTuple):
     def manage(
         self, method: str, *, token: str | None = None, **fields: Any
     ) -> tuple[grpc.StatusCode, str]:
-        """End a call of the management service, with its own token unless another is named."""
+        """Make a call of the management service, with its own token unless `token` is given."""
         header = f"Bearer {self.tokens[1]}" if token is None else token
         request = getattr(management_pb2, f"{method}Request")(**fields)
         metadata = (("authorization", header),) if header else ()
@@ -101,19 +101,19 @@ class Server(NamedTuple):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run both services on one port in this process.
 
-    Every http URL is allowed, and tokens end by a clock that the test turns.
+    Every http URL is allowed, and tokens expire by a clock that the test controls.
     """
     store, clock = tmp_path_factory.mktemp("security"), Clock()
     settings = Settings(
         model_store=store, cache_dir=store / "cache", worker_preload=False, allowed_urls=["http.*"]
     )
     keys = Keys(BearerToken.generated(LIFETIME, clock), BearerToken.generated(LIFETIME, clock))
-    ready = threading.Event()
-    running: list[Any] = []
+    is_ready = threading.Event()
+    server_parts: list[Any] = []
 
     async def main() -> None:
         registry, stop = Registry(settings), asyncio.Event()
-        served = GrpcServer(
+        grpc_server = GrpcServer(
             registry,
             settings,
             keys,
@@ -122,17 +122,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             None,
             ResponseCounts(),
         )
-        await served.start()
-        running.extend([served.port, asyncio.get_running_loop(), stop])
-        ready.set()
+        await grpc_server.start()
+        server_parts.extend([grpc_server.port, asyncio.get_running_loop(), stop])
+        is_ready.set()
         await stop.wait()
-        await served.stop(0)
+        await grpc_server.stop(0)
         await registry.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
-    assert ready.wait(TIMEOUT)
-    port, loop, stop = running
+    assert is_ready.wait(TIMEOUT)
+    port, loop, stop = server_parts
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Server(port, store, keys, clock, channel)
@@ -142,9 +142,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert not thread.is_alive()
 
 
-def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(
-    server: Server,
-) -> None:
+def test_1_cloud_metadata_services_are_refused_even_if_every_url_is_allowed(server: Server) -> None:
     code, text = server.manage("RegisterModel", url=METADATA)
     assert code is NOT_FOUND
     assert "not a public one" in text
@@ -154,11 +152,11 @@ def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allow
     "url",
     ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
 )
-def test_2_no_way_to_write_a_path_leaves_the_store(server: Server, url: str) -> None:
+def test_2_no_spelling_of_a_path_leaves_the_store(server: Server, url: str) -> None:
     assert server.register(url) is NOT_FOUND
 
 
-def test_3_and_4_a_url_that_only_looks_allowed_is_not(server: Server) -> None:
+def test_3_and_4_urls_that_resemble_allowed_ones_are_refused(server: Server) -> None:
     for url in (
         "gopher://good.com/x.mar",
         "https://good.com@evil.com/x.mar",
@@ -167,21 +165,21 @@ def test_3_and_4_a_url_that_only_looks_allowed_is_not(server: Server) -> None:
         assert server.register(url) in (NOT_FOUND, INVALID)
 
 
-def test_7_yaml_makes_no_objects(server: Server, tmp_path: Path) -> None:
-    trap = tmp_path / "sprung"
-    config = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{trap}']]\n"
+def test_7_yaml_creates_no_objects(server: Server, tmp_path: Path) -> None:
+    marker_file = tmp_path / "sprung"
+    config = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{marker_file}']]\n"
     make_model(server.store / "trap.mar", HANDLER, config=config)
     assert server.register("trap.mar") in (OK, INVALID)
-    assert not trap.exists()
+    assert not marker_file.exists()
 
 
-def test_10_every_call_needs_a_token_in_the_form_of_a_bearer(server: Server) -> None:
+def test_10_every_call_needs_a_bearer_token(server: Server) -> None:
     token = server.tokens[0]
     for header in (f"Bearer {token}", f"bearer {token}", f"Bearer  {token}"):
         code, text = server.predict(("authorization", header))
         assert code is grpc.StatusCode.INTERNAL
         assert text.startswith("Model not found: nobody\n")
-    wrong = (
+    wrong_headers = (
         token,
         "Bearer",
         "Bearer ",
@@ -189,7 +187,7 @@ def test_10_every_call_needs_a_token_in_the_form_of_a_bearer(server: Server) -> 
         f"Bearer {token}x",
         f"Bearer {token[:-1]}",
     )
-    for metadata in ((), *((("authorization", header),) for header in wrong)):
+    for metadata in ((), *((("authorization", header),) for header in wrong_headers)):
         code, text = server.predict(*metadata)
         assert code is DENIED
         assert token not in text
@@ -199,7 +197,7 @@ def test_10_every_call_needs_a_token_in_the_form_of_a_bearer(server: Server) -> 
             assert server.manage(method, token=header)[0] is DENIED
 
 
-def test_10_reflection_asks_for_a_token_and_health_does_not(server: Server) -> None:
+def test_10_reflection_needs_a_token_but_health_does_not(server: Server) -> None:
     requests = [ServerReflectionRequest(list_services="")]
     method = ServerReflectionStub(server.channel).ServerReflectionInfo
     assert failure_of(lambda: list(method(iter(requests), timeout=TIMEOUT))).code() is DENIED
@@ -217,11 +215,11 @@ def test_10_a_client_without_a_token_is_refused_before_its_message(server: Serve
         assert connection.status(1) == grpc.StatusCode.PERMISSION_DENIED.value[0]
 
 
-def test_10_a_token_that_has_ended_or_was_replaced_is_wrong(server: Server) -> None:
-    old = f"Bearer {server.tokens[1]}"
-    assert server.manage("ListModels", token=old)[0] is OK
+def test_10_expired_and_replaced_tokens_are_refused(server: Server) -> None:
+    old_header = f"Bearer {server.tokens[1]}"
+    assert server.manage("ListModels", token=old_header)[0] is OK
     server.keys.renew("management")
-    assert server.manage("ListModels", token=old)[0] is DENIED
+    assert server.manage("ListModels", token=old_header)[0] is DENIED
     assert server.manage("ListModels")[0] is OK
     server.clock.now += LIFETIME
     assert server.manage("ListModels")[0] is DENIED
@@ -232,24 +230,24 @@ def test_10_a_token_that_has_ended_or_was_replaced_is_wrong(server: Server) -> N
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", " ", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
-def test_13_a_manifest_names_no_path_and_no_command(server: Server, field: str, name: str) -> None:
+def test_13_a_manifest_cannot_name_a_path_or_command(server: Server, field: str, name: str) -> None:
     names = {"name": name} if field == "modelName" else {"name": "named", "version": name}
     make_model(server.store / "named.mar", HANDLER, **names)
     assert server.register("named.mar") is INVALID
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "$(id)", "a\nb"])
-def test_13_a_call_names_no_path_and_no_command_either(server: Server, name: str) -> None:
+def test_13_a_call_cannot_name_a_path_or_command(server: Server, name: str) -> None:
     make_model(server.store / "called.mar", HANDLER)
     assert server.register("called.mar", model_name=name) is INVALID
 
 
-def test_14_metadata_over_the_limit_is_refused_and_others_are_served_on(server: Server) -> None:
+def test_14_oversized_metadata_is_refused_and_others_are_served(server: Server) -> None:
     assert server.predict(("x-large", "a" * 300_000))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert server.manage("ListModels")[0] is OK
 
 
-def test_19_unregistering_removes_no_file_that_was_not_downloaded(server: Server) -> None:
+def test_19_unregistering_removes_only_downloaded_files(server: Server) -> None:
     make_model(server.store / "kept.mar", HANDLER)
     assert server.register("kept.mar") is OK
     assert server.manage("UnregisterModel", model_name="kept")[0] is OK
@@ -257,7 +255,7 @@ def test_19_unregistering_removes_no_file_that_was_not_downloaded(server: Server
 
 
 @pytest.mark.parametrize("field", ["url", "model_name"])
-def test_20_no_name_makes_a_line_of_its_own_in_the_log(
+def test_20_no_name_forges_a_log_line(
     server: Server, caplog: pytest.LogCaptureFixture, field: str
 ) -> None:
     make_model(server.store / "logged.mar", HANDLER)

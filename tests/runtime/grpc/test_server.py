@@ -1,4 +1,4 @@
-"""The servers of gRPC: tokens, TLS, ages of connections, ports, the end, and life without gRPC."""
+"""The gRPC servers: tokens, TLS, connection ages, ports, shutdown, and a server without gRPC."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tsx_runtime.targets.server.tls import read_pem
 def guarded(
     processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Running, Pair]]:
-    """Run a server with TLS and tokens whose connections for managing live for a second."""
+    """Run a server with TLS and tokens; its management connections live for one second."""
     directory = tmp_path_factory.mktemp("guarded")
     pair = make_certificate(directory)
     with a_server(
@@ -49,31 +49,31 @@ def guarded(
         enable_model_api="false",
         grpc_management_max_connection_age_ms=1000,
         grpc_management_max_connection_age_grace_ms=1000,
-    ) as running:
-        yield running, pair
+    ) as server_process:
+        yield server_process, pair
 
 
 @pytest.fixture(scope="module")
 def client(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> Iterator[Client]:
-    running, pair = guarded
+    server_process, pair = guarded
     credentials = grpc.ssl_channel_credentials(pair.certificate.read_bytes())
 
     def make(target: str) -> grpc.Channel:
         return grpc.secure_channel(target.replace("127.0.0.1", "localhost"), credentials)
 
-    with connected(running, generated, make) as client:
+    with connected(server_process, generated, make) as client:
         yield client
 
 
 def code_of(call: Any) -> grpc.StatusCode:
-    """Make a call that fails without naming a token, and return its code."""
+    """Make a call without a token, which must fail, and return its code."""
     error = failure_of(call)
     assert "for-" not in error.details()
     code: grpc.StatusCode = error.code()
     return code
 
 
-def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: Client) -> None:
+def test_the_model_api_setting_also_applies_to_grpc(client: Client) -> None:
     metadata = (("authorization", "Bearer for-models"),)
     for method, fields in (
         ("RegisterModel", {"url": "talker2.mar"}),
@@ -86,7 +86,7 @@ def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: C
         )
 
 
-def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(
+def test_the_access_log_has_each_call_with_its_grpc_status(
     guarded: tuple[Running, Pair], client: Client, until: Any
 ) -> None:
     client.ask(metadata=(("authorization", "Bearer for-predictions"),))
@@ -105,9 +105,11 @@ def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(
             if line["message"] == call
         }
 
-    ok, denied = (code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED))
-    # The second call is refused before its message, which names the model.
-    until(lambda: read_lines() >= {(ok, "talker", True), (denied, None, False)})
+    ok_code, denied_code = (
+        code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED)
+    )
+    # The second call is refused before its message is read; only the message names the model.
+    until(lambda: read_lines() >= {(ok_code, "talker", True), (denied_code, None, False)})
     assert "for-predictions" not in guarded[0].log
 
 
@@ -123,16 +125,16 @@ def test_a_client_without_tls_is_not_answered(
         )
 
 
-def test_one_port_has_both_services_and_a_stop_answers_running_calls_and_notifies_watchers(
+def test_a_stop_answers_running_calls_and_notifies_watchers(
     store: Path, tmp_path: Path, generated: dict[str, Any], free_ports: Any, until: Any
 ) -> None:
     (port,) = free_ports(1)
     ports = ("--set", "enable_grpc=true", "--grpc-port", port, "--grpc-management-port", port)
     with (
-        a_server(tmp_path, store / "talker.mar", ports=ports) as running,
-        connected(running, generated) as client,
+        a_server(tmp_path, store / "talker.mar", ports=ports) as server_process,
+        connected(server_process, generated) as client,
     ):
-        addresses = {running.address(f"gRPC {name}") for name in ("predictions", "models")}
+        addresses = {server_process.address(f"gRPC {name}") for name in ("predictions", "models")}
         assert addresses == {f"127.0.0.1:{port}"}
         assert client.ask()[0]
         assert "talker" in client.manage("ListModels")
@@ -141,51 +143,56 @@ def test_one_port_has_both_services_and_a_stop_answers_running_calls_and_notifie
                 grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port))
             )
 
-        begun, file = tmp_path / "begun", tmp_path / "go"
-        answer = client.start(do=b"wait", begun=str(begun).encode(), file=str(file).encode())
-        until(begun.exists)
+        begun_file, file = tmp_path / "begun", tmp_path / "go"
+        answer = client.start(do=b"wait", begun=str(begun_file).encode(), file=str(file).encode())
+        until(begun_file.exists)
         watch = HealthStub(client.inference_channel).Watch(HealthCheckRequest(), timeout=TIMEOUT)
         assert next(watch).status == HealthCheckResponse.SERVING
-        running.process.send_signal(signal.SIGTERM)
+        server_process.process.send_signal(signal.SIGTERM)
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
         file.touch()
         assert answer.result(TIMEOUT).prediction == b"waited"
         assert list(watch) == []
-        assert running.process.wait(TIMEOUT) == 0
+        assert server_process.process.wait(TIMEOUT) == 0
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_reported_once(
-    store: Path, tmp_path: Path
-) -> None:
-    without = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
+def test_without_the_grpc_extra_rest_is_served_with_a_hint(store: Path, tmp_path: Path) -> None:
+    without_grpc = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_ENABLE_GRPC": "true"}
-    command = [sys.executable, "-c", without, "serve", str(store / "talker.mar"), *FREE_PORTS]
-    with started(command, tmp_path, environment) as running:
-        assert not any("gRPC" in line for line in running.lines)
+    command = [sys.executable, "-c", without_grpc, "serve", str(store / "talker.mar"), *FREE_PORTS]
+    with started(command, tmp_path, environment) as server_process:
+        assert not any("gRPC" in line for line in server_process.lines)
         assert (
-            len(re.findall(r"gRPC is not served.*pip install 'tsx-serve\[grpc\]'", running.log))
+            len(
+                re.findall(
+                    r"gRPC is not served.*pip install 'tsx-serve\[grpc\]'", server_process.log
+                )
+            )
             == 1
         )
 
 
-@pytest.mark.parametrize("absent", ["grpc_health", "grpc", "google", "grpc_reflection"])
-def test_grpc_without_a_package_is_reported_and_is_a_warning_where_it_was_asked_for(
-    absent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("absent_package", ["grpc_health", "grpc", "google", "grpc_reflection"])
+def test_a_missing_grpc_package_is_a_warning_if_grpc_was_configured(
+    absent_package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, absent, None)
-    for name in [name for name in sys.modules if name.startswith(f"{absent}.")]:
+    monkeypatch.setitem(sys.modules, absent_package, None)
+    for name in [name for name in sys.modules if name.startswith(f"{absent_package}.")]:
         monkeypatch.delitem(sys.modules, name)
     with caplog.at_level(logging.INFO):
         assert grpc_addresses(Settings()) == []
         assert grpc_addresses(Settings(grpc_inference_port=7070)) == []
         assert grpc_addresses(Settings(enable_grpc=False)) == []
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
-    missing = "google.protobuf" if absent == "google" else absent
-    assert f"{missing} is not installed. Install it: pip install 'tsx-serve[grpc]'" in caplog.text
+    missing_module = "google.protobuf" if absent_package == "google" else absent_package
+    assert (
+        f"{missing_module} is not installed. Install it: pip install 'tsx-serve[grpc]'"
+        in caplog.text
+    )
 
 
-def test_an_open_address_needs_a_token() -> None:
+def test_an_open_grpc_address_needs_a_token() -> None:
     with pytest.raises(SettingError, match=r"grpc_management_address is 0\.0\.0\.0, .*_token"):
         check_required_tokens(Settings(grpc_management_address="0.0.0.0"))
     check_required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
@@ -196,18 +203,18 @@ def test_an_open_address_needs_a_token() -> None:
 
 
 @pytest.mark.parametrize("value", ["http://127.0.0.1", "127.0.0.1:7070", "a b", ""])
-def test_an_address_of_grpc_is_a_host_alone(value: str) -> None:
+def test_a_grpc_address_is_only_a_host(value: str) -> None:
     with pytest.raises(SettingError, match="grpc_inference_address"):
         load_settings({"grpc_inference_address": value}, {})
 
 
-def test_an_address_in_brackets_is_the_same_without() -> None:
+def test_brackets_around_an_address_are_optional() -> None:
     settings, _ = load_settings({"grpc_inference_address": "[::1]"}, {})
     assert settings.grpc_inference_address == "::1"
     assert str(grpc_addresses(settings)[0][0].host) == "::1"
 
 
-def test_the_listeners_and_limits_of_grpc_are_those_of_the_settings() -> None:
+def test_grpc_listeners_and_limits_follow_the_settings() -> None:
     settings = Settings(
         grpc_inference_address="0.0.0.0",
         grpc_inference_port=9070,
@@ -223,7 +230,7 @@ def test_the_listeners_and_limits_of_grpc_are_those_of_the_settings() -> None:
     assert dict(build_channel_options(settings))["grpc.max_receive_message_length"] == 1234
 
 
-def test_the_default_addresses_are_not_open_to_other_machines() -> None:
+def test_the_default_grpc_addresses_are_local() -> None:
     addresses = [str(address) for address, _ in grpc_addresses(Settings())]
     assert addresses == ["grpc://127.0.0.1:7070", "grpc://127.0.0.1:7071"]
 

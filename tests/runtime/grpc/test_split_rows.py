@@ -1,4 +1,4 @@
-"""A model with `splitRows` gives the bytes of the same model without, over REST and gRPC."""
+"""A model with `splitRows` answers byte for byte like one without, over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def count_requests(enveloped: Running) -> dict[str, float]:
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
 @pytest.mark.parametrize("form", ["json", "json for bytes", "bytes"])
-def test_rest_clients_cannot_tell_the_difference(enveloped: Running, form: str, lane: str) -> None:
+def test_rest_answers_are_identical_with_split_rows(
+    enveloped: Running, form: str, lane: str
+) -> None:
     tensor: dict[str, Any] = {**TENSOR, "shape": [9, 3]}
     parameters = {} if form == "json" else {"binary_data_output": True}
     headers, raw = {"content-type": "application/json"}, b""
@@ -43,25 +45,31 @@ def test_rest_clients_cannot_tell_the_difference(enveloped: Running, form: str, 
     if raw:
         headers = {"inference-header-content-length": str(len(body))}
         body += raw
-    before = count_requests(enveloped)
+    count_before = count_requests(enveloped)
     # A body in chunks goes to the ASGI lane.
-    plain, parts = (
+    whole_answer, split_answer = (
         httpx.post(url, content=body if lane == "fast" else iter([body]), headers=headers)
         for url in urls(enveloped)
     )
-    assert (plain.status_code, parts.status_code) == (200, 200), parts.text
-    assert parts.content == plain.content.replace(b"whole", b"parts")
-    differing = {"x-request-id": "", "date": ""}
-    assert {**parts.headers, **differing} == {**plain.headers, **differing}
-    after = count_requests(enveloped)
-    assert {name: after[name] - before[name] for name in after} == {"whole": 1, "parts": 1}
+    assert (whole_answer.status_code, split_answer.status_code) == (200, 200), split_answer.text
+    assert split_answer.content == whole_answer.content.replace(b"whole", b"parts")
+    varying_headers = {"x-request-id": "", "date": ""}
+    assert {**split_answer.headers, **varying_headers} == {
+        **whole_answer.headers,
+        **varying_headers,
+    }
+    count_after = count_requests(enveloped)
+    assert {name: count_after[name] - count_before[name] for name in count_after} == {
+        "whole": 1,
+        "parts": 1,
+    }
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_grpc_clients_cannot_tell_the_difference_either(enveloped: Running, raw: bool) -> None:
+def test_grpc_answers_are_identical_with_split_rows(enveloped: Running, raw: bool) -> None:
     tensor: dict[str, Any] = {**TENSOR, "shape": [9, 3]}
     numbers = np.array(ROWS, "float32")
-    more: dict[str, Any] = {"raw_input_contents": [numbers.tobytes()]} if raw else {}
+    raw_fields: dict[str, Any] = {"raw_input_contents": [numbers.tobytes()]} if raw else {}
     if not raw:
         tensor["contents"] = {"fp32_contents": numbers.ravel().tolist()}
     with grpc.insecure_channel(enveloped.address("gRPC predictions")) as channel:
@@ -73,7 +81,7 @@ def test_grpc_clients_cannot_tell_the_difference_either(enveloped: Running, raw:
         )
         answers = [
             infer(
-                messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **more),
+                messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **raw_fields),
                 timeout=TIMEOUT,
             )
             for model in ("whole", "parts")
@@ -93,14 +101,14 @@ def answers_to(enveloped: Running, rows: int, **changes: Any) -> list[httpx.Resp
     return [httpx.post(url, json={"inputs": [tensor]}) for url in urls(enveloped)]
 
 
-def test_a_request_of_more_parts_than_the_queue_holds_is_refused(enveloped: Running) -> None:
-    plain, parts = answers_to(enveloped, 202)
-    assert (plain.status_code, parts.status_code) == (200, 413)
-    assert "202 rows, in 101 parts of 2 (splitRows)" in parts.json()["error"]
+def test_a_request_with_more_chunks_than_the_queue_holds_is_refused(enveloped: Running) -> None:
+    whole_answer, split_answer = answers_to(enveloped, 202)
+    assert (whole_answer.status_code, split_answer.status_code) == (200, 413)
+    assert "202 rows, in 101 parts of 2 (splitRows)" in split_answer.json()["error"]
 
 
-def test_an_error_of_a_part_is_the_answer(enveloped: Running) -> None:
-    plain, parts = answers_to(enveloped, 3, datatype="FP99")
-    assert (plain.status_code, parts.status_code) == (400, 400)
-    assert parts.content == plain.content
-    assert "FP99" in plain.text
+def test_an_error_of_one_chunk_is_the_answer(enveloped: Running) -> None:
+    whole_answer, split_answer = answers_to(enveloped, 3, datatype="FP99")
+    assert (whole_answer.status_code, split_answer.status_code) == (400, 400)
+    assert split_answer.content == whole_answer.content
+    assert "FP99" in whole_answer.text

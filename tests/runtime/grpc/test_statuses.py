@@ -43,7 +43,7 @@ from tsx_runtime.grpc.statuses import MAX_DETAILS_CHARS, code_for_status, refusa
         (507, StatusCode.INTERNAL),
     ],
 )
-def test_an_http_status_is_a_code(status: int, code: StatusCode) -> None:
+def test_an_http_status_maps_to_a_grpc_code(status: int, code: StatusCode) -> None:
     assert code_for_status(status) is code
 
 
@@ -59,18 +59,16 @@ def test_an_http_status_is_a_code(status: int, code: StatusCode) -> None:
         (TsxError("x"), StatusCode.INTERNAL),
     ],
 )
-def test_the_code_of_an_error_is_that_of_its_status_or_class(
-    error: TsxError, code: StatusCode
-) -> None:
+def test_an_error_maps_to_a_grpc_code_by_status_or_class(error: TsxError, code: StatusCode) -> None:
     assert refusal(error).code is code
 
 
-def test_a_model_api_that_is_off_says_so() -> None:
+def test_the_error_of_a_disabled_model_api_says_so() -> None:
     text = "Model API disabled\norg.pytorch.serve.archive.model.ModelException"
     assert refusal(MethodNotAllowed()) == (StatusCode.PERMISSION_DENIED, text, (), 405)
 
 
-def test_a_refusal_tells_when_to_try_again_unless_the_deadline_has_passed() -> None:
+def test_a_refusal_has_retry_after_unless_the_deadline_passed() -> None:
     assert refusal(QueueFull("full", retry_after=3)).metadata == (
         ("grpc-retry-pushback-ms", "3000"),
         ("retry-after", "3"),
@@ -78,14 +76,14 @@ def test_a_refusal_tells_when_to_try_again_unless_the_deadline_has_passed() -> N
     assert refusal(DeadlinePassed("late", retry_after=3)).metadata == ()
 
 
-def test_a_long_traceback_fits_the_trailers_of_a_call() -> None:
+def test_a_long_traceback_is_cut_to_fit_the_trailers() -> None:
     details = refusal(LoadFailed("cannot load", traceback="line\n" * 9000 + "the end")).details
     assert len(details) < MAX_DETAILS_CHARS + 50
     assert details.startswith("cannot load")
     assert details.endswith("the end\norg.pytorch.serve.http.InternalServerException")
 
 
-def test_only_a_worker_s_own_error_json_is_an_error() -> None:
+def test_only_the_workers_own_error_json_is_parsed_as_an_error() -> None:
     assert worker_refusal(503, error_body(503, "InternalServerException", "Prediction failed"))
     for body in (
         b"text",
@@ -95,13 +93,13 @@ def test_only_a_worker_s_own_error_json_is_an_error() -> None:
         b'{"code": 503, "message": "x"}',
         error_body(500, "X", "of another status"),
         b"[" * 100_000,
-        # Parsing a body of this length would hold the event loop.
+        # Parsing a body of this length would block the event loop.
         error_body(503, "X", "x" * MAX_PARSED_BYTES),
     ):
         assert worker_refusal(503, body) is None
 
 
-def test_metadata_are_headers_unless_they_frame_the_call_or_have_several_lines() -> None:
+def test_metadata_become_headers_except_framing_and_multiline_ones() -> None:
     metadata = [
         ("x-a", "1"),
         ("grpc-timeout", "1S"),
@@ -121,7 +119,7 @@ def test_metadata_are_headers_unless_they_frame_the_call_or_have_several_lines()
     ]
 
 
-def test_a_handler_s_headers_are_metadata_where_grpc_allows_them() -> None:
+def test_valid_handler_headers_become_metadata() -> None:
     assert block_to_metadata(b"") == ()
     assert block_to_metadata(
         b"X-A: 1\r\nContent-Type: text/csv\r\nx!y: 2\r\ngrpc-status: 0\r\nconnection: close\r\n"

@@ -1,6 +1,6 @@
-"""Tensors from a client's message to a handler, and back, without a server.
+"""Tensors from a client's message to a handler and back, without a server.
 
-`tests/runtime/worker/test_hostile_requests.py` has the bodies that are refused.
+`tests/runtime/worker/test_hostile_requests.py` tests the bodies that are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.handler_api.context import Context
 
 NUMBERS = {name: np.dtype(code) for name, code in v2_binary.DTYPES.items()}
-TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.CONTENTS_FIELDS}
+TYPED_DTYPES = {name: dtype for name, dtype in NUMBERS.items() if name in front.CONTENTS_FIELDS}
 
 
 def any_array(dtypes: dict[str, np.dtype[Any]]) -> st.SearchStrategy[tuple[str, Any]]:
@@ -45,33 +45,34 @@ def through_the_worker(
 ) -> tuple[dict[str, Any], Any]:
     """Send a tensor to a handler.
 
-    Return the handler's row, and the response to its result, which is the tensor unless `result`
-    is another one.
+    Return the handler's row and the response to its result; by default the result is the tensor.
     """
     contents = {} if raw is None else {"raw_input_contents": [raw]}
     head, body = front.pack(ModelInferRequest(inputs=[tensor], **contents))
     data = b"".join(map(bytes, body.pieces if isinstance(body, wire.Parts) else [body]))
-    row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True)
-    assert isinstance(wanted, v2_binary.OutputRequest)
+    row, output_request = read_row(
+        f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True
+    )
+    assert isinstance(output_request, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
-    about = context()
+    response_context = context()
     answer = v2_binary.TensorResponse(
-        row["x"] if result is None else result, wanted, 0, about, "1.0"
+        row["x"] if result is None else result, output_request, 0, response_context, "1.0"
     ).encode()
     response = ModelInferResponse()
-    length = about.get_response_headers(0).get("inference-header-content-length")
+    length = response_context.get_response_headers(0).get("inference-header-content-length")
     front.unpack(
         response, None if length is None else int(length), answer, use_contents=raw is None
     )
     return row, response
 
 
-def tensor_of(datatype: str, *shape: int, **more: Any) -> dict[str, Any]:
-    return {"name": "x", "datatype": datatype, "shape": shape, **more}
+def tensor_of(datatype: str, *shape: int, **extra_fields: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": shape, **extra_fields}
 
 
 @given(any_array(NUMBERS))
-def test_raw_contents_of_every_type_come_through_unharmed(typed_array: tuple[str, Any]) -> None:
+def test_raw_contents_of_every_type_are_preserved(typed_array: tuple[str, Any]) -> None:
     datatype, array = typed_array
     row, response = through_the_worker(tensor_of(datatype, *array.shape), array.tobytes())
     assert np.asarray(row["x"]).tobytes() == array.tobytes()
@@ -82,8 +83,8 @@ def test_raw_contents_of_every_type_come_through_unharmed(typed_array: tuple[str
     assert (output.datatype, tuple(output.shape)) == (datatype, array.shape)
 
 
-@given(any_array(TYPED))
-def test_typed_contents_come_through_as_typed_contents(typed_array: tuple[str, Any]) -> None:
+@given(any_array(TYPED_DTYPES))
+def test_typed_contents_are_answered_with_typed_contents(typed_array: tuple[str, Any]) -> None:
     datatype, array = typed_array
     field = front.CONTENTS_FIELDS[datatype].field
     contents = {field: array.ravel().tolist()}
@@ -96,14 +97,14 @@ def test_typed_contents_come_through_as_typed_contents(typed_array: tuple[str, A
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4))
-def test_bytes_come_through_unharmed(values: list[bytes]) -> None:
+def test_bytes_are_preserved(values: list[bytes]) -> None:
     tensor = tensor_of("BYTES", len(values), contents={"bytes_contents": values})
     row, _ = through_the_worker(tensor, result="an answer")
     assert row["x"] == (values[0] if len(values) == 1 else values)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=200), max_size=5))
-def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -> None:
+def test_named_inputs_keep_their_names(inputs: dict[str, bytes]) -> None:
     body = join_inputs(inputs)
     assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (
         inputs,
@@ -111,21 +112,23 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
     )
 
 
-def test_large_inputs_are_sent_from_where_they_lie() -> None:
-    large = bytes(wire.MAX_COPIED_BYTES + 1)
-    body = join_inputs({"a": large})
+def test_large_inputs_are_sent_without_a_copy() -> None:
+    large_bytes = bytes(wire.MAX_COPIED_BYTES + 1)
+    body = join_inputs({"a": large_bytes})
     assert isinstance(body, wire.Parts)
-    assert any(piece is large for piece in body.pieces)
-    _, packed = front.pack(
-        ModelInferRequest(inputs=[tensor_of("UINT8", len(large))], raw_input_contents=[large])
+    assert any(piece is large_bytes for piece in body.pieces)
+    _, packed_request = front.pack(
+        ModelInferRequest(
+            inputs=[tensor_of("UINT8", len(large_bytes))], raw_input_contents=[large_bytes]
+        )
     )
-    assert isinstance(packed, wire.Parts)
-    assert sum(map(len, packed.pieces)) == len(packed)
+    assert isinstance(packed_request, wire.Parts)
+    assert sum(map(len, packed_request.pieces)) == len(packed_request)
 
 
-def test_brain_floats_are_floats_for_the_handler_and_brain_floats_in_its_answer() -> None:
-    half = np.array([1.5, -2.0], "<f4")
-    raw = (half.view("<u4") >> 16).astype("<u2").tobytes()
+def test_bfloat16_inputs_are_float32_in_the_handler_and_bfloat16_in_the_answer() -> None:
+    values = np.array([1.5, -2.0], "<f4")
+    raw = (values.view("<u4") >> 16).astype("<u2").tobytes()
     output = {"outputs": [{**tensor_of("BF16", 2), "data": [1.5, -2.0]}]}
     row, response = through_the_worker(tensor_of("BF16", 2), raw, result=output)
     assert row["x"].tolist() == [1.5, -2.0]
@@ -142,14 +145,14 @@ def test_brain_floats_are_floats_for_the_handler_and_brain_floats_in_its_answer(
         (tensor_of("INT8", 1, contents={"int_contents": [300]}), [], "not INT8"),
     ],
 )
-def test_a_message_that_holds_no_tensors_is_refused_by_the_input_s_name(
+def test_an_invalid_tensor_is_refused_with_its_input_name(
     tensor: dict[str, Any], raw: list[bytes], reason: str
 ) -> None:
     with pytest.raises(BadRequest, match=reason):
         front.pack(ModelInferRequest(inputs=[tensor], raw_input_contents=raw))
 
 
-def test_arrays_are_true_as_lists_are_and_results_of_comparisons_are_not() -> None:
+def test_input_arrays_have_the_truth_value_of_lists() -> None:
     array = v2_binary.array_of("FP32", [2], memoryview(bytearray(8)))
     assert {"body": array}.get("data") or {"body": array}.get("body") is array
     assert bool(array)
@@ -163,8 +166,8 @@ def test_arrays_are_true_as_lists_are_and_results_of_comparisons_are_not() -> No
 
 def encoded(value: Any) -> Any:
     """Return the outputs of an answer to a request that asks for JSON."""
-    wanted = v2_binary.parse_output_request({})
-    answer = v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode()
+    output_request = v2_binary.parse_output_request({})
+    answer = v2_binary.TensorResponse(value, output_request, 0, context(), "1.0").encode()
     return json.loads(answer)["outputs"]
 
 
@@ -185,7 +188,7 @@ def encoded(value: Any) -> Any:
         ([], "FP64", [0], []),
     ],
 )
-def test_any_result_of_a_handler_is_a_tensor(
+def test_any_handler_result_is_converted_to_a_tensor(
     value: Any, datatype: str, shape: list[int], data: list[Any]
 ) -> None:
     assert encoded(value) == [
@@ -193,18 +196,18 @@ def test_any_result_of_a_handler_is_a_tensor(
     ]
 
 
-def test_a_torch_tensor_is_a_tensor() -> None:
+def test_torch_tensors_are_converted() -> None:
     torch = pytest.importorskip("torch")
     assert encoded(torch.ones(2, dtype=torch.float16))[0]["datatype"] == "FP16"
     assert encoded(torch.ones(2, dtype=torch.bfloat16))[0]["datatype"] == "FP32"
-    named = encoded({"a": torch.zeros(1), "b": np.zeros(2, "int8")})
-    assert [(output["name"], output["datatype"]) for output in named] == [
+    named_outputs = encoded({"a": torch.zeros(1), "b": np.zeros(2, "int8")})
+    assert [(output["name"], output["datatype"]) for output in named_outputs] == [
         ("a", "FP32"),
         ("b", "INT8"),
     ]
 
 
-def test_values_that_json_cannot_carry_are_refused() -> None:
+def test_values_without_a_json_form_are_refused() -> None:
     for value, reason in (
         (b"\xff", "ask for it with binary_data"),
         ({1, 2}, "neither a tensor nor JSON"),
@@ -214,14 +217,16 @@ def test_values_that_json_cannot_carry_are_refused() -> None:
             encoded(value)
 
 
-def test_each_output_comes_as_it_is_asked_for() -> None:
+def test_each_output_has_the_requested_encoding() -> None:
     outputs = [{**tensor_of("INT32", 1), "name": name, "data": [1]} for name in "abc"]
-    wanted = v2_binary.parse_output_request(
+    output_request = v2_binary.parse_output_request(
         {"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]}
     )
-    about = context()
-    answer = v2_binary.TensorResponse({"outputs": outputs}, wanted, 0, about, "1.0").encode()
-    length = int(about.get_response_headers(0)["inference-header-content-length"])
+    response_context = context()
+    answer = v2_binary.TensorResponse(
+        {"outputs": outputs}, output_request, 0, response_context, "1.0"
+    ).encode()
+    length = int(response_context.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},
         {"name": "a", "datatype": "INT32", "shape": [1], "data": [1]},
@@ -240,7 +245,7 @@ def test_each_output_comes_as_it_is_asked_for() -> None:
         ({"datatype": "FP99", "data": [1, 2]}, b""),
     ],
 )
-def test_an_answer_that_holds_no_tensors_is_the_handlers_failure(
+def test_an_answer_with_invalid_tensors_is_a_handler_failure(
     changes: dict[str, Any], data: bytes
 ) -> None:
     head = json.dumps({"outputs": [tensor_of("FP32", 2) | changes]}).encode()

@@ -1,4 +1,4 @@
-"""Return values and errors of handlers, as HTTP clients get them."""
+"""Return values and errors of handlers, as HTTP clients receive them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tensor(value: str) -> dict[str, Any]:
         ("text", None, "text"),
     ],
 )
-def test_a_return_value_is_standard_json_with_its_content_type(server, lane, value, kind, body):
+def test_a_return_value_becomes_standard_json_with_a_content_type(server, lane, value, kind, body):
     answer = server.ask(
         json.dumps(value).encode(), "/predictions/words", lane=lane, content_type="application/json"
     )
@@ -68,7 +68,7 @@ def test_a_return_value_is_standard_json_with_its_content_type(server, lane, val
 
 @pytest.mark.parametrize("lane", ["fast", "asgi"])
 @pytest.mark.parametrize("path", ["/predictions/words", "/v1/models/words:predict", V2])
-def test_an_invalid_input_is_refused_in_the_words_of_the_handler(server, lane, path):
+def test_an_invalid_input_is_refused_with_the_handlers_message(server, lane, path):
     answer = server.ask(
         json.dumps(tensor("invalid") if path == V2 else "invalid").encode(),
         path,
@@ -81,7 +81,7 @@ def test_an_invalid_input_is_refused_in_the_words_of_the_handler(server, lane, p
     assert not server.registry.find("words").stats.error_log.errors
 
 
-def test_an_error_of_a_handler_is_answered_500(server):
+def test_a_handler_error_is_answered_500(server):
     answer = server.ask(b'"unknown"', "/predictions/words", content_type="application/json")
     assert (answer.status_code, answer.json()["message"]) == (
         500,
@@ -89,7 +89,7 @@ def test_an_error_of_a_handler_is_answered_500(server):
     )
 
 
-def test_tensors_and_envelopes_have_their_content_type(server):
+def test_tensors_and_envelopes_have_a_content_type(server):
     request = tensor("nan") | {
         "parameters": {"binary_data_output": False},
         "outputs": [{"name": "y", "parameters": {"binary_data": False}}],
@@ -108,7 +108,7 @@ def test_tensors_and_envelopes_have_their_content_type(server):
 
 
 @pytest.mark.slow
-def test_settings_bring_back_torchserves_status_and_the_nan_of_python(processes, tmp_path):
+def test_settings_restore_torchserves_status_and_pythons_nan(processes, tmp_path):
     with a_server(
         tmp_path / "models", {"words": HANDLER}, handler_error_status=503, json_nan="literal"
     ) as server:

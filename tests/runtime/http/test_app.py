@@ -1,4 +1,4 @@
-"""Guards, listeners, documents and unexpected errors, which concern all routes."""
+"""Guards, listeners, API documents and unexpected errors, which concern all routes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def bearer(token):
 
 @pytest.fixture(scope="module")
 def documents(server):
-    """Return the documents of the addresses for inference, management and metrics."""
+    """Return the API documents of the inference, management and metrics addresses."""
     return [client.get("/openapi.json").json() for client in server.clients.values()]
 
 
 def test_each_listener_describes_its_own_routes(documents):
     inference, management, metrics = (document["paths"].keys() for document in documents)
     health = {"/livez", "/readyz"}
-    shared = {"/ping", "/predictions/{model}/{version}", "/explanations/{model}"} | health
-    assert shared <= inference
+    shared_paths = {"/ping", "/predictions/{model}/{version}", "/explanations/{model}"} | health
+    assert shared_paths <= inference
     assert "/models" not in inference
     models = {"/models/{model}/{version}/set-default", "/models/{model}/traffic", "/v1/models"}
     assert models | {"/workflows/{workflow}", "/debug/slowest"} | health <= management
@@ -38,7 +38,7 @@ def test_each_listener_describes_its_own_routes(documents):
     assert metrics == {"/metrics"} | health
 
 
-def test_each_path_of_the_server_begins_with_a_reserved_word(documents):
+def test_every_server_path_begins_with_a_reserved_word(documents):
     first = {path.split("/")[1] for document in documents for path in document["paths"]}
     assert first <= RESERVED_PATHS | {"{model}", "rerank"}
 
@@ -52,7 +52,7 @@ def test_every_operation_has_an_id_and_a_summary(documents):
         assert all(operation["summary"] for operation in operations)
 
 
-def test_registering_is_documented_for_query_and_body(documents):
+def test_registration_is_documented_for_query_and_body(documents):
     post = documents[1]["paths"]["/models"]["post"]
     assert {"url", "model_name", "batch_size", "initial_workers", "synchronous"} <= {
         parameter["name"] for parameter in post["parameters"]
@@ -61,7 +61,7 @@ def test_registering_is_documented_for_query_and_body(documents):
     assert {"200", "202", "400", "404", "409", "500"} <= set(post["responses"])
 
 
-def test_the_document_is_where_torchserve_has_it(server, documents):
+def test_the_document_is_at_torchserves_path(server, documents):
     for client, document in zip(server.clients.values(), documents, strict=True):
         assert client.options("/").json() == document
         assert client.get("/api-description").json() == document
@@ -101,7 +101,7 @@ def test_a_wrong_token_can_be_answered_401(start_server, error_of):
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_page_of_another_site_cannot_manage_models(server, error_of):
+def test_a_page_of_another_origin_cannot_manage_models(server, error_of):
     for client, path in ((server.management, "/models"), (server.metrics, "/metrics")):
         for headers in (
             {"host": "evil.example.org"},
@@ -115,7 +115,7 @@ def test_a_page_of_another_site_cannot_manage_models(server, error_of):
         assert client.get(path, headers=local).status_code == 200
 
 
-def test_one_listener_can_have_the_routes_of_all(start_server):
+def test_one_listener_can_serve_all_routes(start_server):
     with start_server(ALL, inference_token="in", management_token="man") as server:
         server.register("talker.mar", initial_workers=1)
         assert len(set(server.addresses.values())) == 1
@@ -131,7 +131,7 @@ def failing_app():
     app = ServerApp("failing", ResponseCounts(), Settings())
 
     @app.get("/debug/fails")
-    async def fails() -> None:
+    async def raise_error() -> None:
         raise ZeroDivisionError("secret detail")
 
     return app
@@ -147,9 +147,7 @@ def ask(app, path, **kwargs):
     return asyncio.run(get())
 
 
-def test_an_unexpected_error_is_answered_like_any_other_and_logged_once(
-    failing_app, error_of, caplog
-):
+def test_an_unexpected_error_has_the_usual_form_and_is_logged_once(failing_app, error_of, caplog):
     answer = ask(failing_app, "/debug/fails")
     assert answer.status_code == 500
     kind, message = error_of(answer)
@@ -161,8 +159,8 @@ def test_an_unexpected_error_is_answered_like_any_other_and_logged_once(
     assert failing_app.counts.classes[5] == 1
 
 
-def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
-    """A server with a root path strips it before the guards check the path."""
+def test_a_path_prefix_cannot_bypass_a_guard(start_server):
+    """Check a server with a root path, which is stripped before the guards check the path."""
     with start_server(management_token="man") as server:
         (app,) = build_apps(server.registry, server.settings, [("management",)])
         assert ask(app, "/prod/models", root_path="/prod").status_code == 400
@@ -170,7 +168,7 @@ def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
         assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404
 
 
-def test_a_server_that_other_machines_reach_discloses_no_address(start_server):
+def test_an_open_server_discloses_no_addresses(start_server):
     with start_server() as server:
         settings = server.settings.model_copy(update={"inference_address": "http://0.0.0.0:8080"})
         app = build_apps(server.registry, settings)[0]
@@ -178,12 +176,12 @@ def test_a_server_that_other_machines_reach_discloses_no_address(start_server):
         assert app.not_found("/models").message.endswith("on the management address.")
 
 
-def test_the_headers_of_predictions_are_described(documents):
+def test_the_headers_of_predictions_are_documented(documents):
     post = documents[0]["paths"]["/predictions/{model}"]["post"]
-    described = {
+    documented_headers = {
         parameter["name"] for parameter in post["parameters"] if parameter["in"] == "header"
     }
-    assert described == {
+    assert documented_headers == {
         "x-tsx-priority",
         "x-tsx-timeout-ms",
         "Prefer",

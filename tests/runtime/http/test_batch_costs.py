@@ -1,4 +1,4 @@
-"""Models whose batches are bounded by cost, behind a server."""
+"""Models whose batches are limited by cost, behind a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ NO_COST = SUMS.replace("cost(row)", "1")
 
 
 @pytest.fixture(scope="module")
-def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def cost_server(
+    processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("costs")
     make_model(store / "tokens.mar", COST, config="batchSize: 16\nmaxBatchTokens: 10\n")
     make_model(store / "declared.mar", NO_COST, config="batchSize: 16\n")
@@ -38,16 +40,16 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     make_model(store / "flow.mar", NO_COST, config="batchBuckets: [1]\ncontinuousBatching: true\n")
     with running_server(
         make_settings(store, models={"declared": {"maxBatchCost": 10, "batch_buckets": [1, 2, 4]}})
-    ) as running:
+    ) as server:
         for model in ("tokens", "declared"):
-            running.register(f"{model}.mar", initial_workers=1)
-        yield running
+            server.register(f"{model}.mar", initial_workers=1)
+        yield server
 
 
 def answers(
     server: RunningServer, model: str, bodies: list[bytes], costs: list[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the answers to clients that ask at the same time."""
+    """Return the answers to clients that send their requests concurrently."""
 
     def ask(body: bytes, cost: int | None) -> dict[str, Any]:
         headers = {} if cost is None else {"x-tsx-cost": str(cost)}
@@ -63,20 +65,22 @@ def queue_of(server: RunningServer, model: str) -> RequestQueue:
     return server.registry.models[model].versions["1.0"]._dispatcher.queue
 
 
-def test_the_cost_of_the_handler_bounds_each_batch_and_the_front_end_learns_it(served):
+def test_the_handlers_cost_limits_batches_and_is_learned(cost_server):
     bodies = [b"word " * (1 + index % 12) for index in range(64)]
-    for answer in answers(served, "tokens", bodies):
+    for answer in answers(cost_server, "tokens", bodies):
         assert len(answer["costs"]) == 1 or sum(answer["costs"]) <= 10
-    queue = queue_of(served, "tokens")
+    queue = queue_of(cost_server, "tokens")
     assert isinstance(queue, CostQueue)
     assert queue._rate == pytest.approx(0.2)
-    text = served.metrics.get("/metrics").text
+    text = cost_server.metrics.get("/metrics").text
     (line,) = [line for line in text.splitlines() if line.startswith("tsx_batch_cost_total{")]
     assert float(line.rpartition(" ")[2]) == sum(1 + index % 12 for index in range(64))
 
 
-def test_a_client_may_declare_the_cost_of_its_request(served):
-    for answer in answers(served, "declared", [b"x"] * 64, [1 + idx % 12 for idx in range(64)]):
+def test_a_client_may_declare_the_cost_of_its_request(cost_server):
+    for answer in answers(
+        cost_server, "declared", [b"x"] * 64, [1 + idx % 12 for idx in range(64)]
+    ):
         assert len(answer["declared"]) == 1 or sum(answer["declared"]) <= 10
         assert len(answer["declared"]) <= 16
 
@@ -85,7 +89,7 @@ def test_a_client_may_declare_the_cost_of_its_request(served):
     ("file", "message"),
     [("both.mar", "two names of one bound"), ("flow.mar", "do not apply to sequences")],
 )
-def test_bounds_that_exclude_each_other_are_refused(served, file, message):
-    answer = served.management.post(f"/models?url={file}")
+def test_conflicting_batch_limits_are_refused(cost_server, file, message):
+    answer = cost_server.management.post(f"/models?url={file}")
     assert answer.status_code == 400
     assert message in answer.text

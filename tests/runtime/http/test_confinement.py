@@ -1,4 +1,4 @@
-"""Answers of models on an address that also manages models: no browser shows them as its pages."""
+"""Answers of models on a management address must not run in a browser as its pages."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def handle(data, context):
 
 
 def is_confined(answer: httpx.Response) -> bool:
-    """Return whether it is; fail for an answer that is confined in part."""
+    """Return whether an answer is confined; fail if it is only partly confined."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html"
-    confining = answer.headers.keys() & {
+    confining_headers = answer.headers.keys() & {
         "content-security-policy",
         "x-content-type-options",
         "cross-origin-resource-policy",
     }
-    unsafe = answer.headers.keys() & {"set-cookie", "clear-site-data"}
-    assert (len(confining), len(unsafe)) in ((3, 0), (0, 2)), answer.headers
-    return not unsafe
+    unsafe_headers = answer.headers.keys() & {"set-cookie", "clear-site-data"}
+    assert (len(confining_headers), len(unsafe_headers)) in ((3, 0), (0, 2)), answer.headers
+    return not unsafe_headers
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serve(start_server: Start, models: Path, *listeners: Any) -> Iterator[RunningServer]:
-    """Serve a model, a workflow of it, and a precomputed answer."""
+    """Serve a model, a workflow that uses it, and a precomputed answer."""
     with start_server(
         listeners, model_store=models, workflow_store=models, cache_dir=models / "cache"
     ) as server:
@@ -75,13 +75,13 @@ def serve(start_server: Start, models: Path, *listeners: Any) -> Iterator[Runnin
 
 
 @pytest.fixture(scope="module")
-def together(start_server: Start, models: Path) -> Iterator[RunningServer]:
+def shared_server(start_server: Start, models: Path) -> Iterator[RunningServer]:
     with serve(start_server, models, ("inference", "management", "metrics")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def apart(start_server: Start, models: Path) -> Iterator[RunningServer]:
+def separate_server(start_server: Start, models: Path) -> Iterator[RunningServer]:
     with serve(start_server, models, ("inference",), ("management", "metrics")) as server:
         yield server
 
@@ -99,27 +99,27 @@ def apart(start_server: Start, models: Path) -> Iterator[RunningServer]:
         ("/predictions/page", "fast", {"idempotency_key": "k-1"}),
     ],
 )
-def test_an_answer_is_confined_on_the_management_address_alone(
-    together, apart, path, lane, headers
+def test_answers_are_confined_only_on_the_management_address(
+    shared_server, separate_server, path, lane, headers
 ):
-    assert is_confined(together.ask(path=path, lane=lane, **headers))
-    assert not is_confined(apart.ask(path=path, lane=lane, **headers))
+    assert is_confined(shared_server.ask(path=path, lane=lane, **headers))
+    assert not is_confined(separate_server.ask(path=path, lane=lane, **headers))
 
 
 @pytest.mark.parametrize("action", ["", "stream"])
-def test_an_answer_of_the_playground_is_confined(apart, action):
-    answer = apart.management.post("/ui/api/predict/page", headers={"x-do": action})
+def test_a_playground_answer_is_confined(separate_server, action):
+    answer = separate_server.management.post("/ui/api/predict/page", headers={"x-do": action})
     assert is_confined(answer)
     assert answer.text.endswith("<script>alert(1)</script>")
 
 
-def test_a_precomputed_answer_is_confined_like_others(together, apart):
-    assert is_confined(together.inference.get("/predictions/page/precomputed/a"))
-    assert not is_confined(apart.inference.get("/predictions/page/precomputed/a"))
+def test_a_precomputed_answer_is_confined_like_others(shared_server, separate_server):
+    assert is_confined(shared_server.inference.get("/predictions/page/precomputed/a"))
+    assert not is_confined(separate_server.inference.get("/predictions/page/precomputed/a"))
 
 
-def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(apart, until):
-    job = apart.ask(path="/predictions/page", prefer="respond-async").headers["location"]
-    until(lambda: apart.inference.get(job).status_code == 200)
-    assert not is_confined(apart.inference.get(job))
-    assert is_confined(apart.management.get(job))
+def test_job_answers_are_confined_only_on_the_management_address(separate_server, until):
+    job = separate_server.ask(path="/predictions/page", prefer="respond-async").headers["location"]
+    until(lambda: separate_server.inference.get(job).status_code == 200)
+    assert not is_confined(separate_server.inference.get(job))
+    assert is_confined(separate_server.management.get(job))

@@ -1,4 +1,4 @@
-"""A model without a handler, over HTTP: its requests, its example, and its description."""
+"""A model without a handler over HTTP: its requests, example and description."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sums(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         ),
     ],
 )
-def test_each_protocol_is_answered_in_its_form(sums, lane, path, body, kind, expected):
+def test_each_protocol_is_answered_in_its_own_form(sums, lane, path, body, kind, expected):
     answer = sums.ask(
         body.encode() if isinstance(body, str) else body, path, lane=lane, content_type=kind
     )
@@ -83,14 +83,14 @@ def test_each_protocol_is_answered_in_its_form(sums, lane, path, body, kind, exp
 
 @pytest.mark.parametrize("lane", ["fast", "asgi"])
 @pytest.mark.parametrize("path", ["/predictions/sums", "/sums/predict?data=[1]&data=[2]"])
-def test_a_repeated_field_is_refused_by_its_name(sums, lane, path):
+def test_a_repeated_field_is_refused_with_its_name(sums, lane, path):
     body = b"" if "?" in path else b"data=[1]&data=[2]"
     answer = sums.ask(body, path, lane=lane, content_type="application/x-www-form-urlencoded")
     assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
     assert answer.json()["message"].startswith("The field 'data' comes several times")
 
 
-def test_tensors_in_bytes_are_answered_in_bytes(sums):
+def test_binary_tensors_are_answered_with_binary_tensors(sums):
     answer = sums.ask(
         BINARY + struct.pack("<3f", *ROW),
         "/v2/models/sums/infer",
@@ -102,7 +102,7 @@ def test_tensors_in_bytes_are_answered_in_bytes(sums):
 
 @pytest.mark.parametrize("lane", ["fast", "asgi"])
 @pytest.mark.parametrize("path", ["/predictions/sums", "/v2/models/sums/infer"])
-def test_a_request_of_the_wrong_shape_is_refused_with_an_example(sums, lane, path):
+def test_a_request_with_a_wrong_shape_is_refused_with_an_example(sums, lane, path):
     answer = sums.ask(b"[1, 2]", path, lane=lane, content_type="application/json")
     message = answer.json()["message"]
     assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
@@ -111,9 +111,9 @@ def test_a_request_of_the_wrong_shape_is_refused_with_an_example(sums, lane, pat
     assert not sums.registry.find("sums").stats.error_log.errors
 
 
-def test_the_page_offers_an_example_that_the_model_answers(sums):
-    (listed,) = sums.management.get("/ui/api/samples/sums/1.0").json()
-    assert listed == {"name": "example.json", "type": "application/json", "size": 9}
+def test_the_web_page_offers_a_working_example(sums):
+    (sample,) = sums.management.get("/ui/api/samples/sums/1.0").json()
+    assert sample == {"name": "example.json", "type": "application/json", "size": 9}
     example = sums.management.get("/ui/api/samples/sums/1.0/example.json")
     answer = sums.management.post(
         "/ui/api/predict/sums",
@@ -121,8 +121,10 @@ def test_the_page_offers_an_example_that_the_model_answers(sums):
         headers={"content-type": "application/json"},
     )
     assert (example.content, answer.json()) == (b"[0, 0, 0]", [0.0, 0.0])
-    described = sums.management.get("/models/sums?customized=true").json()[0]["customizedMetadata"]
-    assert described == {
+    description = sums.management.get("/models/sums?customized=true").json()[0][
+        "customizedMetadata"
+    ]
+    assert description == {
         "inputs": [{"name": "input", "shape": [3], "datatype": "float32", "example": [3]}],
         "example": "[0, 0, 0]",
     }

@@ -1,4 +1,4 @@
-"""KServe's protocols over HTTP, around handlers that do not know them."""
+"""KServe's protocols over HTTP for handlers that do not know them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.kit.servers import a_server
 from tests.runtime.conftest import RunningServer
 
-DOUBLE = """
+DOUBLING_HANDLER = """
 def handle(data, context):
     if data is None:
         return None
@@ -21,8 +21,11 @@ def handle(data, context):
 
 @pytest.fixture(scope="module")
 def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Serve two models; the envelope of the server is for the archive without one."""
-    models = {"first": DOUBLE, "open": {"handler": DOUBLE, "envelope": "kservev2"}}
+    """Serve two models; the server's default envelope applies to the archive without one."""
+    models = {
+        "first": DOUBLING_HANDLER,
+        "open": {"handler": DOUBLING_HANDLER, "envelope": "kservev2"},
+    }
     store = tmp_path_factory.mktemp("enveloped")
     with a_server(store, models, service_envelope="kserve") as server:
         yield server
@@ -53,7 +56,7 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ),
     ],
 )
-def test_an_envelope_is_taken_off_and_put_on_again(enveloped, path, body, expected):
+def test_an_envelope_is_removed_and_added_again(enveloped, path, body, expected):
     answer = enveloped.inference.post(path, json=body)
     assert (answer.status_code, answer.json()) == (200, expected)
 
@@ -65,14 +68,14 @@ def test_an_envelope_is_taken_off_and_put_on_again(enveloped, path, body, expect
 @pytest.mark.parametrize(
     "path", ["/predictions/first", "/v1/models/first:predict", "/first/predict"]
 )
-def test_json_is_read_under_any_content_type(enveloped, lane, kind, path):
+def test_json_is_accepted_with_any_content_type(enveloped, lane, kind, path):
     answer = enveloped.ask(
         b'{"instances": [{"data": [1]}, "a=b&c"]}', path, lane=lane, content_type=kind
     )
     assert (answer.status_code, answer.json()) == (200, {"predictions": [[2], "a=b&ca=b&c"]})
 
 
-def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped):
+def test_a_request_without_an_envelope_is_refused_with_the_expected_form(enveloped):
     answer = enveloped.inference.post("/predictions/first", json=[1])
     assert answer.status_code == 400
     assert '{"instances": [...]}' in answer.json()["message"]

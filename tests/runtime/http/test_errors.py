@@ -1,4 +1,4 @@
-"""TorchServe's table of errors: a test for each row with the status, type and text."""
+"""TorchServe's table of errors: each row's status, type and text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def erring(start_server, store):
+def error_server(start_server, store):
     make_model(store / "erring.mar", HANDLER, config="retryFailedBatch: false\n")
     with start_server() as server:
         server.register("erring.mar", initial_workers=1)
@@ -161,13 +161,13 @@ def check(error_of):
         ),
     ],
 )
-def test_management_refuses_as_torchserve_does(
-    erring, check, method, path, params, status, kind, text
+def test_management_errors_equal_torchserves(
+    error_server, check, method, path, params, status, kind, text
 ):
-    check(erring.management.request(method, path, params=params), status, kind, text)
+    check(error_server.management.request(method, path, params=params), status, kind, text)
 
 
-def test_the_model_api_can_be_off(start_server, check):
+def test_the_model_api_can_be_disabled(start_server, check):
     with start_server(enable_model_api=False) as server:
         server.register("talker.mar", initial_workers=0)
         answer = server.management.post("/models", params={"url": "talker.mar"})
@@ -178,7 +178,9 @@ def test_the_model_api_can_be_off(start_server, check):
         assert server.management.put("/models/talker", params={"min_worker": 0}).status_code == 202
 
 
-def test_a_model_that_does_not_stop_in_time_stays_registered(start_server, check, tmp_path, until):
+def test_a_model_that_does_not_stop_in_time_remains_registered(
+    start_server, check, tmp_path, until
+):
     with start_server(unregister_model_timeout=1) as server:
         server.register("talker.mar", initial_workers=1)
         gate = tmp_path / "go"
@@ -200,8 +202,8 @@ def test_a_model_that_does_not_stop_in_time_stays_registered(start_server, check
         ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
     ],
 )
-def test_a_prediction_that_reaches_no_worker_is_refused(erring, check, path, status, kind, text):
-    check(erring.inference.post(path), status, kind, text)
+def test_a_prediction_without_a_worker_is_refused(error_server, check, path, status, kind, text):
+    check(error_server.inference.post(path), status, kind, text)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_a_prediction_that_reaches_no_worker_is_refused(erring, check, path, sta
         ("hang", 500, "Worker died."),
     ],
 )
-def test_a_prediction_fails_as_in_torchserve(erring, check, action, status, text):
+def test_prediction_failures_equal_torchserves(error_server, check, action, status, text):
     model = "hanging" if action == "hang" else "erring"
-    answer = erring.ask(path=f"/predictions/{model}", x_do=action)
+    answer = error_server.ask(path=f"/predictions/{model}", x_do=action)
     check(answer, status, "InternalServerException", text)

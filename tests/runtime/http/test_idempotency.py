@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: one run for each key, whose answer is stored before it is sent."""
+"""`Idempotency-Key`: one run per key, whose answer is stored before it is sent."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ DAY = 86_400.0
 
 
 class Model:
-    """An app that answers with the number of the run once `may` is set."""
+    """An app that answers with the number of its run once `may_answer` is set."""
 
     def __init__(self) -> None:
-        self.status, self.parts, self.runs = 200, 1, 0
-        self.begun = asyncio.Event()
-        self.may = asyncio.Event()
-        self.may.set()
+        self.status, self.part_count, self.runs = 200, 1, 0
+        self.has_begun = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == scope["wanted"]
         self.runs += 1
-        self.begun.set()
-        await self.may.wait()
+        self.has_begun.set()
+        await self.may_answer.wait()
         body = b"run %d " % self.runs
-        length = [] if self.parts > 1 else [(b"content-length", b"%d" % len(body))]
+        length = [] if self.part_count > 1 else [(b"content-length", b"%d" % len(body))]
         headers = [
             (b"x-request-id", b"id-%d" % self.runs),
             (b"content-type", b"text/plain"),
             *length,
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        for remaining in reversed(range(self.parts)):
+        for remaining in reversed(range(self.part_count)):
             await send({"type": "http.response.body", "body": body, "more_body": remaining > 0})
 
 
 class Client:
-    """A server and its clients."""
+    """A server with its clients."""
 
     def __init__(
         self,
         store: SqliteStore,
         owner: str = "one",
-        largest: int = 1000,
+        max_answer_bytes: int = 1000,
         credentials: Collection[bytes] = (),
     ) -> None:
-        self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
+        self.runs = KeyedRuns(store, owner, DAY, max_answer_bytes, store.open)
         self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts(), credentials)
 
     async def ask(
@@ -78,7 +78,7 @@ class Client:
         path: str = "/predictions/m",
         leaves: asyncio.Event | None = None,
     ) -> tuple[int, dict[bytes, bytes], bytes]:
-        """Send a request, and return the status, headers and body of its answer."""
+        """Send a request and return the status, headers and body of its answer."""
         scope = {
             "type": "http",
             "method": "POST",
@@ -87,25 +87,27 @@ class Client:
             "headers": [*(headers or (KEY,))],
             "wanted": body,
         }
-        sent: list[Message] = []
-        received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent_messages: list[Message] = []
+        pending_messages: list[Message] = [
+            {"type": "http.request", "body": body, "more_body": False}
+        ]
 
         async def receive() -> Message:
-            if received:
-                return received.pop()
+            if pending_messages:
+                return pending_messages.pop()
             await (leaves or asyncio.Event()).wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            sent.append(message)
+            sent_messages.append(message)
 
         await self.lane(model, scope, receive, send)
-        if not sent:
+        if not sent_messages:
             return 0, {}, b""
         return (
-            sent[0]["status"],
-            dict(sent[0]["headers"]),
-            b"".join(message["body"] for message in sent[1:]),
+            sent_messages[0]["status"],
+            dict(sent_messages[0]["headers"]),
+            b"".join(message["body"] for message in sent_messages[1:]),
         )
 
 
@@ -134,7 +136,7 @@ def model() -> Model:
     return Model()
 
 
-async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(
+async def test_a_repeated_request_gets_the_first_answer_even_after_a_restart(
     client, model, store, tmp_path
 ):
     model.status = 400
@@ -160,7 +162,7 @@ async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(
         assert client.runs.counts == {"replayed": 1}
 
 
-async def test_keys_are_apart_by_path_and_token(client, model):
+async def test_keys_are_separate_per_path_and_token(client, model):
     await client.ask(model)
     assert (await client.ask(model, b"x", path="/predictions/other"))[2] == b"run 2 "
     assert (await client.ask(model, b"x", KEY, (b"authorization", b"Bearer b")))[2] == b"run 3 "
@@ -169,26 +171,26 @@ async def test_keys_are_apart_by_path_and_token(client, model):
 @pytest.mark.parametrize(
     "name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"]
 )
-async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, model, name):
+async def test_keys_are_separate_per_credential_that_a_handler_sees(store, model, name):
     settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})
     client = Client(store, credentials=HiddenHeaders(settings).exposed_credential_headers)
-    asked = [
+    credential_lists = [
         [(name, b"alice")],
         [(name, b"bob")],
         [(name, b"alice"), (name, b"bob")],
         [(name, b"alice")],
     ]
-    bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in asked]
+    bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in credential_lists]
     assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
 
 
-async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store, model):
+async def test_a_hidden_credential_does_not_separate_keys(store, model):
     client = Client(store, credentials=HiddenHeaders(Settings()).exposed_credential_headers)
     await client.ask(model, b"x", KEY, (b"cookie", b"balancer=1"))
     assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
 
 
-async def test_an_answer_that_another_address_has_stored_is_replayed_confined(client, model):
+async def test_a_replayed_answer_is_confined_if_the_address_requires_it(client, model):
     assert b"content-security-policy" not in (await client.ask(model))[1]
     client.lane.is_confined = True
     replayed = (await client.ask(model))[1]
@@ -196,70 +198,70 @@ async def test_an_answer_that_another_address_has_stored_is_replayed_confined(cl
     assert replayed[b"content-security-policy"].startswith(b"sandbox")
 
 
-async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwards(client, model):
-    model.may.clear()
+async def test_reusing_a_key_with_another_body_is_refused(client, model):
+    model.may_answer.clear()
     first = asyncio.create_task(client.ask(model))
-    await model.begun.wait()
+    await model.has_begun.wait()
     for _ in range(2):
         status, _, body = await client.ask(model, b"y")
         assert status == 422
         assert b"belongs to another request" in body
-        model.may.set()
+        model.may_answer.set()
         await first
     assert model.runs == 1
 
 
-async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
-    client, model, store, monkeypatch
-):
-    """They may wait on another server of the same store."""
+async def test_concurrent_requests_wait_for_the_first_answer(client, model, store, monkeypatch):
+    """Let some of them wait on another server with the same store."""
     monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.001)
-    elsewhere = Client(store, "two")
-    model.may.clear()
+    other_server = Client(store, "two")
+    model.may_answer.clear()
     first = asyncio.create_task(client.ask(model))
-    await model.begun.wait()
-    waiting = [asyncio.create_task(server.ask(model)) for server in (client, elsewhere) * 2]
+    await model.has_begun.wait()
+    waiting_requests = [
+        asyncio.create_task(server.ask(model)) for server in (client, other_server) * 2
+    ]
     leaves = asyncio.Event()
-    leaving = asyncio.create_task(elsewhere.ask(model, leaves=leaves))
+    leaving_request = asyncio.create_task(other_server.ask(model, leaves=leaves))
     leaves.set()
-    assert (await leaving)[0] == 0  # a client that leaves ends its own wait alone
-    model.may.set()
-    assert {answer[2] for answer in await asyncio.gather(first, *waiting)} == {b"run 1 "}
+    assert (await leaving_request)[0] == 0  # A client that leaves ends only its own wait.
+    model.may_answer.set()
+    assert {answer[2] for answer in await asyncio.gather(first, *waiting_requests)} == {b"run 1 "}
     assert model.runs == 1
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 404])
-async def test_an_answer_that_a_retry_may_improve_is_not_stored(client, model, status):
+async def test_a_retryable_answer_is_not_stored(client, model, status):
     model.status = status
     assert (await client.ask(model))[0] == status
     model.status = 200
     assert (await client.ask(model))[2] == b"run 2 "
 
 
-async def test_a_run_that_fails_or_breaks_off_frees_its_key(client, model):
-    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+async def test_a_failed_or_incomplete_run_frees_its_key(client, model):
+    async def raise_error(scope: Scope, receive: Receive, send: Send) -> None:
         raise StoreUnavailable("not now")
 
     async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
 
-    assert (await client.ask(fails))[0] == 503
+    assert (await client.ask(raise_error))[0] == 503
     assert (await client.ask(breaks_off))[2] == b"a"
     assert (await client.ask(model))[2] == b"run 1 "
 
 
-async def test_a_stream_goes_out_in_parts_and_comes_again_whole(client, model):
-    model.parts = 3
+async def test_a_stream_is_replayed_as_one_body(client, model):
+    model.part_count = 3
     first = await client.ask(model)
-    again = await client.ask(model)
-    assert first[2] == again[2] == b"run 1 run 1 run 1 "
-    assert again[1][b"content-length"] == b"18"
+    replay = await client.ask(model)
+    assert first[2] == replay[2] == b"run 1 run 1 run 1 "
+    assert replay[1][b"content-length"] == b"18"
 
 
-async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store, model):
-    client = Client(store, largest=10)
-    model.parts = 3
+async def test_a_too_large_answer_is_sent_once_but_not_replayed(store, model):
+    client = Client(store, max_answer_bytes=10)
+    model.part_count = 3
     assert len((await client.ask(model))[2]) == 18
     status, _, body = await client.ask(model)
     assert status == 409
@@ -267,41 +269,39 @@ async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store,
     assert model.runs == 1
 
 
-async def test_a_client_that_leaves_comes_back_for_the_answer(client, model):
+async def test_a_client_that_left_can_fetch_the_answer_later(client, model):
     leaves = asyncio.Event()
 
-    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+    async def watch_client(scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
 
         async def receive_body() -> Message:
             return message
 
         leaves.set()
-        done, _ = await asyncio.wait([asyncio.create_task(receive())], timeout=0.01)
-        assert not done
+        done_tasks, _ = await asyncio.wait([asyncio.create_task(receive())], timeout=0.01)
+        assert not done_tasks
         await model(scope, receive_body, send)
 
-    await client.ask(watching, leaves=leaves)
+    await client.ask(watch_client, leaves=leaves)
     assert (await client.ask(model))[2] == b"run 1 "
     assert model.runs == 1
 
 
-async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_took_over(
-    client, model, store
-):
-    model.may.clear()
+async def test_a_slow_server_sends_the_answer_of_the_server_that_took_over(client, model, store):
+    model.may_answer.clear()
     first = asyncio.create_task(client.ask(model))
-    await model.begun.wait()
+    await model.has_begun.wait()
     (key,) = client.runs._runs
     await store.renew_answer(key, "one", -1)  # the lease has expired
-    model_elsewhere = Model()
-    model_elsewhere.runs = 1
-    assert (await Client(store, "two").ask(model_elsewhere))[2] == b"run 2 "
-    model.may.set()
+    other_model = Model()
+    other_model.runs = 1
+    assert (await Client(store, "two").ask(other_model))[2] == b"run 2 "
+    model.may_answer.set()
     assert (await first)[2] == b"run 2 "
 
 
-async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
+async def test_a_client_that_leaves_during_key_storage_frees_the_key(
     client, model, store, monkeypatch
 ):
     leaves, begin = asyncio.Event(), store.begin_answer
@@ -318,7 +318,7 @@ async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
     assert client.runs.counts == {"run": 1}
 
 
-async def test_a_server_that_died_frees_its_keys_with_its_lease(client, model, store):
+async def test_the_keys_of_a_dead_server_are_freed_with_its_lease(client, model, store):
     keyed = build_keyed_request(
         {"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]},
         "k-1",
@@ -329,27 +329,27 @@ async def test_a_server_that_died_frees_its_keys_with_its_lease(client, model, s
     assert (await client.ask(model))[2] == b"run 1 "
 
 
-async def test_a_run_keeps_its_key_for_as_long_as_it_takes(client, model, store, monkeypatch):
+async def test_a_long_run_renews_the_lease_of_its_key(client, model, store, monkeypatch):
     monkeypatch.setattr(keyed_runs, "LEASE_S", 0.03)
     renewed, renew = asyncio.Event(), store.renew_answer
 
-    async def watched(key: AnswerKey, owner: str, seconds: float) -> None:
+    async def record_renewal(key: AnswerKey, owner: str, seconds: float) -> None:
         await renew(key, owner, 10 * DAY)
         renewed.set()
 
-    monkeypatch.setattr(store, "renew_answer", watched)
-    model.may.clear()
+    monkeypatch.setattr(store, "renew_answer", record_renewal)
+    model.may_answer.clear()
     first = asyncio.create_task(client.ask(model))
     await renewed.wait()
     (key,) = client.runs._runs
-    begun = await store.begin_answer(key, "", "two", 1)
-    assert begun.expires > time.time() + 9 * DAY
-    model.may.set()
+    existing_answer = await store.begin_answer(key, "", "two", 1)
+    assert existing_answer.expires > time.time() + 9 * DAY
+    model.may_answer.set()
     await first
 
 
 @pytest.mark.parametrize("value", [b"", b'""', b'"a', b"a b", b"\xe9", b"k" * 256])
-async def test_an_invalid_key_is_refused_and_nothing_runs(client, model, value):
+async def test_an_invalid_key_is_refused_without_a_run(client, model, value):
     status, _, body = await client.ask(model, b"x", (b"idempotency-key", value))
     assert status == 400
     assert b"1 to 255 visible ASCII characters" in body
@@ -357,16 +357,14 @@ async def test_an_invalid_key_is_refused_and_nothing_runs(client, model, value):
     assert model.runs == 0
 
 
-def test_requests_that_run_nothing_need_no_key():
+def test_requests_that_run_no_model_ignore_the_key():
     assert has_key({"method": "PUT", "headers": [KEY]})
     assert not has_key({"method": "PUT", "headers": [(b"x-idempotency-key", b"k")]})
     assert not has_key({"method": "OPTIONS", "headers": [KEY]})
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_killed_server_leaves_the_keys_of_its_jobs_and_frees_those_of_its_runs(
-    store, tmp_path
-):
+async def test_a_killed_server_keeps_job_keys_and_frees_run_keys(store, tmp_path):
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path

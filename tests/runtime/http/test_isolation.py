@@ -1,4 +1,4 @@
-"""Batches that fail in a real worker: each client gets the answer to its own request."""
+"""Failing batches in a real worker: each client gets the answer to its own request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def handle(data, context):
 def in_one_batch(
     server, until, tmp_path, bodies: list[str], path: str = "/predictions/frail"
 ) -> list[httpx.Response]:
-    """Return the answers to requests that wait together while the worker is busy."""
+    """Return the answers to requests that form one batch, since the worker is busy at first."""
     version = server.registry.models["frail"].versions["1.0"]
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(len(bodies) + 1) as pool:
@@ -66,7 +66,7 @@ def register(server, config: str = "") -> None:
     server.register("frail.mar", initial_workers=1)
 
 
-def test_one_poisonous_request_in_a_batch_of_32_fails_alone(empty, until, tmp_path, error_of):
+def test_one_bad_request_in_a_batch_of_32_fails_alone(empty, until, tmp_path, error_of):
     register(empty)
     bodies = [f"poison {number}" if number == 20 else f"word {number}" for number in range(32)]
     for number, answer in enumerate(in_one_batch(empty, until, tmp_path, bodies)):
@@ -80,14 +80,14 @@ def test_one_poisonous_request_in_a_batch_of_32_fails_alone(empty, until, tmp_pa
     assert len(sizes) <= 17
 
 
-def test_a_handler_that_must_not_be_called_twice_fails_the_whole_batch(empty, until, tmp_path):
+def test_without_retries_one_bad_request_fails_the_whole_batch(empty, until, tmp_path):
     register(empty, "retryFailedBatch: false")
     bodies = ["poison 0", *["word"] * 31]
     assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, bodies)} == {500}
     assert empty.inference.post("/predictions/frail", content="sizes").json() == [1, 32, 1]
 
 
-def test_a_deeply_nested_error_of_a_handler_fails_no_other_request(empty, until, tmp_path):
+def test_a_deeply_nested_handler_error_fails_no_other_request(empty, until, tmp_path):
     register(empty)
     bodies = ["word 0", "[" * 50_000, "word 2"]
     # This protocol parses the errors of handlers.
@@ -99,7 +99,7 @@ def test_a_deeply_nested_error_of_a_handler_fails_no_other_request(empty, until,
     ]
 
 
-def test_a_batch_that_does_not_fit_the_device_is_answered_and_counted(empty, until, tmp_path):
+def test_a_batch_that_exceeds_device_memory_is_split_and_counted(empty, until, tmp_path):
     register(empty)
     bodies = [f"many {number}" for number in range(32)]
     assert [answer.text for answer in in_one_batch(empty, until, tmp_path, bodies)] == bodies

@@ -25,28 +25,28 @@ def a_request(lane, headers="x-do: bytes\r\n"):
 
 
 class Blocked:
-    """A model whose only worker is busy until `gate` is there, and clients on raw sockets."""
+    """A model whose only worker is busy until `gate` exists, with clients on raw sockets."""
 
     def __init__(self, server, gate, until, stack):
         self.server, self.gate, self.until, self.stack = server, gate, until, stack
         server.register("talker.mar", initial_workers=1, batch_size=1)
         self.version = server.registry.find("talker")
-        while not self.version.pending:  # a request that the worker holds is not pending
+        while not self.version.pending:  # A request that the worker holds is not pending.
             self.ask("fast", f"x-do: wait\r\nx-file: {gate}\r\n")
         self.waiting = self.version.pending
 
     def ask(self, lane, headers="x-do: bytes\r\n", *, accepted=True):
         """Send a request, wait until it is in the queue, and return its connection."""
-        before = self.version.stats.requests
+        requests_before = self.version.stats.requests
         connection = self.stack.enter_context(connect_raw(self.server))
         connection.send(a_request(lane, headers))
         if accepted:
-            self.until(lambda: self.version.stats.requests == before + 1)
+            self.until(lambda: self.version.stats.requests == requests_before + 1)
             self.server.call(lambda: None)  # a turn of the loop
         return connection
 
     def refuse(self, lane, headers="x-do: bytes\r\n", *, accepted=True):
-        """Send a request, and return the status and body of its refusal."""
+        """Send a request and return the status and body of its refusal."""
         answer = self.ask(lane, headers, accepted=accepted).answer()
         assert int(answer.header(b"retry-after")) >= 1
         return answer.status, json.loads(answer.body)
@@ -56,24 +56,24 @@ class Blocked:
 
 
 @pytest.fixture
-def blocked(empty, tmp_path, until):
+def blocked_model(empty, tmp_path, until):
     gate = tmp_path / "open"
     with contextlib.ExitStack() as stack:
         stack.callback(gate.touch)
         yield Blocked(empty, gate, until, stack)
 
 
-def test_a_deadline_is_kept_while_the_worker_is_busy(blocked):
+def test_a_deadline_is_enforced_while_the_worker_is_busy(blocked_model):
     for lane in LANES:
-        status, error = blocked.refuse(lane, "x-tsx-timeout-ms: 30\r\n")
+        status, error = blocked_model.refuse(lane, "x-tsx-timeout-ms: 30\r\n")
         assert (status, error["type"]) == (503, "ServiceUnavailableException")
         assert "did not start the request" in error["message"]
-    assert blocked.version.stats.refusals == {"DeadlinePassed": 2}
+    assert blocked_model.version.stats.refusals == {"DeadlinePassed": 2}
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
-    """The late answer of the handler is dropped: the next request on the connection has its own."""
+def test_a_deadline_applies_to_a_running_request(empty, tmp_path, until, lane):
+    """Drop the handler's late answer: the connection's next request gets its own."""
     gate = tmp_path / "open"
     empty.register("talker.mar", initial_workers=1, batch_size=2)
     version = empty.registry.find("talker")
@@ -96,66 +96,68 @@ def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
         assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
-def test_the_limit_of_the_model_holds_where_it_is_the_sooner_one(blocked):
-    blocked.change(client_timeout=30)
+def test_the_models_client_timeout_applies_if_it_is_earlier(blocked_model):
+    blocked_model.change(client_timeout=30)
     for lane in LANES:
-        assert blocked.refuse(lane)[0] == 503
-        assert blocked.refuse(lane, "x-tsx-timeout-ms: 60000\r\n")[0] == 503
-    blocked.change(client_timeout=0)
-    patient = [blocked.ask(lane) for lane in LANES]
-    blocked.gate.touch()
-    assert [connection.answer().status for connection in patient] == [200, 200]
+        assert blocked_model.refuse(lane)[0] == 503
+        assert blocked_model.refuse(lane, "x-tsx-timeout-ms: 60000\r\n")[0] == 503
+    blocked_model.change(client_timeout=0)
+    unlimited_connections = [blocked_model.ask(lane) for lane in LANES]
+    blocked_model.gate.touch()
+    assert [connection.answer().status for connection in unlimited_connections] == [200, 200]
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_greater_priority_is_served_first(blocked, lane):
-    asked = [blocked.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)]
-    queue = blocked.server.call(
-        lambda: [job.priority for job in blocked.version._dispatcher.queue.jobs]
+def test_a_greater_priority_is_served_first(blocked_model, lane):
+    connections = [
+        blocked_model.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)
+    ]
+    queue = blocked_model.server.call(
+        lambda: [job.priority for job in blocked_model.version._dispatcher.queue.jobs]
     )
-    assert queue == [7] + [0] * (blocked.waiting + 1) + [-5]
-    blocked.gate.touch()
-    assert [connection.answer().status for connection in asked] == [200] * 3
+    assert queue == [7] + [0] * (blocked_model.waiting + 1) + [-5]
+    blocked_model.gate.touch()
+    assert [connection.answer().status for connection in connections] == [200] * 3
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_client_that_leaves_takes_its_waiting_request_with_it(blocked, lane, until):
-    leaving, staying = blocked.ask(lane), blocked.ask(lane)
-    assert blocked.version.pending == blocked.waiting + 2
-    leaving.sock.close()
-    until(lambda: blocked.version.pending == blocked.waiting + 1)
-    assert blocked.version.stats.refusals == {"ClientLeft": 1}
-    blocked.gate.touch()
-    assert staying.answer().status == 200
-    requests = blocked.version.stats.requests
-    until(lambda: blocked.version.stats.answers[200] == requests - 1)
-    blocked.server.call(blocked.version.wait_answered)
+def test_the_waiting_request_of_a_client_that_leaves_is_dropped(blocked_model, lane, until):
+    leaving_connection, staying_connection = blocked_model.ask(lane), blocked_model.ask(lane)
+    assert blocked_model.version.pending == blocked_model.waiting + 2
+    leaving_connection.sock.close()
+    until(lambda: blocked_model.version.pending == blocked_model.waiting + 1)
+    assert blocked_model.version.stats.refusals == {"ClientLeft": 1}
+    blocked_model.gate.touch()
+    assert staying_connection.answer().status == 200
+    requests = blocked_model.version.stats.requests
+    until(lambda: blocked_model.version.stats.answers[200] == requests - 1)
+    blocked_model.server.call(blocked_model.version.wait_answered)
 
 
-def test_a_full_queue_answers_503_as_torchserve_does_or_429_by_setting(blocked):
-    blocked.change(job_queue_size=blocked.waiting)
+def test_a_full_queue_answers_503_or_the_configured_429(blocked_model):
+    blocked_model.change(job_queue_size=blocked_model.waiting)
     for lane in LANES:
-        status, error = blocked.refuse(lane, accepted=False)
+        status, error = blocked_model.refuse(lane, accepted=False)
         assert (status, error["type"]) == (503, "ServiceUnavailableException")
         assert error["message"].startswith(
             'Model "talker" has no worker to serve inference request'
         )
         assert "jobQueueSize" in error["message"]
-    blocked.change(overload_status=429)
+    blocked_model.change(overload_status=429)
     for lane in LANES:
-        status, error = blocked.refuse(lane, accepted=False)
+        status, error = blocked_model.refuse(lane, accepted=False)
         assert (status, error["type"]) == (429, "TooManyRequestsException")
 
 
-def test_bytes_of_waiting_requests_are_bounded(blocked):
-    blocked.change(max_queue_bytes=blocked.waiting)
+def test_bytes_of_waiting_requests_are_limited(blocked_model):
+    blocked_model.change(max_queue_bytes=blocked_model.waiting)
     for lane in LANES:
-        status, error = blocked.refuse(lane, accepted=False)
+        status, error = blocked_model.refuse(lane, accepted=False)
         assert (status, "maxQueueBytes" in error["message"]) == (503, True)
 
 
 @given(st.integers(-100, 100), st.integers(1, 86_400_000))
-def test_the_headers_are_read_as_they_are_written(priority, timeout):
+def test_valid_priority_and_timeout_headers_are_read(priority, timeout):
     headers = [
         (b"host", b"x"),
         (PRIORITY, str(priority).encode()),
@@ -166,7 +168,7 @@ def test_the_headers_are_read_as_they_are_written(priority, timeout):
 
 
 @given(st.sampled_from([PRIORITY, TIMEOUT]), st.binary(max_size=30))
-def test_any_other_value_is_a_bad_request(name, value):
+def test_an_invalid_priority_or_timeout_is_a_bad_request(name, value):
     try:
         priority, timeout = priority_and_timeout([(name, value)])
     except BadRequest:
@@ -178,6 +180,6 @@ def test_any_other_value_is_a_bad_request(name, value):
 @given(
     st.floats(0, 1e6), st.floats(0.001, 1e4) | st.just(0.0), st.none() | st.integers(1, 86_400_000)
 )
-def test_the_sooner_deadline_holds(now, client_timeout, timeout_ms):
+def test_the_earlier_deadline_applies(now, client_timeout, timeout_ms):
     limits = [limit for limit in (client_timeout, timeout_ms and timeout_ms / 1000) if limit]
     assert deadline(now, client_timeout, timeout_ms) == (now + min(limits) if limits else None)

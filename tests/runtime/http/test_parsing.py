@@ -1,4 +1,4 @@
-"""Bounds of what the front end parses: no request holds the event loop for long."""
+"""Limits of the front end's parsers: no request blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
 PART = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nv\r\n'
-HEAVY = "[\\pL\\pN]|" * 450  # takes RE2 60 ms
+HEAVY = "[\\pL\\pN]|" * 450  # RE2 needs 60 ms for it.
 
 
 class Attack(NamedTuple):
@@ -149,23 +149,23 @@ ATTACKS = [
 
 
 class Heart:
-    """Measures the CPU that the thread of a loop takes between two beats."""
+    """A meter of the CPU time that the event loop's thread uses between two beats."""
 
     def __init__(self) -> None:
-        self.longest = self.last = 0.0
+        self.max_cpu_s = self.last_cpu_s = 0.0
 
     @contextmanager
     def beating(self, server: Any) -> Iterator[None]:
         def beat() -> None:
             now = time.thread_time()
-            self.longest, self.last = max(self.longest, now - self.last), now
+            self.max_cpu_s, self.last_cpu_s = max(self.max_cpu_s, now - self.last_cpu_s), now
             self.timer = server.loop.call_later(BEAT_S, beat)
 
         def start() -> None:
-            self.longest, self.last = 0.0, time.thread_time()
+            self.max_cpu_s, self.last_cpu_s = 0.0, time.thread_time()
             beat()
 
-        gc.disable()  # a collection visits the objects of all tests of this process
+        gc.disable()  # A collection would visit the objects of all tests in this process.
         server.call(start)
         try:
             yield
@@ -188,7 +188,7 @@ def target(start_server):
 @pytest.mark.parametrize(
     "attack", ATTACKS, ids=lambda attack: f"{attack.target[:24]}: {attack.name}"
 )
-def test_no_request_holds_the_loop_while_it_is_parsed(target, attack):
+def test_parsing_a_request_does_not_block_the_event_loop(target, attack):
     headers = [("content-type", attack.content_type), *attack.headers]
     body = attack.body if isinstance(attack.body, bytes) else attack.body()
     method, path = attack.target.split(" ", 1)
@@ -200,11 +200,11 @@ def test_no_request_holds_the_loop_while_it_is_parsed(target, attack):
         answer = client.send(request)
     assert answer.status_code == attack.status, answer.text[:300]
     assert len(answer.json()["message"]) < MAX_MESSAGE
-    assert heart.longest < MAX_CPU_S
+    assert heart.max_cpu_s < MAX_CPU_S
 
 
 def test_the_largest_table_is_accepted(target):
-    long = {
+    largest_table = {
         "header": "x",
         "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")",
         "to": "2.0",
@@ -213,7 +213,7 @@ def test_the_largest_table_is_accepted(target):
         "weights": {f"w{number}": 1 for number in range(1000)},
         "labels": {f"label{number}": "2.0" for number in range(1000)},
         "rules": [
-            long,
+            largest_table,
             *(
                 {"header": "x-user", "matches": f"user-{number}-[a-z]{{1,9}}", "to": "2.0"}
                 for number in range(999)
@@ -231,44 +231,44 @@ def test_the_largest_table_is_accepted(target):
 
 @pytest.mark.parametrize("name", ["weights", "labels", "rules"])
 def test_a_larger_table_is_refused(target, name):
-    many = (
+    too_large = (
         [{"header": "x", "equals": "y", "to": "1.0"}] * 1001
         if name == "rules"
         else {f"w{number}": "1" for number in range(1001)}
     )
-    answer = target.management.put(TRAFFIC, json={name: many})
+    answer = target.management.put(TRAFFIC, json={name: too_large})
     assert answer.status_code == 400
     assert f"{name}: there are 1001 entries" in answer.json()["message"]
 
 
-def test_all_patterns_together_are_bounded(target):
+def test_the_total_size_of_patterns_is_limited(target):
     answer = target.management.put(TRAFFIC, content=rules(20, "a" * 4000))
     assert answer.status_code == 400
     assert "80030 characters together; at most 65536" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("lane", ["inference", "management"])
-def test_the_headers_of_a_request_are_limited_in_number(server, lane):
+def test_the_number_of_request_headers_is_limited(server, lane):
     client = server.clients[lane]
     path = "/predictions/talker" if lane == "inference" else "/models"
-    usual = len(client.build_request("GET", path).headers)
-    enough = [("x-own", str(number)) for number in range(200 - usual)]
+    default_header_count = len(client.build_request("GET", path).headers)
+    enough = [("x-own", str(number)) for number in range(200 - default_header_count)]
     assert client.get(path, headers=enough).status_code == 200
-    refused = client.get(path, headers=[*enough, ("x-own", "200")])
-    assert refused.status_code == 431
-    assert refused.json()["message"] == "The request has 201 headers; the limit is 200."
+    refusal = client.get(path, headers=[*enough, ("x-own", "200")])
+    assert refusal.status_code == 431
+    assert refusal.json()["message"] == "The request has 201 headers; the limit is 200."
 
 
 def test_the_body_of_a_management_request_is_limited(target):
     body = b'{"labels": {"a": "1.0"}}'
     assert target.management.put(TRAFFIC, content=body.ljust(1 << 20)).status_code == 200
-    refused = target.management.put(TRAFFIC, content=body.ljust((1 << 20) + 1))
-    assert refused.status_code == 413
-    assert f"at most {1 << 20} bytes" in refused.json()["message"]
+    refusal = target.management.put(TRAFFIC, content=body.ljust((1 << 20) + 1))
+    assert refusal.status_code == 413
+    assert f"at most {1 << 20} bytes" in refusal.json()["message"]
     assert target.ask(b"x" * 2_000_000).status_code == 200
 
 
-def test_a_description_of_a_handler_that_is_too_large_to_parse_is_text(target):
+def test_a_too_large_handler_description_is_returned_as_text(target):
     target.write_mar(
         "wordy.mar",
         handler="def handle(data, context):\n    return ['[' + '[],' * 30_000 + '1]' for _ in data or ()]\n",

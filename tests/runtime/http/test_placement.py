@@ -1,4 +1,4 @@
-"""Models with packages or process groups of their own, over REST."""
+"""Models with their own packages or process groups, over REST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def handle(data, context):
 """
 
 
-def test_a_model_with_an_environment_of_its_own_sees_no_secret_of_the_server(
+def test_a_model_with_its_own_environment_sees_no_server_secret(
     monkeypatch, start_server, tmp_path
 ):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -35,14 +35,14 @@ def test_a_model_with_an_environment_of_its_own_sees_no_secret_of_the_server(
         assert server.management.get("/models/m").json()[0]["useVenv"] is True
 
 
-def test_a_group_is_described_by_its_processes_or_refused(empty, store, error_of):
+def test_a_process_group_is_described_or_refused(empty, store, error_of):
     make_model(
         store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n"
     )
     make_model(store / "nodes.mar", HANDLER, config="torchrun:\n  nnodes: 2\n")
     assert empty.management.post("/models", params={"url": "pair.mar"}).status_code == 200
-    [reported] = empty.management.get("/models/pair").json()
-    assert (reported["parallelType"], reported["parallelLevel"]) == ("tp", 2)
-    refused = empty.management.post("/models", params={"url": "nodes.mar"})
-    assert refused.status_code == 400
-    assert "set rdzv-endpoint" in error_of(refused)[1]
+    [description] = empty.management.get("/models/pair").json()
+    assert (description["parallelType"], description["parallelLevel"]) == ("tp", 2)
+    refusal = empty.management.post("/models", params={"url": "nodes.mar"})
+    assert refusal.status_code == 400
+    assert "set rdzv-endpoint" in error_of(refusal)[1]

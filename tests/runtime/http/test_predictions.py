@@ -20,7 +20,7 @@ def handle(data, context):
 """
 
 
-def test_options_describe_the_models_predictions(server, error_of):
+def test_options_describes_the_predictions_of_a_model(server, error_of):
     document = server.inference.options(PATH).json()
     assert list(document["paths"])[:2] == ["/predictions/talker", "/explanations/talker"]
     assert error_of(server.inference.options("/predictions/nobody")) == (
@@ -29,7 +29,7 @@ def test_options_describe_the_models_predictions(server, error_of):
     )
 
 
-def test_ping_is_healthy_by_any_verb_until_a_worker_is_given_up(empty, store, until):
+def test_ping_is_healthy_until_a_worker_is_given_up(empty, store, until):
     flag = store / "flag"
     flag.unlink(missing_ok=True)
     empty.write_mar("fragile.mar", handler=FRAGILE.format(flag=str(flag)))
@@ -44,25 +44,25 @@ def test_ping_is_healthy_by_any_verb_until_a_worker_is_given_up(empty, store, un
     assert (answer.status_code, answer.json()) == (500, {"status": "Unhealthy"})
 
 
-def test_a_request_that_is_cancelled_while_it_waits_is_never_run(empty, tmp_path, until):
+def test_a_request_cancelled_in_the_queue_does_not_run(empty, tmp_path, until):
     gate = tmp_path / "open"
     empty.register("talker.mar", initial_workers=1, batch_size=1)
     stats = empty.registry.find("talker").stats
     (app,) = build_apps(empty.registry, empty.settings, [("inference",)])
-    busy = threading.Thread(target=empty.ask, kwargs={"x_do": "wait", "x_file": str(gate)})
-    busy.start()
+    busy_thread = threading.Thread(target=empty.ask, kwargs={"x_do": "wait", "x_file": str(gate)})
+    busy_thread.start()
     until(lambda: stats.requests == 1)
     first, second = (empty.call(lambda: asyncio.ensure_future(send_to_app(app))) for _ in range(2))
     until(lambda: stats.requests == 3)
     empty.call(second.cancel)
     gate.touch()
     until(lambda: first.done() and stats.refusals["ClientLeft"] + stats.answers.total() == 3)
-    busy.join(60)
+    busy_thread.join(60)
     assert stats.refusals["ClientLeft"] == 1
 
 
 async def send_to_app(app):
-    """Send a request to the app itself, and drop the answer."""
+    """Send a request directly to the app and drop the answer."""
 
     async def receive():
         return {"type": "http.request"}

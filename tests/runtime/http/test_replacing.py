@@ -1,4 +1,4 @@
-"""Versions are replaced under load: no request is refused, lost, or run twice."""
+"""Replacing versions under load: no request is refused, lost or run twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Handler:
         return ["WHO "] * len(data)
 """
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 100\nmaxSequenceJobQueueSize: 10\n"
-KINDS = {
+MODEL_KINDS = {
     "plain": (COUNTS, "batchSize: 8\n"),
     "flow": (CONTINUOUS, "batchSize: 8\ncontinuousBatching: true\n"),
 }
@@ -61,7 +61,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("replacing")
-    for kind, (handler, config) in KINDS.items():
+    for kind, (handler, config) in MODEL_KINDS.items():
         for build in ("one", "two", "three"):
             version = "2.0" if build == "three" else "1.0"
             text = handler.replace("LOG_FILE", repr(str(store / kind))).replace("WHO", build)
@@ -79,11 +79,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(processes: None, folder: Path) -> Iterator[RunningServer]:
-    with running_server(make_settings(folder)) as running:
-        for kind in (*KINDS, "sums"):
-            running.register(f"{kind}-one.mar", initial_workers=2)
-        yield running
+def replacement_server(processes: None, folder: Path) -> Iterator[RunningServer]:
+    with running_server(make_settings(folder)) as server:
+        for kind in (*MODEL_KINDS, "sums"):
+            server.register(f"{kind}-one.mar", initial_workers=2)
+        yield server
 
 
 def post(server: RunningServer, file: str, **query: Any) -> httpx.Response:
@@ -93,9 +93,9 @@ def post(server: RunningServer, file: str, **query: Any) -> httpx.Response:
 def while_replacing(
     server: RunningServer, model: str, ask: Callable[[httpx.Client, int], None], clients: int = 6
 ) -> list[str]:
-    """Replace a model by `two` and `three` while clients ask; return the answers of management."""
+    """Replace a model by `two` and `three` while clients ask; return the management statuses."""
     stop = threading.Event()
-    answered = threading.Semaphore(0)
+    answer_signal = threading.Semaphore(0)
 
     def keep_asking(client: int) -> None:
         with httpx.Client(base_url=server.inference.base_url, timeout=DEADLINE) as http:
@@ -103,17 +103,17 @@ def while_replacing(
                 try:
                     ask(http, client)
                 finally:
-                    answered.release()
+                    answer_signal.release()
 
     def let_clients_ask() -> None:
-        while answered.acquire(blocking=False):
+        while answer_signal.acquire(blocking=False):
             pass
-        # Clients that failed do not answer; their errors are raised at the end.
-        all(answered.acquire(timeout=10) for _ in range(10 * clients))
+        # Failed clients send no further signals; their errors are raised at the end.
+        all(answer_signal.acquire(timeout=10) for _ in range(10 * clients))
 
     statuses = []
     with ThreadPoolExecutor(clients) as pool:
-        running = [pool.submit(keep_asking, client) for client in range(clients)]
+        client_tasks = [pool.submit(keep_asking, client) for client in range(clients)]
         try:
             for build in ("two", "three"):
                 let_clients_ask()
@@ -123,7 +123,7 @@ def while_replacing(
             let_clients_ask()
         finally:
             stop.set()
-        for client in running:
+        for client in client_tasks:
             client.result()
     return statuses
 
@@ -131,13 +131,13 @@ def while_replacing(
 @pytest.mark.parametrize(
     ("kind", "has_weights"), [("plain", False), ("plain", True), ("flow", False)]
 )
-def test_nothing_is_lost_under_load(served, folder, kind, has_weights):
+def test_replacements_lose_no_request_under_load(replacement_server, folder, kind, has_weights):
     if has_weights:  # the version of the last replacement
-        served.management.put(f"/models/{kind}/traffic", json={"weights": {"2.0": 1}})
-    numbers, sent = itertools.count(), Counter[str]()
+        replacement_server.management.put(f"/models/{kind}/traffic", json={"weights": {"2.0": 1}})
+    numbers, sent_numbers = itertools.count(), Counter[str]()
     answers = Counter[str]()
     (folder / kind).unlink(missing_ok=True)
-    post(served, f"{kind}-one.mar")
+    post(replacement_server, f"{kind}-one.mar")
 
     def ask(http: httpx.Client, client: int) -> None:
         number = f"{client}-{next(numbers)}"
@@ -149,22 +149,22 @@ def test_nothing_is_lost_under_load(served, folder, kind, has_weights):
             headers={"x-stream": "1"} if client % 3 == 0 else {},
         )
         assert answer.status_code == 200, answer.text
-        sent[number] += 1
+        sent_numbers[number] += 1
         answers[answer.text.split()[-1]] += 1
 
-    statuses = while_replacing(served, kind, ask)
+    statuses = while_replacing(replacement_server, kind, ask)
     assert f'"{kind}" Version: 2.0 has taken the place of version 1.0' in statuses[1]
-    assert Counter((folder / kind).read_text().split()) == sent
+    assert Counter((folder / kind).read_text().split()) == sent_numbers
     assert min(answers[build] for build in ("one", "two", "three")) > 0
 
 
-def test_sequences_keep_their_state_under_load(served):
+def test_sequences_keep_their_state_under_load(replacement_server):
     totals: Counter[int] = Counter()
-    rounds: Counter[int] = Counter()
+    request_counts: Counter[int] = Counter()
 
     def ask(http: httpx.Client, client: int) -> None:
-        step = rounds[client] % 8
-        headers = {"ts_request_sequence_id": f"{client}-{rounds[client] // 8}"}
+        step = request_counts[client] % 8
+        headers = {"ts_request_sequence_id": f"{client}-{request_counts[client] // 8}"}
         if step == 0:
             headers["ts_request_sequence_start"] = "true"
             totals[client] = 0
@@ -174,19 +174,19 @@ def test_sequences_keep_their_state_under_load(served):
         assert answer.status_code == 200, answer.text
         totals[client] += step
         assert answer.json()["total"] == totals[client]
-        rounds[client] += 1
+        request_counts[client] += 1
 
-    while_replacing(served, "sums", ask)
+    while_replacing(replacement_server, "sums", ask)
 
 
-def test_a_version_that_does_not_load_is_reported_and_replaces_nothing(served, error_of):
-    before = served.management.get("/models/plain").json()
-    kind, text = error_of(post(served, "broken.mar"))
+def test_a_version_that_fails_to_load_replaces_nothing(replacement_server, error_of):
+    description_before = replacement_server.management.get("/models/plain").json()
+    kind, text = error_of(post(replacement_server, "broken.mar"))
     assert kind == "InternalServerException"
     assert "nothing_of_that_name" in text
-    (after,) = served.management.get("/models/plain").json()
-    assert [worker["pid"] for worker in after["workers"]] == [
-        worker["pid"] for worker in before[0]["workers"]
+    (description_after,) = replacement_server.management.get("/models/plain").json()
+    assert [worker["pid"] for worker in description_after["workers"]] == [
+        worker["pid"] for worker in description_before[0]["workers"]
     ]
-    assert "has not taken its place" in after["lastError"]
-    assert served.inference.post("/predictions/plain", content=b"x").status_code == 200
+    assert "has not taken its place" in description_after["lastError"]
+    assert replacement_server.inference.post("/predictions/plain", content=b"x").status_code == 200

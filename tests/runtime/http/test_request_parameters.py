@@ -1,4 +1,4 @@
-"""The `parameters` that a request has beside its rows reach the handler."""
+"""The `parameters` of a request reach the handler together with its rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def handle(data, context):
         return None
     return [[row["a"].decode(), [value.decode() for value in context.get_request_header(0, "a")["values"]]] for row in data]
 """
-GIVEN = {"temperature": 0.5}
+GIVEN_PARAMETERS = {"temperature": 0.5}
 TENSOR = {"name": "x", "shape": [1, 1], "datatype": "FP32"}
 
 
@@ -43,8 +43,8 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     models = {"function": FUNCTION, "derived": DERIVED, "fields": FIELDS} | {
         envelope: {"handler": FUNCTION, "envelope": envelope} for envelope in envelopes
     }
-    with a_server(tmp_path_factory.mktemp("parameters"), models) as running:
-        yield running
+    with a_server(tmp_path_factory.mktemp("parameters"), models) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""],
 )
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
-def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server, name, kind):
-    for parameters in (GIVEN, None):
+def test_parameters_accompany_the_rows_of_any_body_type(server, name, kind):
+    for parameters in (GIVEN_PARAMETERS, None):
         rows = (
             {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
         )
@@ -71,9 +71,12 @@ def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server, name, kind
 
 
 @pytest.mark.parametrize("name", ["function", "kservev2"])
-def test_parameters_are_beside_tensors_in_bytes(server, name):
+def test_parameters_accompany_binary_tensors(server, name):
     head = json.dumps(
-        {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}
+        {
+            "inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}],
+            "parameters": GIVEN_PARAMETERS,
+        }
     ).encode()
     body = head + struct.pack("<f", 1.0)
     answer = server.ask(
@@ -82,7 +85,7 @@ def test_parameters_are_beside_tensors_in_bytes(server, name):
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_handler_gets_the_last_of_repeated_fields_and_all_of_them_in_a_header(server):
+def test_repeated_fields_keep_the_last_value_and_all_in_a_header(server):
     answer = server.inference.post(
         "/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register(server, **parameters):
-    """Register a model without workers; return the status and the text of the answer."""
+    """Register a model without workers; return the status and text of the answer."""
     parameters = {"url": "talker.mar", "initial_workers": 0, **parameters}
     answer = server.management.post("/models", params=parameters)
     return answer.status_code, answer.text
@@ -16,26 +16,26 @@ def change(server, **parameters):
 
 
 def describe(server):
-    (described,) = server.management.get("/models/talker").json()
-    return described
+    (description,) = server.management.get("/models/talker").json()
+    return description
 
 
-def test_a_model_with_a_target_reports_its_attainment(empty):
+def test_a_model_with_an_slo_reports_its_attainment(empty):
     assert register(empty, initial_workers=1, slo="p99<60s")[0] == 200
     for _ in range(5):
         assert empty.ask().status_code == 200
-    described = describe(empty)
-    slo = described["slo"]
-    reported = {"target": "p99<60s", "attained": 5, "missed": 0, "refused": 0, "attainment": 1}
-    assert slo == slo | reported | {"budgetLeft": 1}
-    assert described["batchSize"] == slo["batchSize"] >= 1
+    description = describe(empty)
+    slo = description["slo"]
+    slo_report = {"target": "p99<60s", "attained": 5, "missed": 0, "refused": 0, "attainment": 1}
+    assert slo == slo | slo_report | {"budgetLeft": 1}
+    assert description["batchSize"] == slo["batchSize"] >= 1
     metrics = empty.metrics.get("/metrics").text
     assert "tsx_slo_attained_total{hostname=" in metrics
     assert "tsx_slo_target_seconds{hostname=" in metrics
     assert "tsx_queue_capacity{" not in metrics
 
 
-def test_a_target_is_changed_while_the_model_is_served(empty):
+def test_an_slo_can_be_changed_at_run_time(empty):
     register(empty, slo="p99<60s")
     status, text = change(empty, slo="p95<20ms")
     assert (status, "slo = p95<20ms" in text) == (200, True)
@@ -44,7 +44,7 @@ def test_a_target_is_changed_while_the_model_is_served(empty):
     assert (status, "its slo is p95<20ms" in text) == (400, True)
 
 
-def test_a_target_needs_a_registration_of_its_own(empty):
+def test_an_slo_can_only_be_added_by_a_registration(empty):
     register(empty)
     status, text = change(empty, slo="p99<60s")
     assert (status, "registered without an slo" in text) == (400, True)
@@ -54,6 +54,6 @@ def test_a_target_needs_a_registration_of_its_own(empty):
     assert "slo" not in describe(empty)
 
 
-def test_a_target_and_a_batch_size_together_are_refused(empty):
+def test_an_slo_with_a_batch_size_is_refused(empty):
     status, text = register(empty, slo="p99<1s", batch_size=4)
     assert (status, "in place of batchSize" in text) == (400, True)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("without_proxies")
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a web server with archives and a file that is none; return its address."""
+    """Start a web server with archives and one file that is not an archive; return its address."""
     directory = tmp_path_factory.mktemp("remote")
     make_model(directory / "far.mar", HANDLER)
     make_model(directory / "bad.mar", "import no_such_module_anywhere")
@@ -46,8 +46,8 @@ def server(start_server, remote: str, tmp_path_factory: pytest.TempPathFactory):
     store = tmp_path_factory.mktemp("downloads")
     with start_server(
         model_store=store, cache_dir=store / "cache", allowed_urls=[remote], allow_private_urls=True
-    ) as running:
-        yield running
+    ) as server:
+        yield server
 
 
 def archives(server) -> list[str]:
@@ -56,7 +56,7 @@ def archives(server) -> list[str]:
     )
 
 
-def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote):
+def test_a_downloaded_model_is_served_and_removed_with_its_file(server, remote):
     url = f"http://{remote}/far.mar"
     answer = server.management.post("/models", params={"url": url, "initial_workers": 1})
     assert answer.json() == {"status": 'Model "far" Version: 1.0 registered with 1 initial workers'}
@@ -67,11 +67,11 @@ def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote):
     assert archives(server) == []
 
 
-def test_a_file_of_the_store_is_not_replaced_by_a_download(server, remote, error_of):
+def test_a_download_does_not_replace_a_file_of_the_store(server, remote, error_of):
     url = f"http://{remote}/far.mar"
     assert server.management.post("/models", params={"url": url}).status_code == 200
-    again = server.management.post("/models", params={"url": url, "model_name": "again"})
-    assert (again.status_code, error_of(again)) == (
+    second_response = server.management.post("/models", params={"url": url, "model_name": "again"})
+    assert (second_response.status_code, error_of(second_response)) == (
         500,
         ("InternalServerException", "Model file already exists far.mar"),
     )
@@ -94,15 +94,15 @@ def test_a_file_of_the_store_is_not_replaced_by_a_download(server, remote, error
         ("far.txt", 400, "BadRequestException", "does not end in an archive's name"),
     ],
 )
-def test_a_download_that_cannot_be_used_is_reported_and_removed(
+def test_an_unusable_download_is_reported_and_removed(
     server, remote, error_of, path, status, type, message
 ):
     answer = server.management.post(
         "/models", params={"url": f"http://{remote}/{path}", "initial_workers": 1}
     )
-    reported = error_of(answer)
-    assert (answer.status_code, reported[0]) == (status, type)
-    assert message.format(remote=remote) in reported[1]
+    error = error_of(answer)
+    assert (answer.status_code, error[0]) == (status, type)
+    assert message.format(remote=remote) in error[1]
     assert archives(server) == []
 
 
@@ -114,7 +114,7 @@ def test_a_download_that_cannot_be_used_is_reported_and_removed(
         "file:///etc/far.mar",
     ],
 )
-def test_a_url_that_is_not_allowed_is_not_found_as_in_torchserve(server, remote, error_of, url):
+def test_a_disallowed_url_is_answered_404_as_in_torchserve(server, remote, error_of, url):
     answer = server.management.post(
         "/models", params={"url": url.format(remote=remote, port=remote.partition(":")[2])}
     )
@@ -137,9 +137,9 @@ def test_a_model_is_registered_by_its_absolute_path_in_the_store(server, error_o
         assert server.management.delete("/models/near").status_code == 200
         assert path.exists()
     (store / "near.mar").unlink()
-    outside = make_model(tmp_path / "outside.mar", HANDLER)
-    (store / "link.mar").symlink_to(outside)
-    for path in (outside, store / "link.mar", store / ".." / "outside.mar"):
+    outside_archive = make_model(tmp_path / "outside.mar", HANDLER)
+    (store / "link.mar").symlink_to(outside_archive)
+    for path in (outside_archive, store / "link.mar", store / ".." / "outside.mar"):
         answer = server.management.post("/models", params={"url": str(path)})
         assert (answer.status_code, error_of(answer)[0]) == (404, "ModelNotFoundException")
     (store / "link.mar").unlink()

@@ -1,4 +1,4 @@
-"""Sequences, continuous batching, asynchronous handlers and job tickets, over real workers."""
+"""Sequences, continuous batching, asynchronous handlers and job tickets with real workers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Handler:
         context.cache = {}
 
     def handle(self, data, context):
-        for gone in set(context.cache) - set(context.request_ids.values()):
-            del context.cache[gone]
+        for ended_id in set(context.cache) - set(context.request_ids.values()):
+            del context.cache[ended_id]
         for idx, row in enumerate(data):
             id = context.get_request_id(idx)
             if id not in context.cache:
@@ -203,8 +203,8 @@ def step(
 
 
 def scale(server: Any, model: str, workers: int) -> None:
-    order = {"min_worker": workers, "synchronous": "true"}
-    server.management.put(f"/models/{model}", params=order).raise_for_status()
+    options = {"min_worker": workers, "synchronous": "true"}
+    server.management.put(f"/models/{model}", params=options).raise_for_status()
 
 
 def version_of(server: Any, model: str) -> Any:
@@ -230,14 +230,14 @@ def test_a_sequence_stays_with_its_worker_until_its_last_request(server):
 
 
 @pytest.mark.parametrize(("body", "total"), [(1, 3), ("stream", 2)])
-def test_a_sequence_without_a_name_gets_one(server, body, total):
+def test_a_sequence_without_an_id_gets_one(server, body, total):
     id = step(server, "", body, start=True).headers["ts_request_sequence_id"]
     assert id.startswith("ts-seq-")
     assert step(server, id, 2, end=True).json()["total"] == total
     assert not version_of(server, "counter")._dispatcher._generated
 
 
-def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server):
+def test_a_request_without_sequence_headers_is_its_own_sequence(server):
     answer = ask(server, "counter", "raise")
     assert answer.status_code == 500
     step(server, answer.headers["ts_request_sequence_id"], 0, start=True, end=True)
@@ -254,51 +254,51 @@ def test_the_handler_can_close_a_sequence(server):
 def test_requests_of_several_sequences_share_a_batch(server, until, tmp_path):
     version = version_of(server, "counter")
     pids = {id: step(server, id, 0, start=True).json()["pid"] for id in "pqrs"}
-    together = [id for id in "pqrs" if pids[id] == pids["p"]]
-    assert len(together) == 2
+    same_worker_ids = [id for id in "pqrs" if pids[id] == pids["p"]]
+    assert len(same_worker_ids) == 2
     with ThreadPoolExecutor(3) as pool:
-        held = pool.submit(step, server, "p", tmp_path / "gate")
+        held_request = pool.submit(step, server, "p", tmp_path / "gate")
         until(lambda: is_busy(version))
-        waiting = [pool.submit(step, server, id, 1) for id in together]
+        waiting_requests = [pool.submit(step, server, id, 1) for id in same_worker_ids]
         until(lambda: version.pending == 2)
         (tmp_path / "gate").touch()
-        assert held.result().json()["together"] == 1
-        assert [answer.result().json()["together"] for answer in waiting] == [2, 2]
+        assert held_request.result().json()["together"] == 1
+        assert [answer.result().json()["together"] for answer in waiting_requests] == [2, 2]
     for id in "pqrs":
         step(server, id, 0, end=True)
 
 
-def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server):
+def test_a_failed_request_is_not_rerun_and_its_sequence_continues(server):
     step(server, "f", 1, start=True)
     assert step(server, "f", "raise").status_code == 500
     assert step(server, "f", 1, end=True).json()["total"] == 2
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_a_worker_that_dies_ends_its_sequences_and_says_so(
+def test_a_worker_death_ends_its_sequences_with_an_error(
     server, until, tmp_path, error_of, by_itself
 ):
     version = version_of(server, "counter")
     until(lambda: len(version._dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, start=True).json()["pid"] for id in "uvw"}
-    lost = [id for id in pids if pids[id] == pids["u"]]
-    intact = next(id for id in pids if id not in lost)
+    lost_ids = [id for id in pids if pids[id] == pids["u"]]
+    intact_id = next(id for id in pids if id not in lost_ids)
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(step, server, "u", "exit" if by_itself else tmp_path / "never")
         if not by_itself:
             until(lambda: is_busy(version))
-            waits = pool.submit(step, server, "u", 1)
+            waiting_request = pool.submit(step, server, "u", 1)
             until(lambda: version.pending == 1)
             os.kill(pids["u"], signal.SIGKILL)
-            assert waits.result().status_code == 503
+            assert waiting_request.result().status_code == 503
         assert running.result().status_code == (500 if by_itself else 507)
-    for id in lost:
+    for id in lost_ids:
         assert f"Sequence {id} is over" in error_of(step(server, id, 1))[1]
         assert step(server, id, 5, start=True, end=True).json()["total"] == 5
-    assert step(server, intact, 1, end=True).json()["total"] == 1
+    assert step(server, intact_id, 1, end=True).json()["total"] == 1
 
 
-def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server, until):
+def test_a_recycled_worker_serves_its_sequences_to_their_end(server, until):
     version = version_of(server, "old")
     pid = step(server, "a", 1, model="old", start=True).json()["pid"]
     for _ in range(3):
@@ -314,7 +314,7 @@ def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server, unt
     until(lambda: not version.workers[0].retiring)
 
 
-def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(server, until):
+def test_scaling_down_ends_an_old_process_with_sequences(server, until):
     version = version_of(server, "old")
     scale(server, "old", 2)
     ids = {step(server, id, 1, model="old", start=True).json()["pid"]: id for id in "yz"}
@@ -327,7 +327,7 @@ def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(serve
     until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server, until, error_of):
+def test_scaling_down_ends_sequences_with_an_error(server, until, error_of):
     version = version_of(server, "shrinking")
     until(lambda: len(version._dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, model="shrinking", start=True).json()["pid"] for id in "ab"}
@@ -341,8 +341,8 @@ def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server, unt
 
 
 @pytest.mark.parametrize("body", ["stop", "end"])
-def test_a_later_request_of_a_sequence_ends_one_that_streams(server, body):
-    """A criterion that returns None ends an answer that does not stream, as in TorchServe."""
+def test_a_later_request_of_a_sequence_can_end_a_streaming_one(server, body):
+    """Use a criterion that returns None, which ends a non-streamed answer as in TorchServe."""
     first = step(server, "", "open", model="sessions")
     assert first.text == "1 "
     assert "transfer-encoding" not in first.headers
@@ -353,10 +353,10 @@ def test_a_later_request_of_a_sequence_ends_one_that_streams(server, body):
         assert answer.headers["transfer-encoding"] == "chunked"
         parts = answer.iter_text()
         assert next(parts).startswith("2 ")
-        stopped = step(server, id, body, model="sessions")
-        counted = "".join(parts).split()
-    assert "transfer-encoding" not in stopped.headers
-    assert int(stopped.text) == int(counted[-1]) + 1, "the handler was called with both"
+        stop_response = step(server, id, body, model="sessions")
+        counts = "".join(parts).split()
+    assert "transfer-encoding" not in stop_response.headers
+    assert int(stop_response.text) == int(counts[-1]) + 1, "the handler was called with both"
     assert version_of(server, "sessions")._dispatcher.sequences.is_active(id) == (body == "stop")
 
 
@@ -378,58 +378,56 @@ def test_requests_join_while_others_run_up_to_the_batch_size(server, until, tmp_
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(ask, server, "talk", f"{tmp_path}/one {tmp_path}/two who 4")
         until(lambda: channel_of(server, "talk").batches == 1)
-        joining = [pool.submit(ask, server, "talk", " ".join(["x"] * 9)) for _ in range(2)]
+        joining_requests = [pool.submit(ask, server, "talk", " ".join(["x"] * 9)) for _ in range(2)]
         until(lambda: channel_of(server, "talk").batches == 3)
-        waits = pool.submit(ask, server, "talk", "last")
+        waiting_request = pool.submit(ask, server, "talk", "last")
         until(lambda: version.pending == 1)
         (tmp_path / "one").touch()
         (tmp_path / "two").touch()
         assert first.result().text == "opened opened 4,9,9 4 "
-        assert [answer.result().text for answer in joining] == ["x " * 9] * 2
-        assert waits.result().text == "last "
+        assert [answer.result().text for answer in joining_requests] == ["x " * 9] * 2
+        assert waiting_request.result().text == "last "
 
 
-def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(server, until, tmp_path):
+def test_a_failing_request_does_not_affect_concurrent_streams(server, until, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(ask, server, "talk", f"a {tmp_path}/gate b")
         until(lambda: channel_of(server, "talk").batches == 1)
-        bad = pool.submit(ask, server, "talk", "raise")
-        # It may join before the stream waits, and fail at once.
-        until(lambda: channel_of(server, "talk").batches == 2 or bad.done())
+        failing_request = pool.submit(ask, server, "talk", "raise")
+        # The request may join before the stream waits, and fail at once.
+        until(lambda: channel_of(server, "talk").batches == 2 or failing_request.done())
         (tmp_path / "gate").touch()
-        assert bad.result().status_code == 500
+        assert failing_request.result().status_code == 500
         assert first.result().text == "a opened b "
 
 
 # A body in chunks takes the ASGI lane.
 @pytest.mark.parametrize("content", ["forever", iter([b"forever"])], ids=["fast", "asgi"])
-def test_a_client_that_leaves_makes_room(server, until, content):
+def test_a_client_that_leaves_frees_its_slot(server, until, content):
     with server.inference.stream("POST", "/predictions/talk", content=content) as answer:
-        parts = answer.iter_text()  # its end would be that of the connection
+        parts = answer.iter_text()  # Dropping it would close the connection.
         assert next(parts).startswith("forever ")
         assert channel_of(server, "talk").batches == 1
     until(lambda: channel_of(server, "talk").batches == 0)
     assert ask(server, "talk", "a").text == "a "
 
 
-def test_when_a_worker_dies_streams_break_off_and_waiting_requests_are_answered(
-    server, until, tmp_path
-):
+def test_a_worker_death_breaks_streams_but_waiting_requests_are_answered(server, until, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         with server.inference.stream(
             "POST", "/predictions/talk", content=f"a {tmp_path}/gate b"
         ) as answer:
             parts = answer.iter_text()
             assert next(parts) == "a "
-            waiting = [pool.submit(ask, server, "talk", body) for body in "xy"]
+            waiting_requests = [pool.submit(ask, server, "talk", body) for body in "xy"]
             until(lambda: channel_of(server, "talk").batches == 3)
             os.kill(version_of(server, "talk").workers[0].pid, signal.SIGKILL)
             with pytest.raises(httpx.RemoteProtocolError):
                 list(parts)
-        assert [answer.result().text for answer in waiting] == ["x ", "y "]
+        assert [answer.result().text for answer in waiting_requests] == ["x ", "y "]
 
 
-def test_a_request_that_kills_workers_is_found_and_the_others_are_answered(server):
+def test_a_request_that_kills_workers_is_isolated(server):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: ask(server, "talk", body), ["a", "exit", "c"]))
     assert [answer.status_code for answer in answers] == [200, 500, 200]
@@ -438,10 +436,10 @@ def test_a_request_that_kills_workers_is_found_and_the_others_are_answered(serve
 
 def test_asynchronous_requests_overlap(server, until):
     with ThreadPoolExecutor(20) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
         until(lambda: channel_of(server, "engine").batches == 19)
         assert ask(server, "engine", "open one").text == "open"
-        assert [answer.result().text for answer in waiting] == ["wait"] * 19
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 19
 
 
 def test_an_asynchronous_answer_streams(server):
@@ -457,64 +455,64 @@ def test_a_client_that_leaves_cancels_its_request(server, until):
     assert "gone" in ask(server, "engine", "cancelled").json()
 
 
-def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(server, error_of, until):
-    late = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
-    assert late.status_code == 504
-    assert "did not answer" in error_of(late)[1]
+def test_a_request_past_its_client_timeout_is_cancelled(server, error_of, until):
+    late_response = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
+    assert late_response.status_code == 504
+    assert "did not answer" in error_of(late_response)[1]
     until(lambda: "late" in ask(server, "engine", "cancelled").json())
 
 
-def test_an_overdue_request_is_refused_and_its_neighbours_live(server, error_of, until):
+def test_an_overdue_request_is_refused_without_affecting_others(server, error_of, until):
     version = version_of(server, "hurried")
     pid = version.workers[0].pid
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(ask, server, "hurried", "wait never")
-        until(lambda: ask(server, "hurried", "a").text == "a" and late.done())
-    assert late.result().status_code == 500
-    assert "2 s (responseTimeout)" in error_of(late.result())[1]
+        late_response = pool.submit(ask, server, "hurried", "wait never")
+        until(lambda: ask(server, "hurried", "a").text == "a" and late_response.done())
+    assert late_response.result().status_code == 500
+    assert "2 s (responseTimeout)" in error_of(late_response.result())[1]
     assert ask(server, "hurried", "cancelled").json() == ["never"]
     assert version.workers[0].pid == pid
 
 
-def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(server, until):
+def test_unstarted_asynchronous_requests_survive_a_worker_death(server, until):
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
         until(lambda: channel_of(server, "engine").batches == 3)
         with pytest.raises(httpx.RemoteProtocolError):
             parts_of(server, "engine", "stream a exit")
         until(
             lambda: (
                 ask(server, "engine", "open two").status_code == 200
-                and all(answer.done() for answer in waiting)
+                and all(answer.done() for answer in waiting_requests)
             )
         )
-        assert [answer.result().text for answer in waiting] == ["wait"] * 3
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 3
 
 
-def test_requests_of_a_stopped_worker_run_elsewhere(server, until):
+def test_requests_of_a_stopped_worker_run_on_another(server, until):
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
+        waiting_requests = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
         until(lambda: channel_of(server, "engine").batches == 2)
         os.kill(version_of(server, "engine").workers[0].pid, signal.SIGSTOP)
         assert ask(server, "engine", "open three").status_code == 200
-        assert [answer.result().text for answer in waiting] == ["wait"] * 2
+        assert [answer.result().text for answer in waiting_requests] == ["wait"] * 2
 
 
-def test_with_job_tickets_nothing_waits(server, until, tmp_path, error_of):
+def test_with_job_tickets_requests_never_wait(server, until, tmp_path, error_of):
     gate = {"x-do": "wait", "x-file": str(tmp_path / "gate")}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: ask(server, "ticket", "", **gate))
         until(lambda: channel_of(server, "ticket").batches == 1)
-        refused = ask(server, "ticket", "")
-        assert refused.status_code == 503
-        assert "useJobTicket" in error_of(refused)[1]
+        refusal = ask(server, "ticket", "")
+        assert refusal.status_code == 503
+        assert "useJobTicket" in error_of(refusal)[1]
         (tmp_path / "gate").touch()
         assert first.result().text == "waited"
     assert ask(server, "ticket", "").status_code == 200
 
 
-def test_the_description_of_a_model_says_how_it_is_served(server):
-    described = {
+def test_a_model_description_shows_its_strategy(server):
+    strategies_by_model = {
         name: server.management.get(f"/models/{name}").json()[0]
         for name in ("counter", "talk", "ticket")
     }
@@ -525,9 +523,13 @@ def test_the_description_of_a_model_says_how_it_is_served(server):
         "maxNumSequence",
         "maxSequenceJobQueueSize",
     ]
-    assert [described["counter"][key] for key in keys] == [True, 600000, 0, 4, 3]
-    assert [model["continuousBatching"] for model in described.values()] == [False, True, False]
-    assert [model["useJobTicket"] for model in described.values()] == [False, False, True]
+    assert [strategies_by_model["counter"][key] for key in keys] == [True, 600000, 0, 4, 3]
+    assert [model["continuousBatching"] for model in strategies_by_model.values()] == [
+        False,
+        True,
+        False,
+    ]
+    assert [model["useJobTicket"] for model in strategies_by_model.values()] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -542,7 +544,7 @@ def test_the_description_of_a_model_says_how_it_is_served(server):
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
     ],
 )
-def test_strategies_that_exclude_each_other_are_refused_at_registration(server, config, message):
+def test_conflicting_strategies_are_refused_at_registration(server, config, message):
     server.write_mar("odd.mar", handler=TALKER, config=config)
     answer = server.management.post("/models", params={"url": "odd.mar"})
     assert answer.status_code == 400
@@ -560,17 +562,17 @@ def test_a_plain_stream_whose_client_leaves_is_stopped(server, content):
     assert ask(server, "plain", "a").text == "a"
 
 
-def test_a_plain_stream_goes_on_while_any_client_of_its_batch_is_there(server, until, tmp_path):
+def test_a_plain_stream_continues_while_any_client_of_its_batch_remains(server, until, tmp_path):
     version = version_of(server, "plain")
     with ThreadPoolExecutor(3) as pool:
-        held = pool.submit(ask, server, "plain", tmp_path / "first")
+        held_request = pool.submit(ask, server, "plain", tmp_path / "first")
         until(lambda: is_busy(version))
-        stays = pool.submit(ask, server, "plain", tmp_path / "second")
+        staying_request = pool.submit(ask, server, "plain", tmp_path / "second")
         until(lambda: version.pending == 1)
-        leaves = pool.submit(leave_after_a_part, server)
+        leaving_request = pool.submit(leave_after_a_part, server)
         until(lambda: version.in_flight == 3)
         (tmp_path / "first").touch()
-        held.result()
-        leaves.result()
+        held_request.result()
+        leaving_request.result()
         (tmp_path / "second").touch()
-        assert stays.result().text.endswith("opened")
+        assert staying_request.result().text.endswith("opened")

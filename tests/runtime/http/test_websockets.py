@@ -1,4 +1,4 @@
-"""WebSocket on the address of predictions, driven by the client of the package `websockets`."""
+"""WebSockets on the inference address, tested with the client of the package `websockets`."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def address(server: RunningServer, path: str = "/predictions/talker") -> str:
 def talk(
     server: RunningServer, path: str = "/predictions/talker", **headers: str
 ) -> ClientConnection:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return connect(
         address(server, path),
-        additional_headers=named,
+        additional_headers=header_fields,
         proxy=None,
         subprotocols=["tsx.v1"],
         close_timeout=DEADLINE,
@@ -99,7 +99,7 @@ def ask(
 
 
 def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
-    """Return the pieces of an answer, and its end."""
+    """Return the pieces of an answer and its final message."""
     pieces = []
     while isinstance(message := socket.recv(DEADLINE), bytes):
         pieces.append(message)
@@ -107,12 +107,12 @@ def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
 
 
 def check_closed(client: ClientConnection, code: int) -> None:
-    with pytest.raises(ConnectionClosed) as closed:
+    with pytest.raises(ConnectionClosed) as exc_info:
         client.recv(DEADLINE)
-    assert closed.value.rcvd.code == code
+    assert exc_info.value.rcvd.code == code
 
 
-def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(server):
+def test_each_message_is_a_request_answered_in_order(server):
     with talk(server, X_Own="1") as socket:
         assert socket.subprotocol == "tsx.v1"
         for message in (' {"a": [1, 2]}', "[see](this) text", b"\x00\xff"):
@@ -130,21 +130,21 @@ def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connecti
         None,
     ]
     assert all(row["headers"]["X-Own"] == "1" for row in rows)
-    hidden = ("sec-", "upgrade", "connection")
-    assert not [name for name in rows[0]["headers"] if name.lower().startswith(hidden)]
+    removed_prefixes = ("sec-", "upgrade", "connection")
+    assert not [name for name in rows[0]["headers"] if name.lower().startswith(removed_prefixes)]
     assert [end["request_id"] for _, end in answers] == [row["id"] for row in rows]
     assert {tuple(end) for _, end in answers} == {("done", "status", "request_id", "headers")}
     assert {(end["done"], end["status"]) for _, end in answers} == {(True, 200)}
 
 
-def test_a_content_type_of_the_handshake_holds_for_all_messages(server):
+def test_the_content_type_of_the_handshake_applies_to_all_messages(server):
     with talk(server, "/predictions/talker/1.0/some/path", Content_Type="text/csv") as socket:
         (piece,), _ = ask(socket, '{"a": 1}')
     headers = json.loads(piece)["headers"]
     assert (headers["Content-Type"], headers["url_path"]) == ("text/csv", "some/path")
 
 
-def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server):
+def test_stream_parts_are_messages_and_the_last_has_the_headers(server):
     with talk(server, x_do="stream") as socket:
         pieces, end = ask(socket)
         assert (pieces, end["status"]) == ([b"a", b"b", b"c"], 200)
@@ -152,7 +152,7 @@ def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server):
         assert ask(socket)[1]["headers"] == {"content-type": "text/csv", "x-own": "1"}
 
 
-def test_errors_are_messages_and_the_connection_goes_on(server):
+def test_errors_are_messages_and_the_connection_stays_open(server):
     with talk(server, x_do="raise") as socket:
         for _ in range(2):
             pieces, end = ask(socket)
@@ -177,15 +177,15 @@ def test_a_stream_whose_worker_dies_ends_with_an_error(empty):
     ("path", "status"),
     [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)],
 )
-def test_a_path_that_runs_no_model_is_refused_in_the_handshake(server, path, status):
-    with pytest.raises(InvalidStatus) as refused:
+def test_a_path_without_a_model_is_refused_in_the_handshake(server, path, status):
+    with pytest.raises(InvalidStatus) as exc_info:
         talk(server, path)
-    answer = refused.value.response
+    answer = exc_info.value.response
     assert answer.status_code == json.loads(answer.body)["code"] == status
     assert answer.headers["x-request-id"]
 
 
-def test_the_path_of_chat_takes_the_model_from_the_body(server):
+def test_the_chat_path_reads_the_model_from_the_body(server):
     with talk(server, "/v1/chat/completions") as socket:
         (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
         assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
@@ -206,11 +206,11 @@ def test_a_message_over_the_limit_closes_the_connection(server):
 
 
 @pytest.fixture(scope="module")
-def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
-    """Start a server with short timeouts and a token that a subprotocol has to encode."""
-    hasty = partial(Timeouts, body_rate=1_000_000_000)
+def token_server(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
+    """Start a server with short timeouts and a token that a subprotocol must encode."""
+    short_timeouts = partial(Timeouts, body_rate=1_000_000_000)
     with (
-        patch("tsx_runtime.http.app.Timeouts", hasty),
+        patch("tsx_runtime.http.app.Timeouts", short_timeouts),
         start_server(
             inference_token="a/b=",
             max_failed_tokens=1,
@@ -224,13 +224,13 @@ def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_token_is_a_header_or_a_subprotocol(guarded):
-    with talk(guarded, Authorization="Bearer a/b=") as socket:
+def test_the_token_is_a_header_or_a_subprotocol(token_server):
+    with talk(token_server, Authorization="Bearer a/b=") as socket:
         (piece,), end = ask(socket)
         assert end["status"] == 200
     assert "a/b=" not in piece.decode()
     with connect(
-        address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
+        address(token_server), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
     ) as socket:
         assert socket.subprotocol == "tsx.v1"
         (piece,), end = ask(socket)
@@ -238,9 +238,9 @@ def test_the_token_is_a_header_or_a_subprotocol(guarded):
     assert "a%2Fb%3D" not in piece.decode()
     statuses = []
     for token in ("wrong", "c/d=", "c/d="):
-        with pytest.raises(InvalidStatus) as refused:
-            talk(guarded, Authorization=f"Bearer {token}")
-        statuses.append(refused.value.response.status_code)
+        with pytest.raises(InvalidStatus) as exc_info:
+            talk(token_server, Authorization=f"Bearer {token}")
+        statuses.append(exc_info.value.response.status_code)
     assert statuses == [400, 400, 429]
 
 
@@ -248,15 +248,15 @@ def with_token(server: RunningServer, **headers: str) -> ClientConnection:
     return talk(server, Authorization="Bearer a/b=", **headers)
 
 
-def test_a_message_that_exceeds_the_budget_or_is_too_slow_closes_the_connection(guarded, until):
-    used = guarded.registry.bytes_in_flight
-    with with_token(guarded) as slow, with_token(guarded) as refused:
-        begin(slow, 900_000)
-        until(lambda: used.used > 800_000)
-        begin(refused, 900_000)
-        check_closed(refused, 1013)
-        check_closed(slow, 1008)
-    until(lambda: used.used == 0)
+def test_a_message_over_the_budget_or_too_slow_closes_the_connection(token_server, until):
+    bytes_budget = token_server.registry.bytes_in_flight
+    with with_token(token_server) as slow_client, with_token(token_server) as refused_client:
+        begin(slow_client, 900_000)
+        until(lambda: bytes_budget.used > 800_000)
+        begin(refused_client, 900_000)
+        check_closed(refused_client, 1013)
+        check_closed(slow_client, 1008)
+    until(lambda: bytes_budget.used == 0)
 
 
 def begin(client: ClientConnection, size: int) -> None:
@@ -265,9 +265,9 @@ def begin(client: ClientConnection, size: int) -> None:
     client.socket.sendall(frame)
 
 
-def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded):
+def test_consecutive_messages_count_against_the_budget_one_by_one(token_server):
     message, count = bytes(60_000), 60  # together more than the budget
-    with with_token(guarded, x_do="bytes") as socket:
+    with with_token(token_server, x_do="bytes") as socket:
         sender = threading.Thread(target=lambda: [socket.send(message) for _ in range(count)])
         sender.start()
         for _ in range(count):
@@ -275,39 +275,39 @@ def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded):
         sender.join(DEADLINE)
 
 
-def test_unread_answers_of_a_client_that_leaves_are_freed(guarded, until):
-    used = guarded.registry.bytes_in_flight
-    # The server closes a connection that takes nothing for write_timeout.
-    with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:
-        while not used.unread:
+def test_unread_answers_are_freed_when_their_client_leaves(token_server, until):
+    bytes_budget = token_server.registry.bytes_in_flight
+    # The server closes a connection whose client reads nothing for write_timeout.
+    with suppress(ConnectionClosed), with_token(token_server, x_do="bytes") as client:
+        while not bytes_budget.unread:
             client.send(bytes(900_000))
         client.socket.close()
-    until(lambda: used.used == 0)
+    until(lambda: bytes_budget.used == 0)
 
 
-def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded, tmp_path, until):
+def test_the_waiting_request_of_a_client_that_leaves_is_dropped(token_server, tmp_path, until):
     gate = tmp_path / "open"
-    version = guarded.registry.find("talker")
-    with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
-        busy.send(b"x")
-        assert busy.recv(DEADLINE) == b"a"
-        before = version.stats.refusals["ClientLeft"]
-        # A request with a deadline is not sent ahead to the worker.
-        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:
-            asked = version.stats.requests
+    version = token_server.registry.find("talker")
+    with with_token(token_server, x_do="stream-wait", x_file=str(gate)) as busy_client:
+        busy_client.send(b"x")
+        assert busy_client.recv(DEADLINE) == b"a"
+        left_before = version.stats.refusals["ClientLeft"]
+        # A request with a deadline waits in the queue instead of being sent ahead to the worker.
+        with with_token(token_server, x_do="bytes", x_tsx_timeout_ms="600000") as waiting_client:
+            requests_before = version.stats.requests
             for _ in range(3):
-                waiting.send(b"x")
-            until(lambda: version.stats.requests == asked + 1)
-        until(lambda: version.stats.refusals["ClientLeft"] == before + 1)
+                waiting_client.send(b"x")
+            until(lambda: version.stats.requests == requests_before + 1)
+        until(lambda: version.stats.refusals["ClientLeft"] == left_before + 1)
         gate.touch()
-        assert answer_on(busy)[0] == [b"b"]
+        assert answer_on(busy_client)[0] == [b"b"]
 
 
-def test_limits_of_clients_count_messages(start_server):
+def test_client_limits_count_messages(start_server):
     with start_server(max_requests_per_client=2) as server:
         server.register("talker.mar", initial_workers=1)
         with talk(server, x_do="bytes") as socket:
-            for _ in range(2):  # the handshake is a request, too
+            for _ in range(2):  # The handshake also counts as a request.
                 socket.send(b"x")
             first, second = (answer_on(socket)[1] for _ in range(2))
     assert (first["status"], second["status"], second["headers"]["retry-after"]) == (200, 429, "1")
@@ -352,9 +352,9 @@ def streaming(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @contextmanager
 def over_tls(url: str) -> Iterator[Any]:
-    """Connect by the asynchronous client, with the methods of the synchronous one.
+    """Connect with the asynchronous client, wrapped in the methods of the synchronous one.
 
-    The synchronous client uses a TLS connection from two threads, which now and then hangs.
+    The synchronous client uses a TLS connection from two threads, which occasionally hangs.
     """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -369,14 +369,14 @@ def over_tls(url: str) -> Iterator[Any]:
         yield SimpleNamespace(send=partial(portal.call, client.send), recv=receive)
 
 
-def test_an_event_is_a_message_over_tls_too(streaming):
+def test_events_are_messages_over_tls(streaming):
     with over_tls(streaming) as socket:
         pieces, end = ask(socket, '{"events": true}')
     assert [json.loads(piece) for piece in pieces] == [{"a": 1}, {"b": 2}]
     assert end["headers"]["content-type"] == "text/event-stream"
 
 
-def test_events_that_break_off_end_with_an_error_and_its_status(streaming):
+def test_broken_event_streams_end_with_an_error_and_status(streaming):
     with over_tls(streaming) as socket:
         for _ in range(2):
             pieces, end = ask(socket, '{"events": "broken"}')
@@ -384,7 +384,9 @@ def test_events_that_break_off_end_with_an_error_and_its_status(streaming):
             assert "no more" in end["error"]["message"]
 
 
-def test_a_client_that_leaves_amid_an_answer_is_no_warning(streaming, tmp_path, until, caplog):
+def test_a_client_that_leaves_during_an_answer_causes_no_warning(
+    streaming, tmp_path, until, caplog
+):
     with caplog.at_level(logging.INFO):
         with over_tls(streaming) as client:
             client.send(
@@ -399,17 +401,17 @@ def test_a_client_that_leaves_amid_an_answer_is_no_warning(streaming, tmp_path, 
     assert "its stream was interrupted" not in caplog.text
 
 
-def test_a_client_that_does_not_read_holds_the_handler(streaming, tmp_path, until):
+def test_a_client_that_does_not_read_blocks_the_handler(streaming, tmp_path, until):
     file = tmp_path / "count"
     count, size = 400, 100_000
     with over_tls(streaming) as client:
         client.send(json.dumps({"count": count, "size": size, "file": str(file)}))
         until(lambda: file.exists() and int(file.read_text() or 0) > 10)
-        seen = []
+        counts_seen = []
 
         def is_held() -> bool:
-            seen.append(file.read_text())
-            return len(seen) > 50 and len(set(seen[-50:])) == 1
+            counts_seen.append(file.read_text())
+            return len(counts_seen) > 50 and len(set(counts_seen[-50:])) == 1
 
         until(is_held)
         assert int(file.read_text()) < count
@@ -417,23 +419,24 @@ def test_a_client_that_does_not_read_holds_the_handler(streaming, tmp_path, unti
     assert (len(pieces), end["status"]) == (count + 1, 200)
 
 
-def test_a_server_that_stops_answers_first_and_closes_with_the_code_of_a_restart(
-    start_server, tmp_path
-):
+def test_a_stopping_server_answers_and_closes_with_code_1012(start_server, tmp_path):
     gate = tmp_path / "open"
-    with ExitStack() as running:
-        server = running.enter_context(start_server())
+    with ExitStack() as server_stack:
+        server = server_stack.enter_context(start_server())
         server.register("talker.mar", initial_workers=1)
-        with talk(server, x_do="stream-wait", x_file=str(gate)) as busy, talk(server) as idle:
-            busy.send(b"x")
-            assert busy.recv(DEADLINE) == b"a"
-            stop = threading.Thread(target=running.close)
+        with (
+            talk(server, x_do="stream-wait", x_file=str(gate)) as busy_client,
+            talk(server) as idle_client,
+        ):
+            busy_client.send(b"x")
+            assert busy_client.recv(DEADLINE) == b"a"
+            stop = threading.Thread(target=server_stack.close)
             stop.start()
-            check_closed(idle, 1012)
+            check_closed(idle_client, 1012)
             gate.touch()
-            pieces, end = answer_on(busy)
+            pieces, end = answer_on(busy_client)
             assert (pieces, end["status"]) == ([b"b"], 200)
-            check_closed(busy, 1012)
+            check_closed(busy_client, 1012)
             stop.join(DEADLINE)
             assert not stop.is_alive()
 
@@ -446,49 +449,49 @@ def a_handshake(line: str = "x-do: bytes") -> bytes:
     ).encode()
 
 
-def test_frames_that_come_with_the_handshake_are_not_lost(server):
+def test_frames_sent_with_the_handshake_are_not_lost(server):
     with connect_raw(server) as client:
         client.send(a_handshake() + frame(MESSAGE, b"abc"))
-        received = b""
-        while b'"done"' not in received:
-            received += client.sock.recv(4096)
-    assert received.startswith(b"HTTP/1.1 101")
-    assert b"\x82\x03abc" in received
+        received_bytes = b""
+        while b'"done"' not in received_bytes:
+            received_bytes += client.sock.recv(4096)
+    assert received_bytes.startswith(b"HTTP/1.1 101")
+    assert b"\x82\x03abc" in received_bytes
 
 
 @pytest.mark.parametrize("line", ["Content-Length: 3", "X-Long: " + "x" * 9000])
 def test_an_invalid_handshake_is_refused(server, line):
     with connect_raw(server) as client:
         client.send(a_handshake(line))
-        received = client.read_all()
-    assert received.startswith(b"HTTP/1.1 400")
-    assert b"no handshake" in received
+        received_bytes = client.read_all()
+    assert received_bytes.startswith(b"HTTP/1.1 400")
+    assert b"no handshake" in received_bytes
 
 
-def test_a_token_has_no_line_ends():
+def test_line_ends_in_a_token_are_replaced_by_spaces():
     request = _request_scope(
         {"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]}
     )
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
-def test_event_data_comes_out_of_pieces_wherever_they_are_cut():
+def test_event_data_is_parsed_from_arbitrary_pieces():
     text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
         events = EventParser()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        received = [data for piece in pieces for data in events.feed(piece)]
-        assert [*received, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
+        received_bytes = [data for piece in pieces for data in events.feed(piece)]
+        assert [*received_bytes, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
 class Conversation:
-    """A WebSocket connection in memory, whose application takes messages once `takes` is set."""
+    """A WebSocket connection in memory; its application reads messages once `may_read` is set."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
         self.received = asyncio.Event()
-        self.takes = asyncio.Event()
-        self.takes.set()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
         self.budget = ByteBudget(8 << 20)
         self.connection = WebSocketConnection(
             a_handshake(),
@@ -504,14 +507,14 @@ class Conversation:
 
     async def take(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
-        await self.takes.wait()
+        await self.may_read.wait()
         while (message := await receive())["type"] == "websocket.receive":
             self.messages.append(message["bytes"])
             self.received.set()
 
 
 def frame(opcode: int, body: bytes = b"") -> bytes:
-    """Return a frame with a mask that changes nothing."""
+    """Return a frame with an all-zero mask."""
     return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
 
 
@@ -525,7 +528,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-async def test_frames_without_content_are_bounded(flood, monkeypatch):
+async def test_empty_frames_are_limited(flood, monkeypatch):
     monkeypatch.setattr("tsx_runtime.http.websocket.REFUSAL_HOLD_S", 0)
 
     conversation = Conversation()
@@ -537,17 +540,17 @@ async def test_frames_without_content_are_bounded(flood, monkeypatch):
     assert not conversation.messages
 
 
-async def test_frames_within_their_bounds_always_pass():
+async def test_frames_within_the_limits_pass():
     conversation = Conversation()
     await asyncio.sleep(0)
-    sent = (
+    frames = (
         frame(FIRST)
         + frame(FRAGMENT, b"x") * 1000
         + frame(PING) * (MAX_IDLE_FRAMES - 1)
         + frame(0x80)
     )
     for _ in range(5):
-        conversation.connection.data_received(sent)
+        conversation.connection.data_received(frames)
         await conversation.received.wait()
         conversation.received.clear()
         conversation.connection.on_tick()
@@ -555,42 +558,45 @@ async def test_frames_within_their_bounds_always_pass():
     assert not conversation.transport.is_closing()
 
 
-async def test_a_large_message_in_many_fragments_passes():
+async def test_a_large_message_may_have_many_fragments():
     conversation = Conversation()
     await asyncio.sleep(0)
-    part = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
-    conversation.connection.data_received(frame(FIRST) + part * 1900 + frame(0x80))
+    fragment = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
+    conversation.connection.data_received(frame(FIRST) + fragment * 1900 + frame(0x80))
     await conversation.received.wait()
     assert conversation.messages == [bytes(950_000)]
 
 
-async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message():
+async def test_one_loop_iteration_parses_few_frames_and_delivers_one_message():
     conversation = Conversation()
     await asyncio.sleep(0)
     count = 3000
     conversation.connection.data_received(frame(MESSAGE, b"x") * count)
-    turns = 0
+    iterations = 0
     while len(conversation.messages) < count:
-        taken, ahead = len(conversation.messages), len(conversation.connection._unparsed)
+        message_count, bytes_ahead = (
+            len(conversation.messages),
+            len(conversation.connection._unparsed),
+        )
         await asyncio.sleep(0)
-        turns += 1
-        assert len(conversation.messages) - taken <= 1
-        assert ahead - len(conversation.connection._unparsed) <= FRAMES_PER_TURN * len(
+        iterations += 1
+        assert len(conversation.messages) - message_count <= 1
+        assert bytes_ahead - len(conversation.connection._unparsed) <= FRAMES_PER_TURN * len(
             frame(MESSAGE, b"x")
         )
-    assert turns >= count
+    assert iterations >= count
 
 
-async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost():
+async def test_pipelined_messages_are_limited_and_not_lost():
     conversation, count = Conversation(), 5000
     connection, budget = conversation.connection, conversation.budget
-    conversation.takes.clear()
+    conversation.may_read.clear()
     connection.data_received(frame(MESSAGE) * count)
     for _ in range(3000):
         await asyncio.sleep(0)
     assert len(connection._complete_messages) < 1000
     assert conversation.transport.pauses == [True]
-    conversation.takes.set()
+    conversation.may_read.set()
     while len(conversation.messages) < count:
         await asyncio.sleep(0)
         assert (

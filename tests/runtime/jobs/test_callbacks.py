@@ -1,4 +1,4 @@
-"""Callbacks: where they may go, and when they are sent again."""
+"""Callbacks: where they may be sent, and when they are retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class WatchedStore(SqliteStore):
-    """A store that puts the end of each attempt into `ends`."""
+    """A store that records the end of each attempt in `ends`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -51,7 +51,7 @@ async def store(tmp_path: Path) -> AsyncIterator[WatchedStore]:
 
 @contextlib.asynccontextmanager
 async def sender(store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterator[None]:
-    """Send the callbacks of a store meanwhile."""
+    """Send the callbacks of a store in the background."""
     sending = CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5)
     task = asyncio.create_task(sending.run())
     try:
@@ -69,7 +69,7 @@ async def end_of_attempt(
         return await asyncio.wait_for(store.ends.get(), 30)
 
 
-async def test_a_pattern_opens_no_private_address(
+async def test_a_host_pattern_does_not_allow_private_addresses(
     store: WatchedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = "http://localhost:9/?token=secret"
@@ -80,38 +80,38 @@ async def test_a_pattern_opens_no_private_address(
     assert "secret" not in caplog.text
 
 
-async def test_a_host_that_is_allowed_no_more_gets_nothing(store: WatchedStore) -> None:
+async def test_a_host_that_is_no_longer_allowed_gets_no_callback(store: WatchedStore) -> None:
     _, error = await end_of_attempt(store, ["a.example"], "http://b.example/")
     assert error == "job_callback_hosts does not allow it any more"
 
 
-async def test_a_refused_connection_is_tried_again(store: WatchedStore) -> None:
+async def test_a_refused_connection_is_retried(store: WatchedStore) -> None:
     retry_in, _ = await end_of_attempt(store, ["localhost:9"], "http://localhost:9/")
     assert retry_in == 2.0
 
 
-async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(
+async def test_an_ending_sender_leaves_its_callback_to_the_next_one(
     store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    has_started, may_finish = threading.Event(), threading.Event()
 
     def post(self: CallbackSender, due: DueCallback) -> int:
-        begun.set()
-        go_on.wait(30)
+        has_started.set()
+        may_finish.wait(30)
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
     await store.add_finished("http://a.example/")
     async with sender(store, ["a.example"]):
-        await asyncio.to_thread(begun.wait, 30)
+        await asyncio.to_thread(has_started.wait, 30)
     await store.close()
-    go_on.set()
+    may_finish.set()
     await asyncio.sleep(0)
     assert store.ends.empty()
     assert store._thread is None
 
 
-async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_ever(
+async def test_an_unexpected_callback_failure_is_retried_but_not_forever(
     store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(self: CallbackSender, due: DueCallback) -> int:
@@ -124,15 +124,15 @@ async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_eve
         assert end == (retry_in, "RuntimeError: unexpected")
 
 
-async def test_a_receiver_that_does_not_answer_holds_up_no_other(
+async def test_an_unresponsive_receiver_does_not_delay_others(
     store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, hanging = threading.Event(), []
+    may_finish, hanging_receivers = threading.Event(), []
 
     def post(self: CallbackSender, due: DueCallback) -> int:
         if due.url.startswith("http://dead.example/"):
-            hanging.append(due.id)
-            go_on.wait(30)
+            hanging_receivers.append(due.id)
+            may_finish.wait(30)
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
@@ -143,29 +143,29 @@ async def test_a_receiver_that_does_not_answer_holds_up_no_other(
         try:
             # The other callbacks hang.
             assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
-            assert len(hanging) == receivers.MAX_CALLS
+            assert len(hanging_receivers) == receivers.MAX_CALLS
         finally:
-            go_on.set()
+            may_finish.set()
         for _ in range(callbacks.MAX_CALLS + 1):
             assert await asyncio.wait_for(store.ends.get(), 30) == (None, "")
 
 
 @pytest.mark.parametrize(
-    ("url", "stored"),
+    ("url", "normalized_url"),
     [
         ("HTTPS://A.Example/Done?x=1", "https://a.example/Done?x=1"),
         ("https://a.example:0443?x=1", "https://a.example:443/?x=1"),
         ("https://[2001:DB8::1]:443/", "https://[2001:db8::1]:443/"),
     ],
 )
-def test_a_receiver_has_one_name(tmp_path: Path, url: str, stored: str) -> None:
+def test_callback_urls_are_normalized(tmp_path: Path, url: str, normalized_url: str) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
     sending = CallbackSender(store, AllowList(["https://.*"]), ["secret"])
-    assert sending.check(url) == stored
-    assert stored.startswith(receivers.receiver_of(stored))
+    assert sending.check(url) == normalized_url
+    assert normalized_url.startswith(receivers.receiver_of(normalized_url))
 
 
-def test_a_callback_is_signed_with_the_new_secret_and_with_the_old_one(tmp_path: Path) -> None:
+def test_a_callback_is_signed_with_the_new_and_the_old_secret(tmp_path: Path) -> None:
     new, old = "n" * 16, "o" * 16
     settings = Settings(
         job_callback_hosts=["a.example"], job_callback_secret=new, job_callback_old_secret=old
@@ -181,14 +181,12 @@ def test_a_callback_is_signed_with_the_new_secret_and_with_the_old_one(tmp_path:
     ]
 
 
-def test_pauses_double_up_to_an_hour_and_differ() -> None:
+def test_pauses_double_up_to_an_hour_with_jitter() -> None:
     assert [backoff(attempts, 0.5) for attempts in (1, 2, 3, 20)] == [2.0, 4.0, 8.0, 3600.0]
     assert (backoff(3, 0.0), backoff(3, 1.0)) == (4.0, 12.0)
 
 
-def test_without_hosts_callbacks_are_refused_and_without_a_secret_the_server_does_not_start(
-    tmp_path: Path,
-) -> None:
+def test_callbacks_need_allowed_hosts_and_a_secret(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
         CallbackSender(store, AllowList([]), []).check("http://a.example/")

@@ -1,4 +1,4 @@
-"""Runs under a key among the servers of one PostgreSQL database."""
+"""Runs under an idempotency key on several servers of one PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_on_two_servers(
     asyncio.run(main())
 
 
-def test_one_of_two_servers_gets_a_key(database: str) -> None:
+def test_only_one_of_two_servers_gets_a_key(database: str) -> None:
     async def test(first: KeyedRuns, second: KeyedRuns) -> None:
         claims = (
             runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60)
@@ -47,57 +47,57 @@ def test_one_of_two_servers_gets_a_key(database: str) -> None:
     run_on_two_servers(database, test)
 
 
-def test_a_request_waits_for_the_run_of_another_server(
+def test_a_request_waits_for_a_run_on_another_server(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.001)
 
-    async def test(runs: KeyedRuns, waits: KeyedRuns) -> None:
-        go_on = asyncio.Event()
+    async def test(runs: KeyedRuns, waiting_runs: KeyedRuns) -> None:
+        may_answer = asyncio.Event()
 
         async def model() -> StoredAnswer:
-            await go_on.wait()
+            await may_answer.wait()
             return runs.answer(KEYED, 200, [(b"a", b"b")], b"answer")
 
         assert await runs.claim(KEYED) is None
-        running = asyncio.create_task(runs.run(KEYED, model()))
-        looked, begin = asyncio.Event(), waits._store.begin_answer
+        run_task = asyncio.create_task(runs.run(KEYED, model()))
+        has_polled, begin_answer = asyncio.Event(), waiting_runs._store.begin_answer
 
-        async def watched(*arguments: Any) -> StoredAnswer | None:
-            answer = await begin(*arguments)
-            looked.set()
+        async def begin_watched(*arguments: Any) -> StoredAnswer | None:
+            answer = await begin_answer(*arguments)
+            has_polled.set()
             return answer
 
-        monkeypatch.setattr(waits._store, "begin_answer", watched)
-        waiting = asyncio.create_task(waits.claim(KEYED))
-        await looked.wait()
+        monkeypatch.setattr(waiting_runs._store, "begin_answer", begin_watched)
+        waiting_task = asyncio.create_task(waiting_runs.claim(KEYED))
+        await has_polled.wait()
         with pytest.raises(KeyReused):
             await runs.claim(KEYED._replace(fingerprint="another"))
-        go_on.set()
-        assert await running is None
-        answer = await waiting
+        may_answer.set()
+        assert await run_task is None
+        answer = await waiting_task
         assert answer is not None
         assert (answer.status, answer.headers, answer.body) == (200, b"a: b\r\n", b"answer")
-        assert waits.counts["waited"] == 1
+        assert waiting_runs.counts["waited"] == 1
 
     run_on_two_servers(database, test)
 
 
-def test_the_key_of_a_server_that_died_is_free_after_its_lease(
+def test_the_key_of_a_dead_server_is_freed_after_its_lease(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyed_runs, "LEASE_S", 0.2)
     monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.01)
 
-    async def test(slow: KeyedRuns, quick: KeyedRuns) -> None:
+    async def test(slow_server: KeyedRuns, quick_server: KeyedRuns) -> None:
         async def model(runs: KeyedRuns, body: bytes) -> StoredAnswer:
             return runs.answer(KEYED, 200, [], body)
 
-        assert await slow.claim(KEYED) is None
-        assert await quick.claim(KEYED) is None
-        assert await quick.run(KEYED, model(quick, b"other")) is None
-        # The first server was slow rather than dead: its client gets what other clients got.
-        answer = await slow.run(KEYED, model(slow, b"late"))
+        assert await slow_server.claim(KEYED) is None
+        assert await quick_server.claim(KEYED) is None
+        assert await quick_server.run(KEYED, model(quick_server, b"other")) is None
+        # The first server was only slow: its client gets the answer that other clients got.
+        answer = await slow_server.run(KEYED, model(slow_server, b"late"))
         assert answer is not None
         assert answer.body == b"other"
 

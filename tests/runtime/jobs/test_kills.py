@@ -1,6 +1,6 @@
 """A server that is killed at random moments keeps its jobs and the answers under keys.
 
-It answers no job twice. JOB_KILLS: how often it is killed, 4 times if not set.
+It answers no job twice. JOB_KILLS is the number of kills, by default 4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.servers import DEADLINE, FREE_PORTS, Running, serving
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("JOB_KILLS", "4"))
 # Seconds from the first request to the kill.
-LONGEST = 0.6
+MAX_DELAY_S = 0.6
 HANDLER = """
 import time, uuid
 
@@ -37,46 +37,46 @@ def handle(data, context):
 
 
 class Client:
-    """Sends requests for later until the server is gone, and looks for their answers meanwhile."""
+    """A client that sends jobs until the server is gone and meanwhile fetches their answers."""
 
     def __init__(self) -> None:
-        self.sent = 0
+        self.sent_count = 0
         # Bodies by the URL of their job, answers by that URL, and answers by the number of a key.
         self.accepted: dict[str, str] = {}
         self.answers: dict[str, str] = {}
-        self.keyed: dict[int, str] = {}
+        self.answers_by_key: dict[int, str] = {}
 
     def send(self, http: httpx.Client) -> None:
-        self.sent += 1
-        body = f"request-{self.sent}"
+        self.sent_count += 1
+        body = f"request-{self.sent_count}"
         headers = {"prefer": "respond-async"}
         answer = http.post("/predictions/echo", content=body, headers=headers)
         assert answer.status_code == 202, answer.text
         self.accepted[answer.headers["location"]] = body
 
     def send_with_key(self, http: httpx.Client, number: int | None = None) -> None:
-        """Send a request under a key, every second one for a job.
+        """Send a request under a key; every second one is a job.
 
-        A request that a kill interrupts comes again at the next server.
+        A request that a kill interrupts is repeated at the next server.
         """
-        number = len(self.keyed) if number is None else number
+        number = len(self.answers_by_key) if number is None else number
         body, is_job = f"key-{number}", number % 2
         headers = {"idempotency-key": body} | ({"prefer": "respond-async"} if is_job else {})
         answer = http.post("/predictions/echo", content=body, headers=headers)
         assert answer.status_code == (202 if is_job else 200), answer.text
         if is_job:
             self.accepted[answer.headers["location"]] = body
-        assert self.keyed.setdefault(number, answer.text) == answer.text
+        assert self.answers_by_key.setdefault(number, answer.text) == answer.text
 
-    def look(self, http: httpx.Client) -> None:
-        """Look at the newest jobs, and again at some that were answered before."""
+    def fetch_answers(self, http: httpx.Client) -> None:
+        """Fetch the newest jobs, and again some that were answered before."""
         # The call raises once the server is gone.
         http.get("/ping")
         for url in [*list(self.accepted)[-20:], *list(self.answers)[-5:]]:
             self.is_answered(url, http.get(url))
 
     def is_answered(self, url: str, answer: httpx.Response) -> bool:
-        """Check that an answer is the request's own and stays."""
+        """Check that an answer belongs to the request and does not change."""
         if answer.status_code == 202:
             return False
         assert answer.status_code == 200, answer.text
@@ -96,28 +96,34 @@ def repeat(call: Callable[[httpx.Client], None], address: str) -> None:
 
 
 def kill_in(seconds: float, server: Running, client: Client, *, wait: bool) -> None:
-    """Kill a server so long after the first request.
+    """Kill a server `seconds` after the first request.
 
     With `wait`, the time counts from the first jobs of both kinds that this server has accepted.
     """
-    address, before = server.address("predictions"), (len(client.accepted), len(client.keyed))
+    address, counts_before = (
+        server.address("predictions"),
+        (len(client.accepted), len(client.answers_by_key)),
+    )
     with ThreadPoolExecutor() as threads:
-        calls = (client.send, client.send_with_key, client.look)
-        working = [threads.submit(repeat, call, address) for call in calls]
+        calls = (client.send, client.send_with_key, client.fetch_answers)
+        client_tasks = [threads.submit(repeat, call, address) for call in calls]
         deadline = time.monotonic() + DEADLINE
         while (
             wait
-            and (len(client.accepted) == before[0] or len(client.keyed) == before[1])
+            and (
+                len(client.accepted) == counts_before[0]
+                or len(client.answers_by_key) == counts_before[1]
+            )
             and time.monotonic() < deadline
         ):
             time.sleep(0.001)
         time.sleep(seconds)
         server.process.kill()
-        for work in working:
-            work.result(DEADLINE)
+        for task in client_tasks:
+            task.result(DEADLINE)
 
 
-def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
+def test_a_killed_server_loses_no_job_and_answers_none_twice(
     processes: None, tmp_path: Path
 ) -> None:
     # A failure shows the seed.
@@ -136,13 +142,13 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
     client = Client()
     for kill in range(KILLS):
         with serving(command, tmp_path, {}) as server:
-            kill_in(draw.uniform(0.01, LONGEST), server, client, wait=kill % 2 == 0)
+            kill_in(draw.uniform(0.01, MAX_DELAY_S), server, client, wait=kill % 2 == 0)
     with (
         serving(command, tmp_path, {}) as server,
         httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http,
     ):
         deadline = time.monotonic() + DEADLINE
-        for number in range(len(client.keyed)):
+        for number in range(len(client.answers_by_key)):
             client.send_with_key(http, number)
         for url in client.accepted:
             while not client.is_answered(url, http.get(url)):
@@ -156,11 +162,11 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
         ).fetchone()
         (answers,) = store.execute("SELECT count(*) FROM tsx_answers WHERE kind = 'job'").fetchone()
     print(
-        f"{KILLS} kills, {client.sent} sent, {len(client.keyed)} under keys, "
+        f"{KILLS} kills, {client.sent_count} sent, {len(client.answers_by_key)} under keys, "
         f"{len(client.accepted)} accepted, {states}"
     )
     assert jobs == bodies == sum(states.values())
     assert answers == states.get("done", 0)
-    assert len(client.accepted) <= jobs <= client.sent + len(client.keyed) // 2 + 1
+    assert len(client.accepted) <= jobs <= client.sent_count + len(client.answers_by_key) // 2 + 1
     assert client.accepted
-    assert client.keyed
+    assert client.answers_by_key

@@ -1,4 +1,4 @@
-"""Receivers of callbacks: a few calls at a time, and none for a while where calls keep failing."""
+"""Callback receivers: few calls at a time, and a pause where calls keep failing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def call(receivers: Receivers, receiver: str, *, failed: bool) -> None:
     receivers.end(receiver, failed=failed)
 
 
-def test_a_receiver_is_the_beginning_of_its_urls() -> None:
+def test_a_receiver_is_the_origin_of_its_urls() -> None:
     assert receiver_of("https://b.example:8443/done/x?y=/") == B
 
 
-def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -> None:
+def test_a_receiver_gets_few_concurrent_calls_and_one_after_a_failure() -> None:
     receivers = Receivers(Clock(0.0))
     for _ in range(MAX_CALLS):
         assert receivers.closed() == {}
@@ -38,14 +38,14 @@ def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -
     assert receivers.closed() == {}
 
 
-def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> None:
+def test_a_failing_receiver_is_paused_with_exponential_back_off() -> None:
     clock = Clock(0.0)
     receivers = Receivers(clock)
     for _ in range(MAX_FAILURES - 1):
         call(receivers, A, failed=True)
         assert receivers.closed() == {}
     pauses = []
-    # A float holds no power of two that large.
+    # The exponent exceeds the range of floats; the pause must still be computed.
     for _ in range(1100):
         call(receivers, A, failed=True)
         pauses.append(receivers.closed()[A])
@@ -59,7 +59,7 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> 
     assert receivers.closed() == {}
 
 
-def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
+def test_the_number_of_remembered_failing_receivers_is_limited() -> None:
     receivers = Receivers(Clock(0.0))
     names = [f"https://{number}.example/" for number in range(MAX_FAILING + 1)]
     for name in names:

@@ -1,4 +1,4 @@
-"""The runner: how many jobs it takes, what a refusal means, and what it leaves when it ends."""
+"""The job runner: how many jobs it runs, what a refusal means, and what it leaves at its end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.anyio
 
 
 class Model:
-    """A model that answers when the test lets it."""
+    """A model that answers when the test allows it."""
 
     def __init__(self, places: int | None = 2) -> None:
         self.space = places
-        self.running: list[str] = []
-        self.most = 0
+        self.running_jobs: list[str] = []
+        self.max_running = 0
         self.withdrawn: list[str] = []
         self.refusals: list[QueueFull] = []
-        self.go = asyncio.Event()
+        self.may_answer = asyncio.Event()
 
     def places(self, target: JobTarget) -> int | None:
         return self.space
@@ -40,25 +40,25 @@ class Model:
     async def answer(self, job: JobRecord) -> StoredAnswer:
         if self.refusals:
             raise self.refusals.pop()
-        self.running.append(job.id)
-        self.most = max(self.most, len(self.running))
+        self.running_jobs.append(job.id)
+        self.max_running = max(self.max_running, len(self.running_jobs))
         try:
-            await self.go.wait()
+            await self.may_answer.wait()
         except asyncio.CancelledError:
             self.withdrawn.append(job.id)
             raise
         finally:
-            self.running.remove(job.id)
+            self.running_jobs.remove(job.id)
         return ANSWER
 
 
 class Work:
     """A runner with its store and model."""
 
-    def __init__(self, store: SqlStore, model: Model, owner: str, keep: float) -> None:
+    def __init__(self, store: SqlStore, model: Model, owner: str, keep_s: float) -> None:
         self.store, self.model = store, model
         self._answered = asyncio.Semaphore(0)
-        self.runner = Runner(store, model, owner, keep, lambda job: self._answered.release())
+        self.runner = Runner(store, model, owner, keep_s, lambda job: self._answered.release())
 
     async def add(self, *ids: str) -> None:
         for id in ids:
@@ -66,22 +66,22 @@ class Work:
         self.runner.added(("m", ""))
 
     async def answers(self, count: int = 1) -> None:
-        """Wait for so many more answers."""
+        """Wait for `count` more answers."""
         for _ in range(count):
             await asyncio.wait_for(self._answered.acquire(), 30)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(30):
             while not condition():
-                # A turn of the store's thread.
+                # This waits for one turn of the store's thread.
                 await self.store.counts()
 
 
 @asynccontextmanager
-async def working(
-    store: SqlStore, model: Model, owner: str = "me", keep: float = 60
+async def running_work(
+    store: SqlStore, model: Model, owner: str = "me", keep_s: float = 60
 ) -> AsyncIterator[Work]:
-    work = Work(store, model, owner, keep)
+    work = Work(store, model, owner, keep_s)
     task = asyncio.create_task(work.runner.run())
     try:
         yield work
@@ -96,31 +96,29 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "jobs.sqlite"
 
 
-async def test_no_more_jobs_are_at_a_model_than_there_are_places(path: Path) -> None:
-    async with working(SqliteStore(path), Model()) as work:
+async def test_a_model_gets_no_more_jobs_than_it_has_places(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model()) as work:
         await work.add(*"abcde")
-        await work.until(lambda: len(work.model.running) == 2)
-        work.model.go.set()
+        await work.until(lambda: len(work.model.running_jobs) == 2)
+        work.model.may_answer.set()
         await work.answers(5)
-        assert work.model.most == 2
+        assert work.model.max_running == 2
         assert await work.store.counts() == {("m", "done"): 5}
 
 
-async def test_a_job_that_is_refused_for_now_waits(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_temporarily_refused_job_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
-    async with working(SqliteStore(path), Model()) as work:
+    async with running_work(SqliteStore(path), Model()) as work:
         work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
-        work.model.go.set()
+        work.model.may_answer.set()
         await work.add("a")
         await work.answers()
         assert work.model.refusals == []
 
 
-async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(path: Path) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
-        work.model.go.set()
+async def test_jobs_stay_queued_while_their_model_has_no_workers(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model(0)) as work:
+        work.model.may_answer.set()
         await work.add("a")
         await work.runner.poll()
         assert await work.store.counts() == {("m", "queued"): 1}
@@ -129,11 +127,11 @@ async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(
         await work.answers()
 
 
-async def test_a_model_that_was_never_here_has_a_while_to_come(
+async def test_jobs_of_an_unregistered_model_wait_for_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with working(SqliteStore(path), Model(None)) as work:
-        work.model.go.set()
+    async with running_work(SqliteStore(path), Model(None)) as work:
+        work.model.may_answer.set()
         await work.add("a")
         await work.runner.tend()
         assert await work.store.counts() == {("m", "queued"): 1}
@@ -142,33 +140,31 @@ async def test_a_model_that_was_never_here_has_a_while_to_come(
         await work.answers()
 
 
-async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server(
-    path: Path,
-) -> None:
-    async with working(SqliteStore(path), Model()) as work:
+async def test_jobs_that_run_at_the_stop_are_left_to_the_next_server(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model()) as work:
         await work.add("a", "b", "c")
-        await work.until(lambda: len(work.model.running) == 2)
+        await work.until(lambda: len(work.model.running_jobs) == 2)
         await work.runner.stop(0.01, asyncio.Event())
     assert sorted(work.model.withdrawn) == ["a", "b"]
-    async with working(SqliteStore(path), Model()) as following:
-        following.model.go.set()
-        await following.runner.tend()
-        await following.answers(3)
+    async with running_work(SqliteStore(path), Model()) as next_work:
+        next_work.model.may_answer.set()
+        await next_work.runner.tend()
+        await next_work.answers(3)
 
 
 async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) -> None:
-    async with working(SqliteStore(path), Model(1)) as work:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         await work.add("a", "b")
-        await work.until(lambda: work.model.running == ["a"])
-        stopping = asyncio.create_task(work.runner.stop(30, asyncio.Event()))
+        await work.until(lambda: work.model.running_jobs == ["a"])
+        stop_task = asyncio.create_task(work.runner.stop(30, asyncio.Event()))
         await asyncio.sleep(0)
-        work.model.go.set()
-        await stopping
+        work.model.may_answer.set()
+        await stop_task
         assert await work.store.counts() == {("m", "done"): 1, ("m", "queued"): 1}
 
 
-async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path: Path) -> None:
-    async with working(SqliteStore(path), Model(1)) as work:
+async def test_jobs_cancelled_before_their_start_free_their_places(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         claim, cancelled = work.store.claim, []
 
         async def claim_and_cancel(*arguments: Any) -> list[JobRecord]:
@@ -182,30 +178,28 @@ async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path
         await work.until(lambda: bool(cancelled) and not work.runner._held)
         work.store.claim = claim  # type: ignore[method-assign]
         await work.add("b")
-        await work.until(lambda: work.model.running == ["b"])
+        await work.until(lambda: work.model.running_jobs == ["b"])
 
 
-async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_claim(
-    path: Path,
-) -> None:
-    async with working(SqliteStore(path), Model(2)) as work:
+async def test_a_job_retried_after_its_cancellation_belongs_to_its_new_claim(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model(2)) as work:
         await work.add("a")
-        await work.until(lambda: work.model.running == ["a"])
+        await work.until(lambda: work.model.running_jobs == ["a"])
         await work.store.cancel("a", 60)
         await work.store.retry("a")
         work.runner.added(("m", ""))
         await work.until(lambda: len(work.runner._held) == 2)
         await work.runner.tend()
         await work.until(lambda: list(work.runner._held) == [("a", 2)])
-        assert work.model.running == ["a"]
+        assert work.model.running_jobs == ["a"]
 
 
-async def test_no_jobs_are_started_while_answers_cannot_be_stored(
+async def test_no_job_starts_while_answers_cannot_be_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "MAX_UNSTORED", 3)
     monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
-    async with working(SqliteStore(path), Model(1)) as work:
+    async with running_work(SqliteStore(path), Model(1)) as work:
         finish, refusals = work.store.finish, []
 
         async def refuse(*_: Any) -> bool:
@@ -213,7 +207,7 @@ async def test_no_jobs_are_started_while_answers_cannot_be_stored(
             raise refusals[-1]
 
         work.store.finish = refuse  # type: ignore[method-assign]
-        work.model.go.set()
+        work.model.may_answer.set()
         await work.add(*"abcdefgh")
         await work.until(lambda: len(refusals) > 20)
         assert (await work.store.counts())["m", "running"] == 3
@@ -221,23 +215,19 @@ async def test_no_jobs_are_started_while_answers_cannot_be_stored(
         await work.answers(8)
 
 
-async def test_a_client_does_not_wait_for_a_job_that_is_cancelled_or_left_to_the_next_server(
-    path: Path,
-) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
+async def test_waiting_for_a_job_ends_at_its_cancellation_or_the_stop(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
-        cancelled, stopped = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
+        cancelled, stop_waiter = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
         await asyncio.sleep(0)
         work.runner.cancel("a")
         await asyncio.wait_for(cancelled, 30)
         await work.runner.stop(0.01, asyncio.Event())
-        await asyncio.wait_for(stopped, 30)
+        await asyncio.wait_for(stop_waiter, 30)
 
 
-async def test_a_client_that_waits_longer_than_another_for_a_job_hears_of_its_end(
-    path: Path,
-) -> None:
-    async with working(SqliteStore(path), Model(0)) as work:
+async def test_the_longer_of_two_waiting_clients_is_notified(path: Path) -> None:
+    async with running_work(SqliteStore(path), Model(0)) as work:
         await work.add("a")
         longer = asyncio.create_task(work.runner.wait("a", 600))
         await work.runner.wait("a", 0.01)
@@ -245,18 +235,18 @@ async def test_a_client_that_waits_longer_than_another_for_a_job_hears_of_its_en
         await asyncio.wait_for(longer, 30)
 
 
-async def test_a_job_is_left_to_the_server_that_has_its_model(
+async def test_a_job_is_left_to_a_server_that_has_its_model(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SqliteStore, "shared", True)
-    async with working(SqliteStore(path), Model(None), keep=0) as work:
-        work.model.go.set()
+    async with running_work(SqliteStore(path), Model(None), keep_s=0) as work:
+        work.model.may_answer.set()
         await work.add("a", "b")
-        (claimed,) = await work.store.claim({("m", ""): 1}, "another", 60)
+        (claimed_job,) = await work.store.claim({("m", ""): 1}, "another", 60)
         for _ in range(3):
             await work.runner.tend()
         assert await work.store.counts() == {("m", "running"): 1, ("m", "queued"): 1}
-        await work.store.finish(claimed.id, 1, "another", ANSWER, 60)
+        await work.store.finish(claimed_job.id, 1, "another", ANSWER, 60)
         # No server has taken the job for as long as answers are kept.
         for _ in range(2):
             await work.runner.tend()
@@ -264,17 +254,15 @@ async def test_a_job_is_left_to_the_server_that_has_its_model(
 
 
 @pytest.mark.slow
-async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_another_has_taken(
-    database: str,
-) -> None:
-    dead = postgres_store(database)
-    await dead.add(a_new_job("a"), QUEUE_LIMIT)
-    assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
-    async with working(postgres_store(database), Model(), "alive") as work:
+async def test_a_dead_servers_jobs_are_taken_over_and_lost_ones_dropped(database: str) -> None:
+    dead_store = postgres_store(database)
+    await dead_store.add(a_new_job("a"), QUEUE_LIMIT)
+    assert len(await dead_store.claim({("m", ""): 1}, "dead", -1)) == 1
+    async with running_work(postgres_store(database), Model(), "alive") as work:
         await work.runner.tend()
-        await work.until(lambda: work.model.running == ["a"])
-        await dead.cancel("a", 60)
+        await work.until(lambda: work.model.running_jobs == ["a"])
+        await dead_store.cancel("a", 60)
         await work.runner.tend()
         await work.until(lambda: work.model.withdrawn == ["a"])
         assert await work.store.get_answer(AnswerKey(JOB, "", "a")) is None
-    await dead.close()
+    await dead_store.close()

@@ -1,4 +1,4 @@
-"""The store of jobs, in SQLite and in PostgreSQL: commits last, and each job has one answer."""
+"""The job store in SQLite and PostgreSQL: commits are durable and each job has one answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(store: SqlStore, test: Callable[[SqlStore], Awaitable[None]]) -> None:
 
 def as_postgres(database: str, *statements: str) -> list[Any] | None:
     """Run SQL and return the rows of the last statement."""
-    # The driver is an extra.
+    # The driver is an optional dependency.
     import psycopg
 
     with psycopg.connect(database, autocommit=True) as connection:
@@ -61,17 +61,17 @@ async def state_of(store: SqlStore, id: str) -> str | None:
 
 
 async def claim(
-    store: SqlStore, most: int = 10, owner: str = "me", seconds: float = 60
+    store: SqlStore, max_jobs: int = 10, owner: str = "me", seconds: float = 60
 ) -> list[JobRecord]:
-    return await store.claim({("m", ""): most}, owner, seconds)
+    return await store.claim({("m", ""): max_jobs}, owner, seconds)
 
 
-def test_an_accepted_job_is_there_as_it_came_for_the_next_server_too(make_store: MakeStore) -> None:
+def test_an_accepted_job_is_stored_unchanged_for_the_next_server(make_store: MakeStore) -> None:
     async def accept(store: SqlStore) -> None:
         fields = {"priority": 3, "callback": "http://x/", "client": "me", "deadline": 5.0}
         await store.add(a_new_job("a", **fields), QUEUE_LIMIT)
 
-    async def look(store: SqlStore) -> None:
+    async def read_back(store: SqlStore) -> None:
         job = await store.get("a")
         assert job is not None
         assert (job.state, job.priority, job.callback) == ("queued", 3, "http://x/")
@@ -81,10 +81,10 @@ def test_an_accepted_job_is_there_as_it_came_for_the_next_server_too(make_store:
         assert await store.request("b") is None
 
     run(make_store(), accept)
-    run(make_store(), look)
+    run(make_store(), read_back)
 
 
-async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlStore) -> None:
+async def test_jobs_are_claimed_once_in_order_of_priority_and_arrival(store: SqlStore) -> None:
     for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
         await store.add(a_new_job(id, priority=priority), QUEUE_LIMIT)
     await store.add(a_new_job("other", version="2.0"), QUEUE_LIMIT)
@@ -98,18 +98,18 @@ async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlS
     assert await claim(store) == []
 
 
-async def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(store: SqlStore) -> None:
+async def test_a_job_is_answered_once_and_only_by_its_current_claim(store: SqlStore) -> None:
     await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store, owner="slow", seconds=-1)
     await store.reclaim()
     await claim(store, owner="quick")
     assert await store.renew([("a", 1)], "slow", 60) == {("a", 1)}
     assert await store.renew([("a", 2)], "quick", 60) == set()
-    late = StoredAnswer(500)
-    assert not await store.finish("a", 1, "slow", late, 60)
-    assert not await store.finish("a", 1, "quick", late, 60)
+    late_answer = StoredAnswer(500)
+    assert not await store.finish("a", 1, "slow", late_answer, 60)
+    assert not await store.finish("a", 1, "quick", late_answer, 60)
     assert await store.finish("a", 2, "quick", ANSWER, 60)
-    assert not await store.finish("a", 2, "quick", late, 60)
+    assert not await store.finish("a", 2, "quick", late_answer, 60)
     answer = await store.get_answer(AnswerKey(JOB, "", "a"))
     assert answer is not None
     assert answer[:3] == ANSWER[:3]
@@ -132,12 +132,12 @@ async def test_a_job_can_be_released_cancelled_and_run_again(store: SqlStore) ->
     assert await store.renew([("b", 2)], "me", 60) == {("b", 2)}
     assert not await store.finish("b", 2, "me", ANSWER, 60)
     assert (await store.retry("b") or cancelled[0]).state == "queued"  # type: ignore[union-attr]
-    [again] = await claim(store)
-    assert await store.finish("b", again.attempts, "me", ANSWER, 60)
+    [reclaimed] = await claim(store)
+    assert await store.finish("b", reclaimed.attempts, "me", ANSWER, 60)
     assert (await store.cancel("b", 60)).state == "done"  # type: ignore[union-attr]
 
 
-async def test_an_expired_job_is_removed_and_known_for_a_while(store: SqlStore) -> None:
+async def test_an_expired_job_is_removed_but_remembered_for_a_while(store: SqlStore) -> None:
     await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store)
     await store.finish("a", 1, "me", ANSWER, -1)
@@ -148,7 +148,7 @@ async def test_an_expired_job_is_removed_and_known_for_a_while(store: SqlStore) 
     assert (await store.retry("a")).state == "expired"  # type: ignore[union-attr]
 
 
-async def test_one_client_and_all_together_have_a_bound_of_jobs(store: SqlStore) -> None:
+async def test_jobs_are_limited_per_client_and_in_total(store: SqlStore) -> None:
     await store.add(a_new_job("a", client="me"), 2, 1)
     with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
         await store.add(a_new_job("b", client="me"), 2, 1)
@@ -158,13 +158,13 @@ async def test_one_client_and_all_together_have_a_bound_of_jobs(store: SqlStore)
     await claim(store)
     await store.finish("a", 1, "me", ANSWER, 60)
     await store.add(a_new_job("d", client="me"), 2, 1)
-    # The bound holds within one commit, too.
+    # The limit also applies within one commit.
     adding = (store.add(a_new_job(str(n), client="they"), 9, 3) for n in range(8))
     results = await asyncio.gather(*adding, return_exceptions=True)
     assert [type(result) for result in results if result] == [TooManyRequests] * 5
 
 
-async def test_jobs_are_listed_by_pages_the_newest_first(store: SqlStore) -> None:
+async def test_jobs_are_listed_in_pages_newest_first(store: SqlStore) -> None:
     for number in range(5):
         await store.add(a_new_job(str(number), model="n" if number == 4 else "m"), QUEUE_LIMIT)
     page = await store.list_jobs(limit=2)
@@ -174,7 +174,7 @@ async def test_jobs_are_listed_by_pages_the_newest_first(store: SqlStore) -> Non
     assert await store.list_jobs(state="done") == []
 
 
-async def test_many_at_once_share_commits_and_one_that_fails_fails_alone(store: SqlStore) -> None:
+async def test_concurrent_calls_share_commits_but_fail_separately(store: SqlStore) -> None:
     await store.add(a_new_job("x"), QUEUE_LIMIT)
     # The table refuses an answer without headers.
     bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]
@@ -182,22 +182,20 @@ async def test_many_at_once_share_commits_and_one_that_fails_fails_alone(store: 
     results = await asyncio.gather(*adding, bad, return_exceptions=True)
     assert [type(result) for result in results if result is not None] == [StoreUnavailable]
     assert await store.counts() == {("m", "queued"): 51}
-    claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
-    assert sorted(map(len, claims)) == [0, 2, *[7] * 7]
-    assert len({job.id for jobs in claims for job in jobs}) == 51
+    claim_lists = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
+    assert sorted(map(len, claim_lists)) == [0, 2, *[7] * 7]
+    assert len({job.id for jobs in claim_lists for job in jobs}) == 51
 
 
-async def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
-    store: SqlStore,
-) -> None:
+async def test_an_answer_key_has_one_owner_and_is_forgotten_on_expiry(store: SqlStore) -> None:
     key = AnswerKey("idempotency", "m", "k")
     assert await store.begin_answer(key, "f", "me", 60) is None
-    begun = await store.begin_answer(key, "g", "you", 60)
-    assert begun is not None
-    assert (begun.status, begun.fingerprint) == (None, "f")
-    # The client left while its request was stored, and comes again.
+    existing_answer = await store.begin_answer(key, "g", "you", 60)
+    assert existing_answer is not None
+    assert (existing_answer.status, existing_answer.fingerprint) == (None, "f")
+    # The client left while its request was stored, and repeats it.
     assert await store.begin_answer(key, "f", "me", 60) is None
-    answer = ANSWER._replace(fingerprint="f", expires=begun.expires)
+    answer = ANSWER._replace(fingerprint="f", expires=existing_answer.expires)
     await store.put_answer(key, answer)
     assert await store.begin_answer(key, "f", "you", 60) == answer
     await store.put_answer(key, ANSWER._replace(expires=1.0))
@@ -221,7 +219,7 @@ async def test_expired_answers_are_removed_in_steps(
     assert await store.do(lambda session: session.rows("SELECT * FROM tsx_answers")) == []
 
 
-async def test_callbacks_of_closed_receivers_stay_where_they_are(store: SqlStore) -> None:
+async def test_callbacks_of_paused_receivers_are_not_claimed(store: SqlStore) -> None:
     x, y, z = "http://x/", "http://x.y/", "http://z/"
     for id, receiver in (("a", x), ("b", y), ("c", z)):
         await store.add(a_new_job(id, callback=f"{receiver}1"), QUEUE_LIMIT)
@@ -233,7 +231,7 @@ async def test_callbacks_of_closed_receivers_stay_where_they_are(store: SqlStore
     assert [due.id for due in await store.claim_callbacks(5, 60)] == ["a", "c"]
 
 
-async def test_a_callback_is_claimed_once_and_comes_again_after_a_while(store: SqlStore) -> None:
+async def test_a_callback_is_claimed_once_and_retried_later(store: SqlStore) -> None:
     await store.add(a_new_job("a", callback="http://x/"), QUEUE_LIMIT)
     await claim(store)
     await store.finish("a", 1, "me", ANSWER, 60)
@@ -248,7 +246,7 @@ async def test_a_callback_is_claimed_once_and_comes_again_after_a_while(store: S
     assert await store.next_callback() is None
 
 
-async def test_a_server_that_replaces_another_shares_its_file_until_that_one_has_ended(
+async def test_a_replacement_server_shares_the_file_until_the_old_one_ends(
     file_store: SqlStore, tmp_path: Path
 ) -> None:
     store = file_store
@@ -257,26 +255,26 @@ async def test_a_server_that_replaces_another_shares_its_file_until_that_one_has
         await store.add(a_new_job(id), QUEUE_LIMIT)
     [first] = await claim(store, 1)
     assert await store.begin_answer(key, "f", "me", 60) is None
-    following = SqliteStore(tmp_path / "jobs.sqlite")
-    following.follow(60)
-    claiming = asyncio.ensure_future(claim(following, owner="other"))
+    next_store = SqliteStore(tmp_path / "jobs.sqlite")
+    next_store.follow(60)
+    claim_task = asyncio.ensure_future(claim(next_store, owner="other"))
     await asyncio.sleep(0)
     store.hand_over()
-    assert [job.id for job in await claiming] == ["b"]
-    # The run under the key goes on.
-    assert (await following.begin_answer(key, "f", "other", 60)).status is None  # type: ignore[union-attr]
+    assert [job.id for job in await claim_task] == ["b"]
+    # The run under the key is still in progress.
+    assert (await next_store.begin_answer(key, "f", "other", 60)).status is None  # type: ignore[union-attr]
     await store.add(a_new_job("c"), QUEUE_LIMIT)
     assert await store.finish(first.id, first.attempts, "me", ANSWER, 60)
-    assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == ANSWER.body  # type: ignore[union-attr]
-    assert [job.id for job in await claim(following, owner="other")] == ["c"]
+    assert (await next_store.get_answer(AnswerKey(JOB, "", "a"))).body == ANSWER.body  # type: ignore[union-attr]
+    assert [job.id for job in await claim(next_store, owner="other")] == ["c"]
     assert store.shared
-    assert following.shared
+    assert next_store.shared
     with pytest.raises(StoreUnavailable, match="in use by another running server"):
         await SqliteStore(tmp_path / "jobs.sqlite").get("a")
-    await following.close()
+    await next_store.close()
 
 
-async def test_a_job_of_a_replaced_server_is_not_run_again_where_its_successor_was_killed(
+async def test_a_killed_successor_does_not_rerun_jobs_of_the_old_server(
     file_store: SqlStore, tmp_path: Path
 ) -> None:
     await file_store.add(a_new_job("a"), QUEUE_LIMIT)
@@ -293,32 +291,32 @@ async def test_a_job_of_a_replaced_server_is_not_run_again_where_its_successor_w
     await third.close()
 
 
-async def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(
+async def test_a_server_replaced_while_it_waits_for_the_file_releases_it(
     file_store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, goes_on = threading.Event(), threading.Event()
+    is_waiting, may_continue = threading.Event(), threading.Event()
 
     def sleep(seconds: float) -> None:
-        waits.set()
-        goes_on.wait()
+        is_waiting.set()
+        may_continue.wait()
 
     monkeypatch.setattr(time, "sleep", sleep)
     await file_store.open()
-    waiting, last = (SqliteStore(tmp_path / "jobs.sqlite") for _ in range(2))
-    waiting.follow(60)
-    opened = asyncio.ensure_future(waiting.open())
-    await asyncio.to_thread(waits.wait)
-    waiting.hand_over()
+    waiting_store, last = (SqliteStore(tmp_path / "jobs.sqlite") for _ in range(2))
+    waiting_store.follow(60)
+    open_task = asyncio.ensure_future(waiting_store.open())
+    await asyncio.to_thread(is_waiting.wait)
+    waiting_store.hand_over()
     file_store.hand_over()
-    goes_on.set()
-    await opened
+    may_continue.set()
+    await open_task
     await last.add(a_new_job("a"), QUEUE_LIMIT)
-    assert await state_of(waiting, "a") == "queued"
+    assert await state_of(waiting_store, "a") == "queued"
     await last.close()
-    await waiting.close()
+    await waiting_store.close()
 
 
-def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: Path) -> None:
+def test_the_next_server_takes_the_file_and_jobs_of_a_killed_one(tmp_path: Path) -> None:
     key = AnswerKey("idempotency", "m", "k")
 
     async def test(store: SqlStore) -> None:
@@ -328,49 +326,47 @@ def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: 
         with pytest.raises(StoreUnavailable, match="in use by another running server"):
             await SqliteStore(tmp_path / "jobs.sqlite").get("a")
 
-    async def look(store: SqlStore) -> None:
+    async def read_back(store: SqlStore) -> None:
         assert [job.attempts for job in await claim(store)] == [2]
         assert await store.begin_answer(key, "f", "me", 60) is None
 
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
-    run(SqliteStore(tmp_path / "jobs.sqlite"), look)
+    run(SqliteStore(tmp_path / "jobs.sqlite"), read_back)
     assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_temporary_error_with_advice(tmp_path: Path) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(a_new_job("a"), QUEUE_LIMIT)
-        large = a_new_job("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
-        with pytest.raises(StoreFull, match="max_jobs_size") as raised:
-            await store.add(large, QUEUE_LIMIT)
-        assert raised.value.status == 507
+        large_job = a_new_job("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
+        with pytest.raises(StoreFull, match="max_jobs_size") as exc_info:
+            await store.add(large_job, QUEUE_LIMIT)
+        assert exc_info.value.status == 507
         await store.add(a_new_job("c"), QUEUE_LIMIT)
         assert await store.counts() == {("m", "queued"): 2}
 
     run(SqliteStore(tmp_path / "jobs.sqlite", 1 << 18), test)
 
 
-def test_a_file_that_is_no_store_and_a_path_that_cannot_be_written_are_errors(
-    tmp_path: Path,
-) -> None:
+def test_invalid_store_files_and_unwritable_paths_are_errors(tmp_path: Path) -> None:
     (tmp_path / "other.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     for name in ("other.sqlite", "file/jobs.sqlite", "directory"):
         store = SqliteStore(tmp_path / name)
-        # The first attempt gives its lock back.
+        # The first attempt must release its lock.
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match=r"cannot be (used|written)"):
                 asyncio.run(store.get("a"))
 
 
-def test_a_url_that_postgresql_cannot_read_is_an_error_without_its_password() -> None:
-    with pytest.raises(SettingError, match="postgresql://USER:PASSWORD@HOST") as caught:
+def test_an_invalid_postgresql_url_is_reported_without_its_password() -> None:
+    with pytest.raises(SettingError, match="postgresql://USER:PASSWORD@HOST") as exc_info:
         postgres_store("postgresql://me:100%zzz@host/jobs")
-    assert "zzz" not in str(caught.value)
+    assert "zzz" not in str(exc_info.value)
 
 
-def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> None:
+def test_calls_that_wait_for_a_failed_connection_all_fail(tmp_path: Path) -> None:
     class Unreachable(SqliteStore):
         attempts = 0
 
@@ -388,7 +384,7 @@ def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_lost_connection_is_made_again(database: str) -> None:
+def test_a_lost_connection_is_reestablished(database: str) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(a_new_job("a"), QUEUE_LIMIT)
         as_postgres(
@@ -403,26 +399,26 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
         assert await store.counts() == {("m", "queued"): 2}
 
     run(postgres_store(database), test)
-    with pytest.raises(StoreUnavailable, match=r"postgresql://nowhere\.invalid/jobs") as caught:
+    with pytest.raises(StoreUnavailable, match=r"postgresql://nowhere\.invalid/jobs") as exc_info:
         asyncio.run(postgres_store("postgresql://tsx:secret@nowhere.invalid/jobs").get("a"))
-    assert "secret" not in caught.value.message
+    assert "secret" not in exc_info.value.message
 
 
 @pytest.mark.usefixtures("processes")
 async def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
     stores = [postgres_store(database) for _ in range(3)]
     await asyncio.gather(*(stores[n % 3].add(a_new_job(str(n)), QUEUE_LIMIT) for n in range(60)))
-    claimed: list[str] = []
+    claimed_ids: list[str] = []
 
-    async def work(store: SqlStore, owner: str) -> None:
+    async def claim_all(store: SqlStore, owner: str) -> None:
         while jobs := await claim(store, 4, owner):
-            claimed.extend(job.id for job in jobs)
+            claimed_ids.extend(job.id for job in jobs)
             await asyncio.gather(
                 *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
             )
 
-    await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
-    assert sorted(map(int, claimed)) == list(range(60))
+    await asyncio.gather(*(claim_all(store, str(number)) for number, store in enumerate(stores)))
+    assert sorted(map(int, claimed_ids)) == list(range(60))
     assert await stores[0].counts() == {("m", "done"): 60}
     for store in stores:
         await store.close()
@@ -430,10 +426,10 @@ async def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "planted", ["tsx_schema", ""], ids=["a table of another user", "a schema open to all"]
+    "hostile_sql", ["tsx_schema", ""], ids=["a table of another user", "a schema open to all"]
 )
-def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
-    database: str, planted: str
+def test_a_database_where_others_could_run_sql_as_the_server_is_refused(
+    database: str, hostile_sql: str
 ) -> None:
     as_postgres(
         database,
@@ -450,10 +446,10 @@ def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
         "CREATE TRIGGER steal AFTER INSERT ON tsx_schema FOR EACH ROW EXECUTE FUNCTION steal()",
     )
     closed = "REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT CREATE ON SCHEMA public TO app"
-    as_postgres(database, closed if planted else "DROP TABLE tsx_schema")
+    as_postgres(database, closed if hostile_sql else "DROP TABLE tsx_schema")
 
     async def test(store: SqlStore) -> None:
-        reason = f"the table {planted} " if planted else "any user of the database"
+        reason = f"the table {hostile_sql} " if hostile_sql else "any user of the database"
         with pytest.raises(StoreUnavailable, match=reason):
             await store.open()
 
@@ -462,7 +458,7 @@ def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
     as_postgres(database, "DROP OWNED BY app, thief; DROP ROLE app, thief")
 
 
-async def test_names_are_never_sql(store: SqlStore) -> None:
+async def test_names_are_never_interpreted_as_sql(store: SqlStore) -> None:
     name = "x'); DROP TABLE tsx_jobs; -- {now} ? %s %(a)s {locked} \\ $$ \U0001f600"
     await store.add(
         NewJob(name, name, name, REQUEST, client=name, callback=name), QUEUE_LIMIT, QUEUE_LIMIT
@@ -476,7 +472,7 @@ async def test_names_are_never_sql(store: SqlStore) -> None:
     assert await store.get_answer(key) is not None
 
 
-def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None:
+def test_a_store_of_another_release_is_refused_unchanged(make_store: MakeStore) -> None:
     async def change(store: SqlStore) -> None:
         await store.do(lambda session: session.run("UPDATE tsx_schema SET version = version + 1"))
 
@@ -488,11 +484,11 @@ def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None
     run(make_store(), test)
 
 
-def test_an_error_of_the_database_quotes_no_row(processes: None, database: str) -> None:
+def test_database_errors_do_not_quote_rows(processes: None, database: str) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(a_new_job("a", callback="https://host/hook?key=a-secret"), QUEUE_LIMIT)
-        with pytest.raises(StoreUnavailable, match="not-null constraint") as caught:
+        with pytest.raises(StoreUnavailable, match="not-null constraint") as exc_info:
             await store.do(lambda session: session.run("UPDATE tsx_jobs SET model = NULL"))
-        assert "a-secret" not in caught.value.message
+        assert "a-secret" not in exc_info.value.message
 
     run(postgres_store(database), test)

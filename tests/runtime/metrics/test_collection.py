@@ -1,4 +1,4 @@
-"""`/metrics`, read as Prometheus reads it."""
+"""`/metrics`, parsed as Prometheus parses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 def samples_of(text):
-    """Return all samples by the names that are written there: [(labels, value)]."""
+    """Return all samples by their written names: [(labels, value)]."""
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -44,14 +44,14 @@ def samples_of(text):
 
 
 def by_label(samples, name, label, **labels):
-    """Return the values of a metric by one label, where others have these values."""
+    """Return the values of a metric by one label; `labels` fixes the values of other labels."""
     return {
         series[label]: value for series, value in samples[name] if labels.items() <= series.items()
     }
 
 
 def reading_of(stats, gpus=None, **version):
-    """Return what is read of a server with one model."""
+    """Return the metrics reading of a server with one model."""
     model = SimpleNamespace(versions={"1": version_with(stats, **version)})
     return Reading("host", [model], ResponseCounts(), [], gpus or {})
 
@@ -74,8 +74,8 @@ def handler_samples(*metrics):
 
 
 @pytest.fixture(scope="module")
-def scraped(start_server):
-    """Read the metrics of a server after some known requests."""
+def scrape(start_server):
+    """Scrape the metrics of a server after some known requests."""
     with start_server() as server:
         server.register("talker.mar", initial_workers=1)
         server.register("talker2.mar", initial_workers=0)
@@ -98,18 +98,16 @@ def scraped(start_server):
     )
 
 
-def value_of(scraped, name, **labels):
-    (value,) = [
-        value for series, value in scraped.samples[name] if labels.items() <= series.items()
-    ]
+def value_of(scrape, name, **labels):
+    (value,) = [value for series, value in scrape.samples[name] if labels.items() <= series.items()]
     return value
 
 
-def test_the_content_type_is_prometheus_text(scraped):
+def test_the_content_type_is_prometheus_text(scrape):
     content_type = "text/plain; version=0.0.4; charset=utf-8"
-    assert scraped.answer.headers["content-type"] == content_type
-    # A reading counts as an answer, and there were two since.
-    assert scraped.again["Requests2XX"][0][1] == 7
+    assert scrape.answer.headers["content-type"] == content_type
+    # Each scrape counts as an answer, and there were two since then.
+    assert scrape.again["Requests2XX"][0][1] == 7
 
 
 V1, V2 = {"model_version": "1.0"}, {"model_version": "2.0"}
@@ -148,12 +146,12 @@ TALKER = {"ModelName": "talker"}
         ("model_Requests2XX", TALKER, 2),
     ],
 )
-def test_requests_workers_and_handler_metrics_are_counted(scraped, name, labels, value):
-    assert value_of(scraped, name, **labels) == value
+def test_requests_workers_and_handler_metrics_are_exported(scrape, name, labels, value):
+    assert value_of(scrape, name, **labels) == value
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "least"),
+    ("name", "labels", "minimum"),
     [
         ("QueueTime", TALKER, 0),
         ("WorkerThreadTime", TALKER, 0),
@@ -171,57 +169,57 @@ def test_requests_workers_and_handler_metrics_are_counted(scraped, name, labels,
         ),
     ],
 )
-def test_times_and_resources_are_measured(scraped, name, labels, least):
-    assert value_of(scraped, name, **labels) > least
+def test_times_and_resources_are_exported(scrape, name, labels, minimum):
+    assert value_of(scrape, name, **labels) > minimum
 
 
-def test_counters_keep_torchserves_names(scraped):
+def test_counters_keep_torchserves_names(scrape):
     for name in ("Requests2XX", "ts_inference_latency_microseconds", "ts_inference_requests_total"):
-        assert f"# TYPE {name} counter\n{name}{{" in scraped.answer.text
-    assert "_total_total" not in scraped.answer.text
+        assert f"# TYPE {name} counter\n{name}{{" in scrape.answer.text
+    assert "_total_total" not in scrape.answer.text
 
 
-def test_each_name_is_declared_once(scraped):
-    lines = scraped.answer.text.splitlines()
+def test_each_name_is_declared_once(scrape):
+    lines = scrape.answer.text.splitlines()
     types = [line for line in lines if line.startswith("# TYPE")]
     series = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
     for names in (types, series):
         assert len(set(names)) == len(names)
 
 
-def test_a_request_takes_longer_than_its_wait(scraped):
-    latency = value_of(scraped, "ts_inference_latency_microseconds", **V1)
-    assert latency > value_of(scraped, "ts_queue_latency_microseconds", **V1) > 0
+def test_a_request_takes_longer_than_its_queue_time(scrape):
+    latency = value_of(scrape, "ts_inference_latency_microseconds", **V1)
+    assert latency > value_of(scrape, "ts_queue_latency_microseconds", **V1) > 0
 
 
 @pytest.mark.parametrize("name", ["request", "queue", "batch_wait", "inference"])
-def test_times_are_histograms_by_version(scraped, name):
-    assert value_of(scraped, f"tsx_{name}_seconds_count", **V1) == 6
-    buckets = by_label(scraped.samples, f"tsx_{name}_seconds_bucket", "le", **V1)
-    rows = [(float(bound), count) for bound, count in buckets.items()]
+def test_times_are_histograms_by_version(scrape, name):
+    assert value_of(scrape, f"tsx_{name}_seconds_count", **V1) == 6
+    buckets = by_label(scrape.samples, f"tsx_{name}_seconds_bucket", "le", **V1)
+    rows = [(float(upper_bound), count) for upper_bound, count in buckets.items()]
     assert rows == sorted(rows)
     assert rows[-1] == (math.inf, 6)
-    assert value_of(scraped, f"tsx_{name}_seconds_count", **V2) == 0
+    assert value_of(scrape, f"tsx_{name}_seconds_count", **V2) == 0
 
 
-def test_the_parts_of_a_request_are_no_more_than_the_whole(scraped):
+def test_the_stages_of_a_request_do_not_exceed_its_total(scrape):
     request, *parts = (
-        value_of(scraped, f"tsx_{name}_seconds_sum", **V1)
+        value_of(scrape, f"tsx_{name}_seconds_sum", **V1)
         for name in ("request", "queue", "batch_wait", "inference")
     )
-    # The batches were of one request each.
+    # Each batch had one request.
     assert 0 < sum(parts) <= request
-    latency = value_of(scraped, "ts_inference_latency_microseconds", **V1)
+    latency = value_of(scrape, "ts_inference_latency_microseconds", **V1)
     assert request == pytest.approx(latency / 1e6)
 
 
-def test_names_can_be_asked_for(scraped):
-    lines = scraped.filtered.text.splitlines()
+def test_metrics_can_be_filtered_by_name(scrape):
+    lines = scrape.filtered.text.splitlines()
     types = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert types == {"Requests2XX", "tsx_batch_size"}
 
 
-def test_gpus_are_measured_as_far_as_they_report_it():
+def test_gpus_export_the_figures_that_they_report():
     gpus = {
         0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}),
         1: Gpu("1", "GPU-2", None, None, None, None),
@@ -243,7 +241,7 @@ def test_gpus_are_measured_as_far_as_they_report_it():
     assert [value for _, value in samples["tsx_worker_memory_bytes"]] == [1000]
 
 
-def test_openmetrics_has_the_same_samples_and_points_to_traces():
+def test_openmetrics_has_the_same_samples_and_exemplars():
     stats = Stats()
     count(stats, (10.0, 10.0, 12.0), [FakeJob(arrived=9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     assert stats.newest is not None
@@ -272,44 +270,44 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     assert series(text.splitlines()) == series(openmetrics.splitlines())
 
 
-def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
+def test_openmetrics_is_sent_if_the_client_accepts_it(scrape):
     content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    assert scraped.openmetrics.headers["content-type"] == content_type
-    families = text_fd_to_metric_families(StringIO(scraped.openmetrics.text))
-    kinds = {family.name: family.type for family in families}
-    assert kinds["ts_inference_requests"] == "counter"
-    # A counter's name ends with _total there, and this one is TorchServe's.
-    assert kinds["Requests2XX"] == "unknown"
+    assert scrape.openmetrics.headers["content-type"] == content_type
+    families = text_fd_to_metric_families(StringIO(scrape.openmetrics.text))
+    types_by_name = {family.name: family.type for family in families}
+    assert types_by_name["ts_inference_requests"] == "counter"
+    # OpenMetrics counters end with _total; TorchServe's name does not.
+    assert types_by_name["Requests2XX"] == "unknown"
 
 
-def test_batches_beyond_the_last_bound_are_counted():
+def test_batches_beyond_the_last_bucket_are_counted():
     stats = Stats()
     for size in (3, 1000):
         count(stats, (1.0, 1.0, 2.0), [FakeJob(arrived=0.5)] * size)
     buckets = by_label(samples_of(text_of(reading_of(stats))), "tsx_batch_size_bucket", "le")
-    assert [buckets[bound] for bound in ("2.0", "4.0", "512.0", "+Inf")] == [0, 1, 1, 2]
+    assert [buckets[upper_bound] for upper_bound in ("2.0", "4.0", "512.0", "+Inf")] == [0, 1, 1, 2]
 
 
-def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
+def test_invalid_unicode_does_not_lose_other_metrics():
     name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
     samples = handler_samples(delta("Read", File=name) | {"unit": name})
     assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
     assert "Requests2XX" in samples
 
 
-def test_names_and_labels_of_a_handler_stay_within_their_line():
+def test_handler_names_and_labels_cannot_forge_lines():
     text = 'a"b\\c\nd{}#,=`%\x00\u2028'
     samples = handler_samples(delta(f"Read{text}", **{f"File{text}": text}) | {"unit": text})
     ((labels, _),) = samples["Reada_b_c_d_________"]
     assert labels["Filea_b_c_d_________"] == text
 
 
-def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(start_server, until):
+def test_recycled_workers_are_counted_by_reason_and_not_as_restarts(start_server, until):
     def recycles():
         samples = samples_of(server.metrics.get("/metrics").text)
         assert samples["tsx_worker_restarts_total"][0][1] == 0
-        stuck = by_label(samples, "tsx_worker_stuck_total", "reason")
-        assert stuck == {"stopped": 0, "silent": 0}
+        stuck_workers = by_label(samples, "tsx_worker_stuck_total", "reason")
+        assert stuck_workers == {"stopped": 0, "silent": 0}
         counts = by_label(samples, "tsx_worker_recycles_total", "reason")
         assert counts["requests"] == counts["memory"] == 0
         return counts["age"]
@@ -323,7 +321,7 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
         assert "maxWorkerMemory" not in model
 
 
-def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
+def test_excess_labels_are_dropped_counted_and_warned_of_once(caplog):
     stats = Stats('Model "m" [Version 1]')
     for number in range(MAX_LABEL_SETS + 5):
         stats.add_handler_metrics(
@@ -343,7 +341,7 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     assert "more than 1000 metrics" in names
 
 
-def test_many_models_are_written_in_pieces():
+def test_metrics_of_many_models_are_written_in_pieces():
     stats = Stats()
     for number in range(3 * PIECE_SAMPLES):
         stats.add_handler_metrics([delta("Seen", request=str(number)), delta("Grew")])
@@ -364,7 +362,7 @@ def test_many_models_are_written_in_pieces():
     assert samples <= set(generate_latest(families).decode().splitlines())
 
 
-def test_each_piece_leaves_a_turn_to_others():
+def test_writing_metrics_yields_to_the_event_loop_after_each_piece():
     turns = []
 
     async def count_turns():
@@ -373,15 +371,15 @@ def test_each_piece_leaves_a_turn_to_others():
             await asyncio.sleep(0)
 
     async def main():
-        counting = asyncio.create_task(count_turns())
+        counter_task = asyncio.create_task(count_turns())
         assert await in_turns(iter(range(5))) == [0, 1, 2, 3, 4]
-        counting.cancel()
+        counter_task.cancel()
 
     asyncio.run(main())
     assert len(turns) >= 4
 
 
-def test_metrics_are_served_and_say_so_when_no_descriptor_is_left(start_server, monkeypatch):
+def test_metrics_are_served_even_without_free_descriptors(start_server, monkeypatch):
     def no_descriptor(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -397,7 +395,7 @@ def test_metrics_are_served_and_say_so_when_no_descriptor_is_left(start_server, 
         assert "MemoryUsed" in samples_of(server.metrics.get("/metrics").text)
 
 
-def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
+def test_reserved_prometheus_labels_are_renamed():
     samples = handler_samples(
         delta("Seen", __name__="x", le="1"), delta("Size", le="1") | {"type": "histogram"}
     )
@@ -408,17 +406,17 @@ def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
     assert len({labels["le"] for labels in buckets}) == len(buckets)
 
 
-def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
-    kinds = ("gauge", "counter", "histogram")
-    samples = handler_samples(*(delta("Seen") | {"type": kind} for kind in kinds))
+def test_a_metric_with_two_types_becomes_two_metrics():
+    types = ("gauge", "counter", "histogram")
+    samples = handler_samples(*(delta("Seen") | {"type": kind} for kind in types))
     assert {"Seen", "Seen_counter", "Seen_histogram_bucket"} <= set(samples)
     assert len(samples["Seen"]) == 1
 
 
 def version_with(stats, **changes):
-    usual = {"name": "m", "version": "1", "workers": [], "pending": 0, "queue_capacity": 100}
-    quiet = {"stats": stats, "slo": None, "in_flight": 0, "forms": {}, "cache": None}
-    return SimpleNamespace(**usual | quiet | changes)
+    defaults = {"name": "m", "version": "1", "workers": [], "pending": 0, "queue_capacity": 100}
+    idle_fields = {"stats": stats, "slo": None, "in_flight": 0, "forms": {}, "cache": None}
+    return SimpleNamespace(**defaults | idle_fields | changes)
 
 
 def delta(name, **labels):

@@ -1,4 +1,4 @@
-"""Figures of GPUs, read by NVML and from the output of nvidia-smi."""
+"""GPU figures, read with NVML or from the output of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OUTPUT = """\
 """
 
 
-def test_each_line_is_a_gpu() -> None:
+def test_each_line_of_nvidia_smi_is_a_gpu() -> None:
     first, second = parse(OUTPUT)
     assert (first.utilization, first.memory_used, first.memory_total) == (37, 678, 81559)
     assert second.utilization is None
 
 
-def test_usage_is_reported_in_the_words_of_torchserve() -> None:
+def test_usage_is_reported_under_torchserves_names() -> None:
     first, second = parse(OUTPUT)
     text = (
         "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
@@ -33,11 +33,11 @@ def test_usage_is_reported_in_the_words_of_torchserve() -> None:
     assert second.usage(1) == text.format(1, "N/A", "N/A", 3)
 
 
-def test_output_that_is_no_table_holds_no_gpu() -> None:
+def test_invalid_tool_output_gives_no_gpus() -> None:
     assert parse("No devices were found\n") == []
 
 
-def test_visible_devices_choose_and_order() -> None:
+def test_visible_devices_select_and_order_gpus() -> None:
     gpus = parse(OUTPUT)
     assert visible(gpus, None) == {0: gpus[0], 1: gpus[1]}
     assert visible(gpus, "1,0") == {0: gpus[1], 1: gpus[0]}
@@ -48,7 +48,7 @@ def test_visible_devices_choose_and_order() -> None:
 
 @pytest.fixture
 def write_tool(tmp_path, monkeypatch):
-    """Return a function that puts a script on the path as nvidia-smi."""
+    """Return a function that installs a script on the path as nvidia-smi."""
 
     def write(script):
         tool = tmp_path / "nvidia-smi"
@@ -73,7 +73,7 @@ def test_a_machine_without_the_tool_has_no_gpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_tool_that_hangs_is_ended(write_tool, tmp_path):
+def test_a_hanging_tool_is_killed(write_tool, tmp_path):
     file = tmp_path / "pid"
     write_tool(f"echo $$ > {file}; exec sleep 600")
     assert asyncio.run(read_gpus(timeout_s=1.0)) == {}
@@ -83,7 +83,7 @@ def test_a_tool_that_hangs_is_ended(write_tool, tmp_path):
 
 
 class FakeLibrary:
-    """NVML's functions as they answer on a machine with two GPUs, one of which tells little."""
+    """A fake NVML of a machine with two GPUs, one of which reports little."""
 
     class NVMLError(Exception):
         pass
@@ -116,7 +116,7 @@ class FakeLibrary:
         ]
 
 
-def test_the_library_is_asked_where_it_is_installed(monkeypatch):
+def test_nvml_is_used_if_installed(monkeypatch):
     monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(FakeLibrary()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     gpus = asyncio.run(read_gpus())
@@ -125,31 +125,31 @@ def test_the_library_is_asked_where_it_is_installed(monkeypatch):
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_driver_the_tool_is_asked(write_tool, monkeypatch):
+def test_without_a_driver_the_tool_is_used(write_tool, monkeypatch):
     library = FakeLibrary(init=lambda: (_ for _ in ()).throw(FakeLibrary.NVMLError()))
     monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(library))
     write_tool(f"cat <<'END'\n{OUTPUT}END")
     assert asyncio.run(read_gpus()) == dict(enumerate(parse(OUTPUT)))
 
 
-def test_a_driver_that_hangs_is_not_waited_for_and_not_asked_twice():
-    go_on, calls = threading.Event(), []
+def test_a_hanging_driver_is_abandoned_and_not_called_again():
+    may_answer, calls = threading.Event(), []
 
     def hang():
         calls.append(1)
-        go_on.wait(30)
+        may_answer.wait(30)
 
     async def main():
         nvml = Nvml(FakeLibrary(init=hang))
         assert [await nvml.read(0.01), await nvml.read(0.01)] == [[], []]
-        go_on.set()
+        may_answer.set()
         assert len(await nvml.read(30)) == 2
         assert len(calls) == 1
 
     asyncio.run(main())
 
 
-def test_the_installed_library_has_the_functions_that_are_called():
+def test_the_installed_nvml_has_the_functions_that_are_called():
     library = pytest.importorskip("pynvml")
     for name in vars(FakeLibrary):
         if name.startswith(("nvml", "NVML")):

@@ -1,4 +1,4 @@
-"""The lines of the metric logs, which TorchServe's benchmark scripts split at their colons."""
+"""The lines of the metrics logs, which TorchServe's benchmark scripts split at colons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.runtime.core.telemetry.test_metricsconfig import USUAL
+from tests.runtime.core.telemetry.test_metricsconfig import TYPICAL_FILE
 from tests.support.batches import BATCH
 from tests.support.logs import lines_of
 from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal, ValueEntry
@@ -30,7 +30,7 @@ SHAPE = re.compile(
 
 
 def log_of(server, counts=None):
-    """Make a metric log of the server in its event loop."""
+    """Create a metrics log in the server's event loop."""
     counts, system = counts or ResponseCounts(), System(server.settings)
     return server.call(lambda: MetricLog(server.registry, counts, system, server.settings))
 
@@ -38,7 +38,7 @@ def log_of(server, counts=None):
 def lines_by_metric(start_server, **settings):
     """Return the log of some requests, their ids, and the text of /metrics.
 
-    The log has for each metric (value as the scripts find it, dimensions, request ids).
+    The log maps each metric to (value as the scripts parse it, dimensions, request ids).
     """
     with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
@@ -54,7 +54,7 @@ def lines_by_metric(start_server, **settings):
     for line in lines:
         match = SHAPE.match(line)
         assert match, line
-        # TorchServe's scripts read the value so.
+        # TorchServe's scripts parse the value in this way.
         value = float(line.split("|")[0].split(":")[3])
         assert value == float(match[3])
         metrics.setdefault(match[1], []).append((value, match[4], match[6]))
@@ -66,7 +66,7 @@ def log(start_server):
     return lines_by_metric(start_server, metrics_mode="log")
 
 
-def test_batches_are_reported_one_by_one(log):
+def test_each_batch_is_logged(log):
     metrics, _, _ = log
     for name in ("QueueTime", "WorkerThreadTime"):
         assert [dimensions for _, dimensions, _ in metrics[name]] == ["Level:Host"] * 3
@@ -82,19 +82,19 @@ def test_batches_are_reported_one_by_one(log):
     assert dimensions == "WorkerName:W-9000-talker_1.0,Level:Host"
 
 
-def test_metrics_of_handlers_name_the_requests_of_their_batch(log):
+def test_handler_metrics_name_the_requests_of_their_batch(log):
     metrics, ids, _ = log
     assert [request for _, _, request in metrics["PredictionTime"]] == ids
     assert metrics["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
     assert metrics["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
 
 
-def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
+def test_handler_text_cannot_change_the_line_format():
     assert _plain("Size") == "Size"
     assert _plain('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
 
 
-def test_the_machine_is_reported_with_units(log):
+def test_system_metrics_are_logged_with_units(log):
     metrics, _, _ = log
     names = (
         "CPUUtilization MemoryUsed MemoryAvailable MemoryUtilization DiskUsage DiskAvailable "
@@ -103,9 +103,9 @@ def test_the_machine_is_reported_with_units(log):
     assert set(names.split()) <= set(metrics)
 
 
-def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
+def test_a_configuration_selects_the_metrics(start_server, tmp_path):
     file = tmp_path / "metrics.yaml"
-    file.write_text(USUAL)
+    file.write_text(TYPICAL_FILE)
     metrics, _, exposition = lines_by_metric(
         start_server, metrics_mode="legacy", metrics_config=file, model_metrics_auto_detect=False
     )
@@ -118,7 +118,7 @@ def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
     assert not {*undeclared.split(), "ts_inference_requests_total"} & types
 
 
-def test_without_a_log_nothing_is_kept_for_it(server):
+def test_without_a_log_no_journal_is_kept(server):
     assert server.registry.find("talker").stats.journal is None
 
 
@@ -131,7 +131,7 @@ def test_a_histogram_has_torchserves_buckets():
     assert sum(metric.buckets) == metric.count == 4
 
 
-def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
+def test_an_unread_journal_is_limited(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MAX_ENTRIES", 4)
     journal = MetricJournal()
     for number in range(3):
@@ -147,7 +147,7 @@ def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
     assert Stats().journal is None
 
 
-def test_many_batches_are_written_in_turns_between_which_the_server_answers(start_server):
+def test_writing_many_batches_yields_to_the_event_loop(start_server):
     """The lines keep the order of the batches; a server that stops writes the rest."""
     with lines_of("MODEL_METRICS") as lines, start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=0)
@@ -168,14 +168,14 @@ def test_many_batches_are_written_in_turns_between_which_the_server_answers(star
 
 async def _interrupt_writing(log: MetricLog) -> None:
     """Cancel a write after a few turns of the event loop."""
-    writing = asyncio.ensure_future(log.write())
+    write_task = asyncio.ensure_future(log.write())
     for _ in range(4):
         await asyncio.sleep(0)
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
+    write_task.cancel()
+    await asyncio.gather(write_task, return_exceptions=True)
 
 
-def test_a_program_tells_the_machines_numbers():
+def test_a_program_provides_the_system_metrics():
     lines = [
         "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1",
         "noise",
@@ -189,11 +189,11 @@ def test_a_program_tells_the_machines_numbers():
 
 
 @pytest.mark.usefixtures("processes")
-async def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, until):
+async def test_a_user_program_replaces_the_system_measurement(tmp_path, until):
     program = tmp_path / "numbers.sh"
     line = "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1"
     program.write_text(f"echo '{line}'\necho 'Requests2XX.Count:9|#Level:Host|#hostname:b'\n")
-    async with following(f"sh '{program}'") as system:
+    async with running_program(f"sh '{program}'") as system:
         assert system.read() == []
         await asyncio.to_thread(until, system.read)
     assert system.read()[0] == SystemMetric("CPUUtilization", "Percent", 12.5)
@@ -201,22 +201,22 @@ async def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, until
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["/no/such/program", "false", "sh '"])
-async def test_a_program_that_fails_is_reported_and_no_more(command, caplog, until):
-    async with following(command) as system:
+async def test_a_failing_program_is_reported_without_other_effects(command, caplog, until):
+    async with running_program(command) as system:
         await asyncio.to_thread(until, lambda: "system_metrics_cmd" in caplog.text)
     assert system.read() == []
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
+async def test_a_running_program_is_ended_when_the_server_stops(tmp_path, until):
     file = tmp_path / "pid"
-    async with following(f"sh -c 'echo $$ > {file}; exec sleep 600'"):
+    async with running_program(f"sh -c 'echo $$ > {file}; exec sleep 600'"):
         await asyncio.to_thread(until, lambda: file.exists() and file.read_text().strip())
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
 
 
-def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
+def test_start_times_of_removed_workers_are_dropped(start_server):
     with start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=1)
         log = log_of(server)
@@ -227,7 +227,7 @@ def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
         assert not log._loaded
 
 
-def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch, caplog, until):
+def test_a_log_that_becomes_unwritable_is_reported(start_server, monkeypatch, caplog, until):
     def fail(self):
         raise ZeroDivisionError("no such number")
 
@@ -245,8 +245,8 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
 
 
 @asynccontextmanager
-async def following(command: str) -> AsyncIterator[System]:
-    """Let a program of the user measure the machine."""
+async def running_program(command: str) -> AsyncIterator[System]:
+    """Run a user program that measures the machine."""
     system = System(Settings(system_metrics_cmd=command))
     task = asyncio.ensure_future(system.follow())
     yield system
@@ -254,7 +254,7 @@ async def following(command: str) -> AsyncIterator[System]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_the_machine_can_be_left_out(start_server):
+def test_system_metrics_can_be_disabled(start_server):
     with start_server(disable_system_metrics=True) as server:
         text = server.metrics.get("/metrics").text
         assert "Requests2XX" in text

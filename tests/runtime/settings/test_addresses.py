@@ -1,4 +1,4 @@
-"""Addresses of listeners, and the machines that can reach them."""
+"""Addresses of listeners, and which machines can reach them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.settings.addresses import Address, parse_address
         ("unix:///tmp/inference.sock", Address("", 0, "unix", "/tmp/inference.sock")),
     ],
 )
-def test_an_address_has_three_forms(text: str, expected: Address) -> None:
+def test_an_address_is_parsed_in_three_forms(text: str, expected: Address) -> None:
     assert parse_address(text) == expected
     assert parse_address(str(expected)) == expected
 
@@ -45,13 +45,13 @@ def test_an_address_has_three_forms(text: str, expected: Address) -> None:
         "unix:/a\0b",
     ],
 )
-def test_a_text_that_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not of the form http://HOST:PORT"):
         parse_address(text)
 
 
 @given(st.sampled_from(["http://", "https://", "unix:", "unix:/"]), st.text(max_size=30))
-def test_no_text_is_half_an_address_and_each_means_what_it_says(scheme: str, text: str) -> None:
+def test_arbitrary_text_is_a_faithful_address_or_refused(scheme: str, text: str) -> None:
     try:
         address = parse_address(scheme + text)
     except ValueError:
@@ -77,5 +77,5 @@ def test_no_text_is_half_an_address_and_each_means_what_it_says(scheme: str, tex
         ("http://127.0.0.1.evil.org:1", False),
     ],
 )
-def test_only_this_machine_reaches_loopback_and_unix_sockets(text: str, is_local: bool) -> None:
+def test_loopback_and_unix_sockets_are_local(text: str, is_local: bool) -> None:
     assert parse_address(text).is_local is is_local

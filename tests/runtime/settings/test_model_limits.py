@@ -1,6 +1,6 @@
-"""A limit of a model is one row of the table, from which all its uses come.
+"""A limit of a model is one row of the table, from which all its uses are derived.
 
-They are its key, parameters, settings, order, plan, description, snapshot and documentation.
+These are its key, parameters, settings, registration, plan, description, snapshot and docs.
 """
 
 from __future__ import annotations
@@ -21,44 +21,54 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def values(name: str) -> list[int]:
-    """Return four values that the limit takes, none of them its default."""
+    """Return four values that the limit accepts and that differ from its default."""
     limit = LIMITS[name]
     candidates = [value for value in limit.choices if value != limit.default] or [
-        limit.default + more for more in (1, 2, 3, 4)
+        limit.default + offset for offset in (1, 2, 3, 4)
     ]
     return (candidates * 4)[:4]
 
 
-def test_the_rows_are_the_fields() -> None:
+def test_every_row_of_the_limit_table_is_a_field() -> None:
     assert [field.name for field in fields(ModelLimits)] == list(LIMITS)
     assert len({limit.key for limit in LIMITS.values()}) == len(LIMITS)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
+def test_the_first_source_that_sets_a_limit_wins(name: str) -> None:
     limit, (by_order, by_model, by_archive, by_server) = LIMITS[name], values(name)
     settings = Settings(**{limit.setting: by_server} if limit.setting else {})
     archive, problems = parse_model_config({limit.key: by_archive})
-    order, of_model = RegisterOrder(url="m", **{name: by_order}), ModelSettings(**{name: by_model})
+    registration, model_settings = (
+        RegisterOrder(url="m", **{name: by_order}),
+        ModelSettings(**{name: by_model}),
+    )
 
-    def planned(order: RegisterOrder, config: ModelConfig, settings: Settings) -> object:
-        return getattr(plan(order, config, settings, 0), name)
+    def planned_value(
+        registration: RegisterOrder, config: ModelConfig, settings: Settings
+    ) -> object:
+        return getattr(plan(registration, config, settings, 0), name)
 
     assert problems == []
-    assert planned(with_model_settings(order, of_model), archive, settings) == by_order
     assert (
-        planned(with_model_settings(RegisterOrder(url="m"), of_model), archive, settings)
+        planned_value(with_model_settings(registration, model_settings), archive, settings)
+        == by_order
+    )
+    assert (
+        planned_value(
+            with_model_settings(RegisterOrder(url="m"), model_settings), archive, settings
+        )
         == by_model
     )
-    assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
-    assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (
+    assert planned_value(RegisterOrder(url="m"), archive, settings) == by_archive
+    assert planned_value(RegisterOrder(url="m"), ModelConfig(), settings) == (
         by_server if limit.setting else limit.default
     )
-    assert planned(RegisterOrder(url="m"), ModelConfig(), Settings()) == limit.default
+    assert planned_value(RegisterOrder(url="m"), ModelConfig(), Settings()) == limit.default
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_schema_has_the_same_of_a_limit(name: str) -> None:
+def test_every_schema_defines_a_limit_equally(name: str) -> None:
     limit = LIMITS[name]
     for kind in (RegisterParameters, ScaleParameters):
         assert (name in kind.model_fields) == (name in CHANGEABLE)
@@ -73,13 +83,13 @@ def test_every_schema_has_the_same_of_a_limit(name: str) -> None:
     ):
         if name in kind.model_fields:
             assert kind.model_fields[name].description == limit.description
-    bad = limit.minimum - 1
-    assert parse_model_config({limit.key: bad})[1]
+    invalid_value = limit.minimum - 1
+    assert parse_model_config({limit.key: invalid_value})[1]
     for kind in (RegisterParameters, ModelSettings):
         if name in kind.model_fields:
             reason = "503 or 429" if limit.choices else f"greater than or equal to {limit.minimum}"
             with pytest.raises(ValueError, match=reason):
-                kind.model_validate({name: bad})
+                kind.model_validate({name: invalid_value})
             if not limit.choices:
                 with pytest.raises(ValueError, match=f"less than {limit.below}"):
                     kind.model_validate({name: limit.below})

@@ -1,4 +1,4 @@
-"""config.properties is read as Java reads it, and both can read a file that tsx writes."""
+"""config.properties is parsed as Java does; Java can also read the files that tsx writes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tsx_runtime.settings.properties import format_properties, parse_properties
         ("", {}),
     ],
 )
-def test_a_file_means_what_it_means_to_java(text: str, expected: dict[str, str]) -> None:
+def test_properties_are_parsed_as_java_does(text: str, expected: dict[str, str]) -> None:
     assert parse_properties(text) == expected
 
 
-def test_an_unfinished_unicode_escape_is_shown() -> None:
+def test_an_incomplete_unicode_escape_is_reported() -> None:
     with pytest.raises(ValueError, match="four hexadecimal digits, near"):
         parse_properties("store=c:\\users\\me")
 

@@ -1,4 +1,4 @@
-"""Every setting has one value, and its origin is known."""
+"""Every setting has one value with a known origin."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def failure(
+def load_error(
     cli: dict[str, object] | None = None,
     env: dict[str, str] | None = None,
     toml: Path | None = None,
 ) -> str:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         load_settings(cli or {}, env or {}, toml)
-    return caught.value.message
+    return exc_info.value.message
 
 
-def test_without_any_source_all_settings_are_defaults() -> None:
+def test_without_sources_all_settings_have_defaults() -> None:
     settings, origins = load_settings({}, {"PATH": "/bin"})
     assert settings == Settings()
     assert set(origins) == set(Settings.model_fields)
@@ -49,7 +49,7 @@ def test_without_any_source_all_settings_are_defaults() -> None:
 @pytest.mark.parametrize("in_file", [True, False])
 @pytest.mark.parametrize("in_env", [True, False])
 @pytest.mark.parametrize("on_command_line", [True, False])
-def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(
+def test_command_line_overrides_environment_overrides_file(
     tmp_path: Path, in_file: bool, in_env: bool, on_command_line: bool
 ) -> None:
     toml = write(tmp_path, "job_queue_size = 2" if in_file else "")
@@ -66,7 +66,7 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
     assert (settings.job_queue_size, origins["job_queue_size"]) == (value, origin)
 
 
-def test_text_of_the_environment_is_read_as_the_type_of_the_setting() -> None:
+def test_environment_text_is_converted_to_the_settings_type() -> None:
     env = {
         "TSX_LIMIT_MAX_IMAGE_PIXELS": "false",
         "TSX_WORKER_PRELOAD": "0",
@@ -84,7 +84,7 @@ def test_text_of_the_environment_is_read_as_the_type_of_the_setting() -> None:
     assert settings.inference_address == "http://[::1]:80"
 
 
-def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
+def test_relative_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
     settings, _ = load_settings(
         {}, {}, write(tmp_path, 'model_store = "models"\ncache_dir = "/cache"')
     )
@@ -92,7 +92,7 @@ def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     assert settings.cache_dir == Path("/cache")
 
 
-def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None:
+def test_sizes_and_durations_may_be_text_in_every_source(tmp_path: Path) -> None:
     toml = write(
         tmp_path,
         'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n'
@@ -113,34 +113,34 @@ def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
-def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None:
-    message = failure({"drain_timeout": text})
+def test_a_fractional_number_of_seconds_is_refused(text: str) -> None:
+    message = load_error({"drain_timeout": text})
     assert message.endswith("at least 0, or a time such as 30s, 10m or 2h")
 
 
-def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
+def test_every_integer_of_bytes_or_seconds_accepts_text() -> None:
     for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
         unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
-        # The description of max_batch_tokens says that bytes are no tokens.
+        # The description of max_batch_tokens mentions bytes, but its unit is tokens.
         if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":
             assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
 
 
 @pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
-def test_a_limit_beyond_what_a_frame_can_hold_is_refused(name: str) -> None:
+def test_a_limit_beyond_the_frame_size_is_refused(name: str) -> None:
     assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
-    message = failure({name: "4294967296"})
+    message = load_error({name: "4294967296"})
     assert message.startswith(f"{name} cannot be '4294967296' (from command line)")
     assert "from 1 to 4294967295" in message
 
 
-def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:
+def test_an_unknown_setting_gets_a_suggestion_in_every_source(tmp_path: Path) -> None:
     toml = write(tmp_path, "job_queue_sise = 2")
-    message = failure(toml=toml)
+    message = load_error(toml=toml)
     assert message.startswith(f"unknown setting 'job_queue_sise' in {toml}")
     assert message.endswith("did you mean 'job_queue_size'?")
-    assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
-    assert "`tsx config show` lists all settings" in failure(cli={"zz": "1"})
+    assert "did you mean 'drain_timeout'?" in load_error(cli={"drain_timout": "x"})
+    assert "`tsx config show` lists all settings" in load_error(cli={"zz": "1"})
 
 
 @pytest.mark.parametrize(
@@ -155,28 +155,26 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
         ("model", "models"),
     ],
 )
-def test_a_setting_under_the_name_of_another_program_is_pointed_to_its_name_here(
-    name: str, hint: str
-) -> None:
-    message = failure(cli={name: "1"})
+def test_another_servers_setting_name_gets_a_hint(name: str, hint: str) -> None:
+    message = load_error(cli={name: "1"})
     assert message.startswith(f"unknown setting '{name}' in the command line")
     assert message.endswith(f"did you mean {hint}?")
 
 
-def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+def test_all_unknown_settings_of_a_file_are_reported_together(tmp_path: Path) -> None:
     toml = write(
         tmp_path,
         "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n"
         "[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n",
     )
-    lines = failure(toml=toml).splitlines()
+    lines = load_error(toml=toml).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
         f"unknown setting 'zz' in {toml}",
         f"unknown setting 'model' in {toml}",
         f"unknown setting 'worker' in [models.a] of {toml}",
         f"unknown setting 'sloo' in [models.b.1] of {toml}",
     ]
-    assert len(failure(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
+    assert len(load_error(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -190,9 +188,7 @@ def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> Non
         ("TSX_ZZ", "`tsx config show` lists all settings"),
     ],
 )
-def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(
-    variable: str, hint: str
-) -> None:
+def test_an_unknown_variable_is_a_warning_with_a_suggestion(variable: str, hint: str) -> None:
     warnings: list[str] = []
     settings, _ = load_settings({}, {variable: "1"}, warn=warnings.append)
     assert settings == Settings()
@@ -201,7 +197,7 @@ def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(
     assert warning.endswith(hint)
 
 
-def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_path: Path) -> None:
+def test_a_removed_setting_is_a_warning_in_every_source(tmp_path: Path) -> None:
     toml = write(tmp_path, "frontends = 2\ndrain_timeout = 5")
     warnings: list[str] = []
     settings, _ = load_settings(
@@ -215,8 +211,8 @@ def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_pat
     ]
 
 
-def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored() -> None:
-    # The last makes the name of a setting: TSX_GRPC_INFERENCE_PORT.
+def test_kubernetes_service_variables_are_ignored() -> None:
+    # The last one produces the name of a setting: TSX_GRPC_INFERENCE_PORT.
     names = ("TSX", "TSX_CANARY", "TSX_GRPC_INFERENCE")
     links = {
         f"{name}_{part}": value
@@ -238,12 +234,12 @@ def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored()
     assert load_settings({}, {"TSX_GRPC_INFERENCE_PORT": "7171"})[0].grpc_inference_port == 7171
 
 
-def test_a_variable_of_another_program_is_ignored() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     load_settings({}, {"TS_CONFIG_FILE": "x", "XTSX_MODEL_STORE": "x"})
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "takes"),
+    ("variable", "text", "accepted_values"),
     [
         ("TSX_JOB_QUEUE_SIZE", "many", "a whole number, at least 1"),
         ("TSX_JOB_QUEUE_SIZE", "0", "a whole number, at least 1"),
@@ -256,13 +252,13 @@ def test_a_variable_of_another_program_is_ignored() -> None:
         ("TSX_METRICS_ADDRESS", "http://localhost:99999", "an address: http://HOST:PORT"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(
-    variable: str, text: str, takes: str
+def test_a_wrong_value_is_reported_with_its_origin_and_accepted_values(
+    variable: str, text: str, accepted_values: str
 ) -> None:
     name = variable.removeprefix("TSX_").lower()
-    message = failure(env={variable: text})
+    message = load_error(env={variable: text})
     origin = f"(from environment variable {variable})"
-    assert message.startswith(f"{name} cannot be {text!r} {origin}: it takes {takes}")
+    assert message.startswith(f"{name} cannot be {text!r} {origin}: it takes {accepted_values}")
 
 
 @pytest.mark.parametrize(
@@ -276,33 +272,31 @@ def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(
         "worker_preload = 1",
     ],
 )
-def test_the_file_must_use_the_right_type(tmp_path: Path, line: str) -> None:
+def test_values_in_the_file_must_have_the_right_type(tmp_path: Path, line: str) -> None:
     toml = write(tmp_path, line)
-    assert f"(from {toml})" in failure(toml=toml)
+    assert f"(from {toml})" in load_error(toml=toml)
 
 
-def test_a_secret_is_never_repeated_in_an_error() -> None:
-    message = failure(cli={"management_token": 5})
+def test_errors_never_contain_a_secret() -> None:
+    message = load_error(cli={"management_token": 5})
     assert message.startswith("management_token cannot be what was given (from command line)")
-    message = failure(env={"TSX_INFERENCE_TOKEN": ""})
+    message = load_error(env={"TSX_INFERENCE_TOKEN": ""})
     assert "from environment variable TSX_INFERENCE_TOKEN" in message
 
 
-def test_a_file_that_cannot_be_read_or_is_not_toml_is_named(tmp_path: Path) -> None:
-    message = failure(toml=tmp_path / "none.toml")
+def test_an_unreadable_or_invalid_toml_file_is_reported(tmp_path: Path) -> None:
+    message = load_error(toml=tmp_path / "none.toml")
     assert f"'{tmp_path}/none.toml': No such file or directory" in message
     toml = tmp_path / "tsx.toml"
     for content in (b"a = = 1", b"a = '\xff'"):
         toml.write_bytes(content)
-        assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
+        assert load_error(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
-def test_the_file_is_named_by_the_call_or_the_environment_or_lies_in_the_directory(
-    tmp_path: Path,
-) -> None:
+def test_the_file_comes_from_argument_environment_or_working_directory(tmp_path: Path) -> None:
     assert find_config(None, {}, tmp_path) is None
-    here = write(tmp_path, "")
-    assert find_config(None, {}, tmp_path) == here
+    settings_file = write(tmp_path, "")
+    assert find_config(None, {}, tmp_path) == settings_file
     assert find_config(None, {"TSX_CONFIG": "a.toml"}, tmp_path) == Path("a.toml")
     assert find_config(Path("b.toml"), {"TSX_CONFIG": "a.toml"}, tmp_path) == Path("b.toml")
 
@@ -322,7 +316,7 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
     assert origins["models.resnet.device"] == str(toml)
 
 
-def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
+def test_a_models_cache_setting_is_a_table_or_json(tmp_path: Path) -> None:
     toml = write(
         tmp_path,
         '[models.a.cache]\nsize = "2MiB"\nkey = ["X-User"]\n[models.b]\ncache = {ttl = 5}\n',
@@ -355,47 +349,47 @@ def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
         ("[models]\nm = 1", "models in {toml} takes one table per model"),
     ],
 )
-def test_a_wrong_setting_of_a_model_is_named_with_the_model(
+def test_a_wrong_model_setting_is_reported_with_its_model(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     toml = write(tmp_path, text)
-    assert failure(toml=toml).startswith(reason.format(toml=toml))
+    assert load_error(toml=toml).startswith(reason.format(toml=toml))
 
 
-def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
+def test_a_wrong_model_setting_on_the_command_line_is_reported() -> None:
     for cli, expected in (
         ({"models.m.worker": "1"}, "did you mean 'workers'?"),
         ({"models": {}}, "unknown setting 'models' in the command line"),
         ({"models.m": "1"}, "unknown setting 'models.m' in the command line"),
         ({"models.m.batch_buckets": "[0]"}, "because of 0: it takes numbers of requests"),
     ):
-        assert expected in failure(cli=cli)
+        assert expected in load_error(cli=cli)
 
 
 @pytest.mark.parametrize("text", ["8,16", "[8, 16]"])
-def test_a_list_on_the_command_line_is_json_or_has_commas(text: str) -> None:
+def test_a_list_on_the_command_line_is_json_or_comma_separated(text: str) -> None:
     settings, _ = load_settings({"models.m.batch_buckets": text}, {}, None)
     assert settings.models["m"].batch_buckets == [8, 16]
 
 
-def test_settings_made_in_code_refuse_unknown_names() -> None:
-    wrong: dict[str, Any] = {"job_queue": 1}
+def test_settings_constructed_in_code_refuse_unknown_names() -> None:
+    invalid_settings: dict[str, Any] = {"job_queue": 1}
     with pytest.raises(ValidationError, match="job_queue"):
-        Settings(**wrong)
+        Settings(**invalid_settings)
 
 
-def test_every_setting_says_what_it_takes_and_what_it_is_for() -> None:
+def test_every_setting_has_a_description_and_accepted_values() -> None:
     for name, field in [*Settings.model_fields.items(), *ModelSettings.model_fields.items()]:
         assert field.description, name
         assert accepted(field), name
 
 
-def test_a_suggestion_is_made_only_for_what_is_near() -> None:
+def test_suggestions_are_made_only_for_similar_names() -> None:
     assert suggestion("resnet", ["resnet18", "bert"]) == "; did you mean 'resnet18'?"
     assert suggestion("zzz", ["resnet18", "bert"]) == ""
 
 
-def test_an_archive_that_fits_the_machines_memory_is_no_zip_bomb(tmp_path: Path) -> None:
+def test_the_archive_size_limit_follows_the_machines_memory(tmp_path: Path) -> None:
     path = tmp_path / "constant.mar"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("handler.py", "")
@@ -406,7 +400,7 @@ def test_an_archive_that_fits_the_machines_memory_is_no_zip_bomb(tmp_path: Path)
         inspect_archive(path, limits=Settings(max_dense_archive_size=1 << 20).archive_limits())
 
 
-def test_the_cache_of_archives_has_the_limits_of_the_settings(tmp_path: Path) -> None:
+def test_the_archive_cache_obeys_its_limits(tmp_path: Path) -> None:
     settings = Settings(cache_dir=tmp_path, max_cache_size="1KB", max_cache_age="12h")
     cache = Settings(cache_dir=tmp_path).archive_cache()
     now = time.time()
@@ -419,13 +413,21 @@ def test_the_cache_of_archives_has_the_limits_of_the_settings(tmp_path: Path) ->
         os.utime(entry.files.parent / "complete.json", (now - age, now - age))
         return entry.files.parent
 
-    fits, large, old = make("a", 600, 0), make("b", 600, 3600), make("c", 1, 13 * 3600)
+    kept_archive, excess_archive, old_archive = (
+        make("a", 600, 0),
+        make("b", 600, 3600),
+        make("c", 1, 13 * 3600),
+    )
     settings.archive_cache().clean()
-    assert [entry.exists() for entry in (fits, large, old)] == [True, False, False]
-    assert failure({"max_cache_size": "much"}).startswith("max_cache_size")
+    assert [entry.exists() for entry in (kept_archive, excess_archive, old_archive)] == [
+        True,
+        False,
+        False,
+    ]
+    assert load_error({"max_cache_size": "much"}).startswith("max_cache_size")
 
 
-def test_no_part_of_the_product_sets_a_removed_setting() -> None:
+def test_the_product_sets_no_removed_setting() -> None:
     root = Path(__file__).parents[3]
     folders = ("cli", "infra", "runtime", "templates")
     variables = {

@@ -1,4 +1,4 @@
-"""config.properties of TorchServe: each key does what it did, or it is said that it does not."""
+"""TorchServe's config.properties: each key works as there, or a warning says that it does not."""
 
 from __future__ import annotations
 
@@ -51,15 +51,13 @@ def load(
     return settings, origins, [line.replace(f"{file}: ", "") for line in warnings]
 
 
-def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
-    with pytest.raises(SettingError) as caught:
+def load_error(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingError) as exc_info:
         load(directory, text, env)
-    return caught.value.message.replace(str(directory / "config.properties"), "FILE")
+    return exc_info.value.message.replace(str(directory / "config.properties"), "FILE")
 
 
-def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(
-    tmp_path: Path,
-) -> None:
+def test_keys_are_settings_with_the_lowest_precedence(tmp_path: Path) -> None:
     settings, origins, warnings = load(
         tmp_path,
         "inference_address = http://0.0.0.0:8080\nload_models=noop.mar, b=c.mar\n"
@@ -78,7 +76,7 @@ def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_t
     assert warnings == []
 
 
-def test_an_address_without_a_port_has_that_of_its_scheme(tmp_path: Path) -> None:
+def test_an_address_without_a_port_gets_its_schemes_port(tmp_path: Path) -> None:
     settings, _, _ = load(
         tmp_path,
         "inference_address=http://host\nmanagement_address=https://[::1]/\n"
@@ -89,13 +87,13 @@ def test_an_address_without_a_port_has_that_of_its_scheme(tmp_path: Path) -> Non
     assert settings.metrics_address == "unix:/tmp/a"
 
 
-def test_a_key_without_a_value_is_not_set(tmp_path: Path) -> None:
+def test_a_key_without_a_value_is_ignored(tmp_path: Path) -> None:
     settings, origins, _ = load(tmp_path, "load_models=\ncertificate_file=\nmodels=\n")
     assert settings == Settings()
     assert origins["load_models"] == "default"
 
 
-def test_every_key_of_torchserve_is_a_setting_or_is_warned_of(tmp_path: Path) -> None:
+def test_every_torchserve_key_is_a_setting_or_a_warning(tmp_path: Path) -> None:
     _, _, warnings = load(tmp_path, "".join(f"{key}=\n" for key in sorted(KEYS)))
     names = {name for line in warnings for name in line.partition(": ")[2].split(", ")}
     read = "models model_snapshot python version tsConfigFile ts_open_inference_protocol"
@@ -103,7 +101,7 @@ def test_every_key_of_torchserve_is_a_setting_or_is_warned_of(tmp_path: Path) ->
     assert names == KEYS - settings - RULES - set(read.split())
 
 
-def test_keys_without_effect_are_warned_of_by_their_reason(tmp_path: Path) -> None:
+def test_keys_without_effect_are_warned_of_with_the_reason(tmp_path: Path) -> None:
     _, _, warnings = load(
         tmp_path,
         "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n"
@@ -117,48 +115,48 @@ def test_keys_without_effect_are_warned_of_by_their_reason(tmp_path: Path) -> No
     assert set(java.split(", ")) <= JAVA_ONLY
 
 
-def test_an_unknown_key_is_reported_with_the_nearest_and_ignored(tmp_path: Path) -> None:
+def test_an_unknown_key_is_ignored_with_a_suggestion(tmp_path: Path) -> None:
     text = "job_queue_sise=3\nmy_own=1\ndrain_timeout=4"
-    settings, _, (near, unknown) = load(tmp_path, text)
+    settings, _, (suggestion_warning, unknown) = load(tmp_path, text)
     assert settings == Settings(drain_timeout=4)
-    assert "'job_queue_sise' is unknown" in near
-    assert near.endswith("did you mean 'job_queue_size'?")
+    assert "'job_queue_sise' is unknown" in suggestion_warning
+    assert suggestion_warning.endswith("did you mean 'job_queue_size'?")
     assert "'my_own' is unknown" in unknown
 
 
-def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
-    message = failure(tmp_path, "job_queue_size=many")
+def test_a_wrong_value_is_reported_with_its_file(tmp_path: Path) -> None:
+    message = load_error(tmp_path, "job_queue_size=many")
     assert message.startswith("job_queue_size cannot be 'many' (from FILE)")
-    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties")
+    assert load_error(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties")
 
 
-def test_any_word_but_true_is_false(tmp_path: Path) -> None:
-    # SageMaker's toolkit joins two lines, and its users have started with it for years.
-    joined = "truedefault_response_timeout=60"
+def test_every_boolean_except_true_is_false(tmp_path: Path) -> None:
+    # SageMaker's toolkit joins two lines by mistake; such files must still work.
+    joined_lines = "truedefault_response_timeout=60"
     settings, _, (warning,) = load(
         tmp_path,
-        f"enable_model_api={joined}\ndecode_input_request=FALSE\nenable_metrics_api=TRUE",
+        f"enable_model_api={joined_lines}\ndecode_input_request=FALSE\nenable_metrics_api=TRUE",
     )
     assert settings.enable_model_api is settings.decode_input_request is False
     assert settings.enable_metrics_api is True
-    assert warning.startswith(f"enable_model_api is '{joined}', which means false")
+    assert warning.startswith(f"enable_model_api is '{joined_lines}', which means false")
 
 
-def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:
+def test_a_latin_1_file_is_read_as_java_does(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     for encoding in ("latin-1", "utf-8-sig", "utf-8"):
         file.write_bytes("model_store=modèles".encode(encoding))
         assert load_settings({}, {}, file)[0].model_store == Path("modèles")
 
 
-def test_a_variable_between_dollars_is_put_in(tmp_path: Path) -> None:
+def test_dollar_delimited_variables_are_expanded(tmp_path: Path) -> None:
     settings, _, _ = load(tmp_path, "model_store=/data/$$STORE$$/$$STORE$$", {"STORE": "x"})
     assert settings.model_store == Path("/data/x/x")
-    message = failure(tmp_path, "model_store=$$STORE$$")
+    message = load_error(tmp_path, "model_store=$$STORE$$")
     assert message.startswith("model_store in FILE holds $$STORE$$")
 
 
-def test_ts_variables_count_where_the_file_lets_them_in(tmp_path: Path) -> None:
+def test_ts_variables_apply_if_the_file_enables_them(tmp_path: Path) -> None:
     env = {"TS_JOB_QUEUE_SIZE": "9", "TS_DRAIN_TIMEOUT": "1", "TS_ENABLE_ENVVARS_CONFIG": "true"}
     assert load(tmp_path, "job_queue_size=8", env)[0].job_queue_size == 8
     settings, origins, _ = load(tmp_path, "job_queue_size=8\nenable_envvars_config=True", env)
@@ -180,7 +178,7 @@ def test_ts_variables_count_where_the_file_lets_them_in(tmp_path: Path) -> None:
         (["use_env_allowed_urls=true"], False),
     ],
 )
-def test_a_variable_allows_urls_only_where_the_file_says_so(
+def test_a_variable_extends_allowed_urls_only_if_the_file_permits(
     lines: list[str], by_variable: bool
 ) -> None:
     values = dict(line.split("=") for line in [*lines, "allowed_urls=https://here/.*"])
@@ -193,7 +191,7 @@ def test_a_variable_allows_urls_only_where_the_file_says_so(
     )
 
 
-def test_models_are_described_by_version(tmp_path: Path) -> None:
+def test_the_models_key_configures_versions(tmp_path: Path) -> None:
     lines = json.dumps({"noop": {"1.0": NOOP_JSON, "2.0": {}}}, indent=2).replace("\n", "\\\n")
     settings, _, warnings = load(tmp_path, f"models={lines}\n")
     assert settings.model_versions == {"noop": {"1.0": NOOP, "2.0": VersionSettings()}}
@@ -224,8 +222,8 @@ def test_models_are_described_by_version(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_models_that_cannot_be_read_are_named(tmp_path: Path, text: str, reason: str) -> None:
-    assert failure(tmp_path, text).startswith(reason)
+def test_an_invalid_models_key_is_reported(tmp_path: Path, text: str, reason: str) -> None:
+    assert load_error(tmp_path, text).startswith(reason)
 
 
 # As TorchServe 0.9 wrote it.
@@ -294,7 +292,7 @@ models={\\
 """
 
 
-def test_the_files_of_kserve_and_sagemaker_mean_what_they_say(tmp_path: Path) -> None:
+def test_kserves_and_sagemakers_files_are_understood(tmp_path: Path) -> None:
     settings, _, _ = load(tmp_path, KSERVE)
     assert settings.inference_address == settings.management_address == "http://0.0.0.0:8085"
     assert settings.model_snapshot is not None
@@ -352,7 +350,7 @@ DEFAULTS = {
 }
 
 
-def test_a_setting_of_torchserves_name_has_its_default() -> None:
+def test_settings_with_torchserves_names_have_its_defaults() -> None:
     assert {name: getattr(Settings(), name) for name in DEFAULTS} == DEFAULTS
 
 

@@ -1,4 +1,4 @@
-"""Traffic policies of a model, and the errors of those that cannot be."""
+"""Traffic policies of a model, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
-WHOLE = {
+FULL_POLICY = {
     "weights": {"1.0": 90, "canary": 10.5},
     "sticky": "cookie:user",
     "rules": [
@@ -30,10 +30,10 @@ def a_shadow(**fields: Any) -> dict[str, Any]:
     return {"shadow": {"to": "2.0", "share": 5} | fields}
 
 
-def test_a_policy_is_reported_as_it_was_set() -> None:
-    assert parse_traffic(WHOLE).as_json() == WHOLE
+def test_a_policy_survives_a_round_trip() -> None:
+    assert parse_traffic(FULL_POLICY).as_json() == FULL_POLICY
     assert NOTHING.as_json() == {}
-    assert parse_traffic(parse_traffic(WHOLE).as_json()) == parse_traffic(WHOLE)
+    assert parse_traffic(parse_traffic(FULL_POLICY).as_json()) == parse_traffic(FULL_POLICY)
 
 
 @pytest.mark.parametrize(
@@ -74,33 +74,33 @@ def test_a_policy_is_reported_as_it_was_set() -> None:
         ([], "traffic: "),
     ],
 )
-def test_a_policy_that_cannot_be_is_reported_by_its_field(policy: Any, expected: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(expected)}") as caught:
+def test_an_invalid_policy_is_reported_with_its_field(policy: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(expected)}") as exc_info:
         parse_traffic(policy)
-    assert "https://" not in str(caught.value)
+    assert "https://" not in str(exc_info.value)
 
 
-def test_a_pattern_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_without_re2_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
-    # A pattern that was compiled before needs no package.
+    # A pattern that is already compiled needs no package.
     with pytest.raises(ValueError, match=re.escape("pip install 'tsx-serve[rules]'")):
         parse_traffic(a_rule(header="a", matches="nobody has asked for this one yet"))
 
 
-def test_changes_are_merged_and_null_removes() -> None:
-    traffic = parse_traffic(WHOLE)
+def test_changes_are_merged_and_null_removes_a_field() -> None:
+    traffic = parse_traffic(FULL_POLICY)
     weights = {"1.0": 50, "canary": None, "3.0": 50}
-    changed = traffic.changed({"weights": weights, "sticky": None, "rules": []})
-    assert changed.as_json() == {
+    changed_traffic = traffic.changed({"weights": weights, "sticky": None, "rules": []})
+    assert changed_traffic.as_json() == {
         "weights": {"1.0": 50, "3.0": 50},
-        "labels": WHOLE["labels"],
-        "shadow": WHOLE["shadow"],
+        "labels": FULL_POLICY["labels"],
+        "shadow": FULL_POLICY["shadow"],
     }
     assert traffic.changed({}) == traffic
     with pytest.raises(ValueError, match="traffic has no 'weight'; did you mean 'weights'"):
         traffic.changed({"weight": {}})
 
 
-def test_labels_and_a_sticky_key_alone_split_nothing() -> None:
+def test_a_policy_with_only_labels_and_a_sticky_key_does_not_split() -> None:
     assert not Traffic(labels={"stable": "1.0"}, sticky="header:x-user").splits
     assert Traffic(weights={"1.0": 0}).splits

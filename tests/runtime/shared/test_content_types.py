@@ -1,4 +1,4 @@
-"""The type that a client accepts best."""
+"""The content type that a client prefers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
 
 
 @pytest.mark.parametrize(
-    ("accept", "best"),
+    ("accept", "expected_type"),
     [
         ("", JSON),
         ("*/*", JSON),
@@ -31,16 +31,16 @@ JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
         ("*/*;q=0, text/csv", CSV),
     ],
 )
-def test_the_best_type_has_the_greatest_weight_of_its_most_specific_range(
-    accept: str, best: str | None
+def test_the_most_specific_range_determines_a_types_weight(
+    accept: str, expected_type: str | None
 ) -> None:
-    assert best_type(accept, [JSON, CSV, LINES]) == best
+    assert best_type(accept, [JSON, CSV, LINES]) == expected_type
 
 
 @given(st.text(alphabet="a*/;q=.019, ", max_size=60))
-def test_any_header_chooses_an_offer_or_none(accept: str) -> None:
+def test_any_accept_header_selects_an_offered_type_or_none(accept: str) -> None:
     assert best_type(accept, [JSON, CSV]) in (JSON, CSV, None)
 
 
-def test_a_long_header_is_not_read_to_its_end() -> None:
+def test_a_long_header_is_read_only_up_to_a_limit() -> None:
     assert best_type("image/png," * MAX_ACCEPTED + JSON, [JSON]) is None

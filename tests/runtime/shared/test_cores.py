@@ -1,4 +1,4 @@
-"""How many cores a process may use."""
+"""The number of cores that a process may use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from tsx_runtime.shared import cores
         ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
     ],
 )
-def test_the_quota_of_a_container_bounds_the_cores_but_leaves_one(
-    tmp_path, monkeypatch, files, count
-):
+def test_a_container_quota_limits_the_cores_to_at_least_one(tmp_path, monkeypatch, files, count):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: range(1024), raising=False)
     monkeypatch.setattr(cores, "CGROUP", tmp_path)
     for name, text in files.items():

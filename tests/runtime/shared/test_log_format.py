@@ -1,4 +1,4 @@
-"""Texts of others are shown without steering a terminal."""
+"""Foreign texts are logged without terminal control characters."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def record(name: str) -> logging.LogRecord:
         )
 
 
-def test_characters_that_steer_a_terminal_are_escaped() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert escaped(EVIL) == r"\x1b[2J\x9b31m\u202egnp"
     assert escaped("a\r\n\tb é 漢 \U0001f600") == "a\r\n\tb é 漢 \U0001f600"
     assert escaped("50 %\r51 %") == r"50 %\x0d51 %"
 
 
 @given(st.text())
-def test_no_character_that_a_terminal_obeys_remains(text: str) -> None:
-    shown = escaped(text).replace("\r\n", "")
+def test_no_terminal_control_character_remains(text: str) -> None:
+    escaped_text = escaped(text).replace("\r\n", "")
     assert not any(
         (ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
-        for letter in shown
+        for letter in escaped_text
     )
 
 
-def test_neither_the_log_of_the_server_nor_that_of_a_worker_steers_a_terminal() -> None:
+def test_server_and_worker_logs_cannot_control_a_terminal() -> None:
     for formatter in (
         TextLogFormatter(CONSOLE_FORMAT),
         ShortFormatter(colour=False),
@@ -59,5 +59,5 @@ def test_neither_the_log_of_the_server_nor_that_of_a_worker_steers_a_terminal() 
         assert not set(line) & {"\x1b", "\x9b", "\u202e"}
 
 
-def test_the_log_of_a_handler_steers_no_terminal() -> None:
+def test_a_handlers_log_cannot_control_a_terminal() -> None:
     assert not UNSAFE.search(WorkerTextFormatter().format(record("own")))

@@ -1,4 +1,4 @@
-"""URLs are shown without their credentials."""
+"""URLs are logged without their credentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credent
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("POST /p?token=SECRET&size=3 HTTP/1.1", "POST /p?token=***&size=3 HTTP/1.1"),
         ("/p?a=1&api_key=SECRET&b", "/p?a=1&api_key=***&b"),
@@ -32,18 +32,20 @@ PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credent
         ("mail a@b.c, x=1, http://host/a?b=c@d", "mail a@b.c, x=1, http://host/a?b=c@d"),
     ],
 )
-def test_secrets_of_urls_are_not_shown(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+def test_secrets_in_urls_are_redacted(text: str, expected: str) -> None:
+    assert redacted(text) == expected
 
 
 @pytest.mark.parametrize("formatter", [TextLogFormatter(CONSOLE_FORMAT), JsonLines()])
-def test_no_line_of_the_servers_log_has_secrets(formatter: logging.Formatter) -> None:
+def test_log_lines_contain_no_url_secrets(formatter: logging.Formatter) -> None:
     try:
         raise ValueError(PRESIGNED)
     except ValueError as error:
-        fault = (type(error), error, error.__traceback__)
+        exc_info = (type(error), error, error.__traceback__)
     line = formatter.format(
-        logging.LogRecord("tsx.sources", logging.WARNING, "", 0, "%s failed", (PRESIGNED,), fault)
+        logging.LogRecord(
+            "tsx.sources", logging.WARNING, "", 0, "%s failed", (PRESIGNED,), exc_info
+        )
     )
     assert "SECRET" not in line
     assert "X-Amz-Signature=***" in line

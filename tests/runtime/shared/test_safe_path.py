@@ -1,4 +1,4 @@
-"""Files of the working directory with the names of Python's modules: nothing of tsx runs them."""
+"""Files in the working directory that are named like Python modules: tsx never runs them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NAMES = (
     "json torch yaml typing logging numpy socket selectors signal struct ctypes contextlib pathlib "
     "__future__ multiprocessing tempfile threading subprocess traceback random http typer psutil"
 )
-HERE = {"PYTHONPATH": "elsewhere:"}
+RELATIVE_PYTHONPATH = {"PYTHONPATH": "elsewhere:"}
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """Make a directory whose files leave a mark where they are run."""
+    """Make a directory whose files create a marker file when they are run."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in NAMES.split():
@@ -63,7 +63,7 @@ def run(
     )
 
 
-def test_a_server_and_its_workers_run_no_file_of_the_working_directory(
+def test_server_and_workers_run_no_file_of_the_working_directory(
     hostile: Path, tmp_path: Path
 ) -> None:
     handler = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
@@ -86,15 +86,15 @@ ECHO, VERSION = ["echo", "a word"], ["--version"]
     ("arguments", "output", "environment"),
     [
         ([*run_module("tsx_runtime.targets.entry"), *ECHO], "a word\n", {}),
-        ([*run_module("tsx_runtime.targets.entry"), *ECHO], "a word\n", HERE),
+        ([*run_module("tsx_runtime.targets.entry"), *ECHO], "a word\n", RELATIVE_PYTHONPATH),
         (run_module("tsx_runtime.targets.health"), "", {}),
         ([*run_module("pip"), *VERSION], "pip ", {}),
         (background.command(["--help"])[1:], "TorchServe's command", {}),
-        (background.command(["--help"])[1:], "TorchServe's command", HERE),
+        (background.command(["--help"])[1:], "TorchServe's command", RELATIVE_PYTHONPATH),
     ],
     ids=["entry", "entry with a path", "health", "pip", "torchserve", "torchserve with a path"],
 )
-def test_a_program_of_tsx_runs_no_file_of_the_working_directory(
+def test_tsx_programs_run_no_file_of_the_working_directory(
     hostile: Path, arguments: list[str], output: str, environment: dict[str, str]
 ) -> None:
     program = run(arguments, hostile, **environment)
@@ -106,7 +106,7 @@ def test_a_program_of_tsx_runs_no_file_of_the_working_directory(
     "arguments",
     [["tsx_runtime.targets.entry", *ECHO], ["tsx_runtime.targets.health"], ["tsx_cli", *VERSION]],
 )
-def test_a_program_that_is_started_by_m_runs_only_what_python_itself_imports(
+def test_a_program_started_with_m_runs_only_what_python_imports(
     hostile: Path, arguments: list[str]
 ) -> None:
     for name in ("contextlib", "threading", "typing"):
@@ -115,14 +115,14 @@ def test_a_program_that_is_started_by_m_runs_only_what_python_itself_imports(
     assert marks(hostile) == [], program.stderr
 
 
-def test_a_worker_that_is_a_program_runs_no_file_of_the_working_directory(hostile: Path) -> None:
-    front, back = socket.socketpair()
-    front.close()
-    with back:
+def test_a_worker_program_runs_no_file_of_the_working_directory(hostile: Path) -> None:
+    front_socket, back_socket = socket.socketpair()
+    front_socket.close()
+    with back_socket:
         program = subprocess.run(
-            Launch().command(back.fileno(), None),
+            Launch().command(back_socket.fileno(), None),
             cwd=hostile,
-            pass_fds=[back.fileno()],
+            pass_fds=[back_socket.fileno()],
             capture_output=True,
             timeout=120,
             check=False,
@@ -163,7 +163,7 @@ def test_a_spawned_process_runs_no_file_of_the_working_directory(
     assert (process.exitcode, marks(hostile)) == (0, [])
 
 
-def test_a_path_that_a_person_names_in_pythonpath_stays(tmp_path: Path) -> None:
+def test_explicit_pythonpath_entries_are_kept(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     program = (
         "from tsx_runtime.shared.safe_path import remove_working_directory as leave; leave(); "

@@ -1,4 +1,4 @@
-"""A real HTTP server that serves archives, and whatever else a test wants of it."""
+"""A real HTTP server that serves archives and whatever else a test needs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CONTENT = bytes(range(256)) * 4096
 
 @pytest.fixture(autouse=True)
 def no_proxies(without_proxies: None) -> None:
-    """Hide the proxies of this machine."""
+    """Hide the proxy settings of this machine."""
 
 
 @contextmanager
 def http_server(
-    respond: Callable[[BaseHTTPRequestHandler], object], pair: Pair | None = None
+    respond: Callable[[BaseHTTPRequestHandler], object], certificate_pair: Pair | None = None
 ) -> Iterator[int]:
-    """Serve GET and CONNECT, over TLS where there is a certificate, and give the port."""
+    """Serve GET and CONNECT, over TLS if there is a certificate, and yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -38,9 +38,9 @@ def http_server(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if pair is not None:
+    if certificate_pair is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pair.certificate, pair.key)
+        context.load_cert_chain(certificate_pair.certificate, certificate_pair.key)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -53,7 +53,7 @@ def http_server(
 def send(
     request: BaseHTTPRequestHandler, status: int = 200, body: bytes = b"", **headers: object
 ) -> bool:
-    """Answer with these headers and this much of a body."""
+    """Send a response with these headers and this much of a body."""
     request.send_response(status)
     for name, value in headers.items():
         request.send_header(name.replace("_", "-"), str(value))
@@ -64,7 +64,7 @@ def send(
 
 @dataclass
 class Site:
-    """A site that has CONTENT at every path, unless `answer` answers and returns True."""
+    """A site that serves CONTENT at every path, unless `answer` responds and returns True."""
 
     port: int = 0
     # Paths and headers.
@@ -93,5 +93,5 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Path:
+def part_file(tmp_path: Path) -> Path:
     return tmp_path / "m.part"

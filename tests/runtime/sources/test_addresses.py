@@ -1,4 +1,4 @@
-"""Public addresses: none of this machine, its networks or the cloud's services, in any form."""
+"""Public addresses exclude this machine, its networks and cloud services in every notation."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ PUBLIC = [
 ]
 
 
-def test_one_address_that_is_not_public_is_enough() -> None:
+def test_one_private_address_makes_a_host_private() -> None:
     with pytest.raises(ModelNotFound, match="allow_private_urls"):
         check_public("somewhere", ["93.184.215.14", "10.1.2.3"])
 
 
-def test_the_tables_alone_say_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_tables_decide_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
         for name in ("is_global", "is_private", "is_multicast", "is_reserved", "is_loopback"):
             monkeypatch.setattr(
@@ -132,11 +132,11 @@ def test_the_tables_alone_say_what_is_public(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "localhost"])
-def test_other_ways_to_write_this_machine_are_seen_through(host: str) -> None:
+def test_alternative_spellings_of_loopback_are_recognized(host: str) -> None:
     with pytest.raises(ModelNotFound):
         check_public(host, resolve(host, 80))
 
 
-def test_a_host_that_is_not_known_is_reported() -> None:
+def test_an_unknown_host_is_reported() -> None:
     with pytest.raises(DownloadFailed, match="is not known"):
         resolve("no-such-host.invalid", 80)

@@ -128,28 +128,28 @@ def test_only_hosts_named_in_allowed_urls_may_be_private(site: Site, store: Path
 def test_a_file_url_stays_in_the_store_unless_it_is_allowed(
     fetcher: Fetcher, store: Path, tmp_path: Path
 ) -> None:
-    inside, outside = store / "a.mar", tmp_path / "b.mar"
-    inside.write_bytes(b"a")
-    outside.write_bytes(CONTENT)
-    assert fetcher.local_file(f"file://{inside}", Trust.CLIENT) == inside
+    store_file, outside_file = store / "a.mar", tmp_path / "b.mar"
+    store_file.write_bytes(b"a")
+    outside_file.write_bytes(CONTENT)
+    assert fetcher.local_file(f"file://{store_file}", Trust.CLIENT) == store_file
     for call in (fetcher.local_file, fetcher.fetch):
         with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-            call(f"file://{outside}", Trust.CLIENT)
+            call(f"file://{outside_file}", Trust.CLIENT)
     permissive = make_fetcher(store, allowed_urls=[f"file://{tmp_path}.*"])
     # A directory is used in place, and an archive is copied.
     assert permissive.local_file(f"file://{tmp_path}", Trust.CLIENT) == tmp_path
-    assert permissive.local_file(f"file://{outside}", Trust.CLIENT) is None
-    copy = permissive.fetch(f"file://{outside}#sha256={DIGEST}", Trust.CLIENT)
+    assert permissive.local_file(f"file://{outside_file}", Trust.CLIENT) is None
+    copy = permissive.fetch(f"file://{outside_file}#sha256={DIGEST}", Trust.CLIENT)
     assert (copy, copy.read_bytes()) == (store / "b.mar", CONTENT)
     assert copy.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ModelFileExists):
-        permissive.fetch(f"file://{outside}", Trust.CLIENT)
+        permissive.fetch(f"file://{outside_file}", Trust.CLIENT)
     copy.unlink()
     for path in (store / "none.mar", tmp_path / "none.mar"):
         with pytest.raises(DownloadFailed, match=f"{path} does not exist"):
             permissive.local_file(f"file://{path}", Trust.CLIENT)
     # An operator's file is used in place: it will still exist at the next start.
-    assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside
+    assert fetcher.local_file(f"file://{outside_file}", Trust.OPERATOR) == outside_file
     os.mkfifo(tmp_path / "pipe.mar")
     for path, size, reason in (
         ("pipe.mar", 1000, "not a regular file"),
@@ -175,15 +175,19 @@ def test_the_refusal_of_a_file_url_explains_how_to_serve_it(
 
 
 def test_a_file_named_by_the_operator_is_used_in_place(fetcher: Fetcher, tmp_path: Path) -> None:
-    served, link, other = tmp_path / "served.mar", tmp_path / "link.mar", tmp_path / "other.mar"
-    served.write_bytes(CONTENT)
-    other.write_bytes(CONTENT)
-    link.symlink_to(served)
+    served_archive, link, other_archive = (
+        tmp_path / "served.mar",
+        tmp_path / "link.mar",
+        tmp_path / "other.mar",
+    )
+    served_archive.write_bytes(CONTENT)
+    other_archive.write_bytes(CONTENT)
+    link.symlink_to(served_archive)
     fetcher.served.add(link)
-    for path in (served, link):
+    for path in (served_archive, link):
         assert fetcher.local_file(f"{path.as_uri()}#sha256={DIGEST}", Trust.CLIENT) == path
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        fetcher.local_file(other.as_uri(), Trust.CLIENT)
+        fetcher.local_file(other_archive.as_uri(), Trust.CLIENT)
 
 
 def test_the_digest_of_a_file_used_in_place_is_checked(fetcher: Fetcher, store: Path) -> None:
@@ -241,7 +245,7 @@ def test_an_archive_is_downloaded_from_s3(
 
 
 @pytest.mark.parametrize(
-    ("path", "size", "stopping", "reason"),
+    ("path", "size", "is_stopping", "reason"),
     [
         ("bucket/absent.mar", 1 << 30, False, "404"),
         ("no-such-bucket/m.mar", 1 << 30, False, "404"),
@@ -250,10 +254,10 @@ def test_an_archive_is_downloaded_from_s3(
     ],
 )
 def test_a_failed_s3_download_leaves_no_file(
-    s3: str, store: Path, path: str, size: int, stopping: bool, reason: str
+    s3: str, store: Path, path: str, size: int, is_stopping: bool, reason: str
 ) -> None:
     fetcher = make_fetcher(store, s3_endpoint_url=s3, max_archive_size=size)
-    if stopping:
+    if is_stopping:
         fetcher.close()
     with pytest.raises(DownloadFailed, match=reason):
         fetcher.fetch(f"s3://{path}", Trust.OPERATOR)

@@ -1,4 +1,4 @@
-"""Models of the Hub: the names that a client may give, and downloads from a double of the Hub."""
+"""Hugging Face Hub models: the names that clients may use, and downloads from a fake Hub."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ FILES = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) -> Iterator[Hub]:
-    with hub_double() as double:
-        double.use(monkeypatch, tmp_path / "hf")
-        double.repos["org/tiny"] = HubRepo()
-        double.repos["org/tiny"].commit(FILES)
-        yield double
+    with hub_double() as fake_hub:
+        fake_hub.use(monkeypatch, tmp_path / "hf")
+        fake_hub.repos["org/tiny"] = HubRepo()
+        fake_hub.repos["org/tiny"].commit(FILES)
+        yield fake_hub
 
 
-def fetch(model: str, most: int = 1 << 30, progress: Any = lambda done, total: None) -> Path:
-    return download(parse_hub(model), max_bytes=most, progress=progress)
+def fetch(
+    model: str, max_bytes: int = 1 << 30, progress: Any = lambda loaded_bytes, total_bytes: None
+) -> Path:
+    return download(parse_hub(model), max_bytes=max_bytes, progress=progress)
 
 
-def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None:
+def test_a_hub_model_has_an_owner_a_name_and_an_optional_revision() -> None:
     assert parse_hub("hf:org/tiny") == HubModel("org/tiny", None)
     assert str(parse_hub("hf:org/tiny@refs/pr/1")) == "hf:org/tiny@refs/pr/1"
     assert is_url("hf:org/tiny")
-    for wrong in (
+    for invalid_model in (
         "hf:tiny",
         "hf:org/tiny/more",
         "hf:org/../x",
@@ -53,8 +55,8 @@ def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None
         "hf:-o/tiny",
     ):
         with pytest.raises(BadRequest, match="it must be hf:ORG/NAME or hf:ORG/NAME@REVISION"):
-            parse_hub(wrong)
-    # A workflow has no model of the Hub.
+            parse_hub(invalid_model)
+    # A workflow archive cannot come from the Hub.
     with pytest.raises(ModelNotFound):
         parse_url("hf:org/tiny")
 
@@ -74,24 +76,24 @@ def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None
         ("org/tiny", False),
     ],
 )
-def test_a_client_may_name_only_what_an_entry_for_the_hub_allows(entry: str, allowed: bool) -> None:
+def test_clients_may_use_only_hub_models_that_an_entry_allows(entry: str, allowed: bool) -> None:
     assert AllowList([entry])
     refusal = pytest.raises(ModelNotFound, match=r"does not match any allowed.* Add hf:org/tiny,")
     with contextlib.nullcontext() if allowed else refusal:
         check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
 
 
-def test_an_entry_for_the_hub_that_is_no_pattern_is_an_error() -> None:
+def test_an_invalid_hub_pattern_is_an_error() -> None:
     with pytest.raises(SettingError):
         AllowList(["hf:["])
 
 
-def test_the_files_for_serving_are_downloaded_once_and_continued_where_they_broke_off(
+def test_serving_files_are_downloaded_once_and_resumed(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
 
-    # The download writes this many bytes at a time.
+    # The download writes chunks of this size.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     commit = hub.repos["org/tiny"].refs["main"]
     hub.break_off["model.safetensors"] = 1_500_000
@@ -120,7 +122,7 @@ def test_another_commit_of_a_branch_is_another_model(hub: Hub) -> None:
     assert (first / "vocab.txt").read_bytes() == b"v"
 
 
-def test_tokens_are_those_of_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_come_from_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["org/private"] = HubRepo(token="secret")
     hub.repos["org/private"].commit(FILES)
     with pytest.raises(
@@ -131,7 +133,7 @@ def test_tokens_are_those_of_the_environment(hub: Hub, monkeypatch: pytest.Monke
     assert (fetch("hf:org/private") / "vocab.txt").is_file()
 
 
-def test_a_model_that_cannot_be_downloaded_is_an_error_that_says_what_to_do(
+def test_a_failed_hub_download_is_an_error_with_advice(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["org/gated"] = HubRepo(gated=True)
@@ -150,13 +152,13 @@ def test_a_model_that_cannot_be_downloaded_is_an_error_that_says_what_to_do(
     with pytest.raises(
         DownloadFailed, match=f"{size} bytes to fetch, and max_archive_size is 1000"
     ):
-        fetch("hf:org/tiny", most=1000)
+        fetch("hf:org/tiny", max_bytes=1000)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DownloadFailed, match=r"pip install 'tsx-serve\[transformers\]'"):
         fetch("hf:org/tiny")
 
 
-def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     model = fetch("hf:org/tiny")
@@ -166,36 +168,45 @@ def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         fetch("hf:org/other")
 
 
-def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
+def test_a_stopping_server_aborts_its_downloads(hub: Hub) -> None:
     model = parse_hub("hf:org/tiny")
     with pytest.raises(DownloadFailed, match="the server stops"):
-        download(model, max_bytes=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
+        download(
+            model,
+            max_bytes=1 << 30,
+            progress=lambda loaded_bytes, total_bytes: None,
+            stopped=lambda: True,
+        )
 
 
-# From a folder of the repository in the cache to the folder of the test.
-OUT = "../../../../escaped"
-XET = {"xetHash": "0" * 64, "lfs": {"oid": OUT, "size": 1, "pointerSize": 1}}
+# This path leads from the repository's folder in the cache to the test's folder.
+ESCAPE_PATH = "../../../../escaped"
+XET = {"xetHash": "0" * 64, "lfs": {"oid": ESCAPE_PATH, "size": 1, "pointerSize": 1}}
 
 
 @pytest.mark.parametrize(
-    ("lies", "value"),
+    ("malicious_fields", "value"),
     [
-        ({"sha": OUT}, OUT),
-        ({"etag": f'"{OUT}"'}, f'"{OUT}"'),
-        ({"missing": OUT}, OUT),
-        ({"tree": XET}, OUT),
-        ({"tree": {"path": f"{OUT}/x.index.json"}}, f"{OUT}/x.index.json"),
+        ({"sha": ESCAPE_PATH}, ESCAPE_PATH),
+        ({"etag": f'"{ESCAPE_PATH}"'}, f'"{ESCAPE_PATH}"'),
+        ({"missing": ESCAPE_PATH}, ESCAPE_PATH),
+        ({"tree": XET}, ESCAPE_PATH),
+        ({"tree": {"path": f"{ESCAPE_PATH}/x.index.json"}}, f"{ESCAPE_PATH}/x.index.json"),
         ({"link": "/org/tiny/resolve/main/tree"}, "/org/tiny/resolve/main/tree"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_no_value_of_a_false_hub_leads_out_of_the_cache(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: dict[str, Any], value: str
+def test_values_of_a_malicious_hub_cannot_leave_the_cache(
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    malicious_fields: dict[str, Any],
+    value: str,
 ) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    hub.repos["org/tiny"].lies = lies
+    hub.repos["org/tiny"].lies = malicious_fields
     with pytest.raises(DownloadFailed, match=re.escape(f"'{value}'")):
         fetch("hf:org/tiny")
     folders = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*")}

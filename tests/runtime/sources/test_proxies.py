@@ -1,4 +1,4 @@
-"""Downloads through a real proxy, which records its requests and leads them all to one server."""
+"""Downloads through a real proxy, which records its requests and tunnels them to one server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUBLIC = "93.184.215.14"
 
 @dataclass
 class Proxy:
-    """A proxy, and the port that all its tunnels lead to."""
+    """A proxy; all its tunnels lead to the port `target`."""
 
     port: int = 0
     target: int = 0
@@ -49,7 +49,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Run a proxy that the environment names."""
+    """Run a proxy that the environment variables name."""
     proxy = Proxy()
     with http_server(proxy.respond) as proxy.port:
         for name in ("HTTP_PROXY", "HTTPS_PROXY"):
@@ -58,7 +58,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 def pump(client: socket.socket, server: socket.socket) -> None:
-    """Pass bytes on both ways until one end closes."""
+    """Forward bytes in both directions until one end closes."""
     while True:
         for ready in select.select([client, server], [], [])[0]:
             data = ready.recv(65536)
@@ -69,24 +69,26 @@ def pump(client: socket.socket, server: socket.socket) -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Iterator[None]:
-    """Run a server with a certificate for HOST, where the proxy's tunnels end."""
-    pair = make_certificate(tmp_path, hosts=f"DNS:{HOST}")
-    monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate))
+    """Run a server with a certificate for HOST, to which the proxy's tunnels lead."""
+    certificate_pair = make_certificate(tmp_path, hosts=f"DNS:{HOST}")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate_pair.certificate))
 
     def respond(request: BaseHTTPRequestHandler) -> None:
         body = f"tls for {request.headers['Host']}".encode()
         send(request, 200, body, Content_Length=len(body))
 
-    with http_server(respond, pair) as proxy.target:
+    with http_server(respond, certificate_pair) as proxy.target:
         yield
 
 
-def fetch(url: str, part: Path, *, private: bool = True) -> bytes:
-    """Download a URL, from private addresses where they are allowed, and return its content."""
+def fetch(url: str, part_file: Path, *, private: bool = True) -> bytes:
+    """Download a URL, by default from private addresses too, and return its content."""
     download(
-        parse_url(url), part, Rules(lambda url: None, lambda url: private, 1 << 20, pause_s=0.0)
+        parse_url(url),
+        part_file,
+        Rules(lambda url: None, lambda url: private, 1 << 20, pause_s=0.0),
     )
-    return part.read_bytes()
+    return part_file.read_bytes()
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
@@ -94,55 +96,59 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 
 @pytest.mark.usefixtures("processes", "tls")
-def test_https_goes_by_the_proxy_to_the_address_that_was_looked_at(
-    proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
+def test_https_uses_the_proxy_with_the_checked_address(
+    proxy: Proxy, part_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve_to(monkeypatch, PUBLIC)
-    assert fetch(f"https://{HOST}/m.mar", part, private=False) == f"tls for {HOST}".encode()
+    assert fetch(f"https://{HOST}/m.mar", part_file, private=False) == f"tls for {HOST}".encode()
     login = "Basic " + base64.b64encode(b"someone:s@crt").decode()
     assert proxy.requests == [("CONNECT", f"{PUBLIC}:443", login)]
 
 
-def test_a_name_that_leads_to_this_machine_is_not_asked_of_the_proxy_either(
-    proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_name_that_resolves_to_loopback_is_not_sent_to_the_proxy(
+    proxy: Proxy, part_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve_to(monkeypatch, "127.0.0.1")
     for scheme in ("http", "https"):
         with pytest.raises(ModelNotFound, match="not a public one"):
-            fetch(f"{scheme}://{HOST}/m.mar", part, private=False)
+            fetch(f"{scheme}://{HOST}/m.mar", part_file, private=False)
     assert not proxy.requests
 
 
-def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(
-    proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
+def test_http_is_refused_if_the_proxy_would_resolve_the_name_again(
+    proxy: Proxy, part_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve_to(monkeypatch, PUBLIC)
     with pytest.raises(DownloadFailed, match="use https, name the host in allowed_urls, or"):
-        fetch(f"http://{HOST}/m.mar", part, private=False)
+        fetch(f"http://{HOST}/m.mar", part_file, private=False)
     assert not proxy.requests
 
 
 @pytest.mark.usefixtures("processes", "tls")
-def test_the_proxy_gets_the_name_where_any_address_is_allowed(proxy: Proxy, part: Path) -> None:
-    assert fetch(f"http://{HOST}:8000/m.mar?x=1", part) == b"forwarded"
-    assert fetch(f"https://{HOST}/m.mar", part) == f"tls for {HOST}".encode()
+def test_the_proxy_gets_the_host_name_if_any_address_is_allowed(
+    proxy: Proxy, part_file: Path
+) -> None:
+    assert fetch(f"http://{HOST}:8000/m.mar?x=1", part_file) == b"forwarded"
+    assert fetch(f"https://{HOST}/m.mar", part_file) == f"tls for {HOST}".encode()
     assert [(method, target) for method, target, _ in proxy.requests] == [
         ("GET", f"http://{HOST}:8000/m.mar?x=1"),
         ("CONNECT", f"{HOST}:443"),
     ]
 
 
-def test_a_proxy_that_refuses_is_reported_without_its_password(proxy: Proxy, part: Path) -> None:
+def test_a_refusing_proxy_is_reported_without_its_password(proxy: Proxy, part_file: Path) -> None:
     proxy.refuses = True
-    with pytest.raises(DownloadFailed, match="403 Forbidden") as caught:
-        fetch(f"https://{HOST}/m.mar", part)
-    assert "crt" not in str(caught.value)
+    with pytest.raises(DownloadFailed, match="403 Forbidden") as exc_info:
+        fetch(f"https://{HOST}/m.mar", part_file)
+    assert "crt" not in str(exc_info.value)
 
 
-def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_proxy_type_is_reported(
+    part_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(DownloadFailed, match="socks5"):
-        fetch(f"https://{HOST}/m.mar", part)
+        fetch(f"https://{HOST}/m.mar", part_file)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.Mon
         ({"HTTPS_PROXY": ""}, "https://a/m.mar", None),
     ],
 )
-def test_the_environment_names_a_proxy(
+def test_the_proxy_comes_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str, proxy: str | None
 ) -> None:
     for name, value in environment.items():

@@ -1,4 +1,4 @@
-"""Allowed URLs: hosts are compared, patterns match a URL as a whole, and no written dots climb."""
+"""Allowed URLs: hosts are compared, patterns match whole URLs, and parent segments are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_runtime.sources.urls import (
 DIGEST = "ab" * 32
 
 
-def test_a_url_and_the_path_of_a_file_are_told_apart() -> None:
+def test_urls_and_file_paths_are_distinguished() -> None:
     for text in (
         "http://a/m.mar",
         "HTTPS://a/m.mar",
@@ -47,15 +47,15 @@ def test_a_url_and_the_path_of_a_file_are_told_apart() -> None:
         "https://a/m.mar?next=../x",
     ],
 )
-def test_a_url_that_climbs_is_refused_however_it_is_written(text: str) -> None:
+def test_a_url_with_parent_segments_is_refused_in_every_spelling(text: str) -> None:
     with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
         parse_url(text)
 
 
 @given(st.integers(0, 8))
-def test_dots_are_found_under_any_number_of_quotings(rounds: int) -> None:
+def test_parent_segments_are_found_under_repeated_quoting(repetitions: int) -> None:
     text = ".."
-    for _ in range(rounds):
+    for _ in range(repetitions):
         text = text.replace("%", "%25").replace(".", "%2e", 1)
     assert may_leave_directory(f"https://a/{text}/m.mar")
 
@@ -74,7 +74,7 @@ def test_dots_are_found_under_any_number_of_quotings(rounds: int) -> None:
         ("https://a/m.mar#md5=abc", "64 hexadecimal"),
     ],
 )
-def test_a_text_that_cannot_be_a_url_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_an_invalid_url_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         parse_url(text)
 
@@ -118,7 +118,7 @@ def test_an_entry_allows_a_host_or_whole_urls(entry: str, url: str, allowed: boo
     assert AllowList([entry]).allows(parse_url(url)) is allowed
 
 
-def test_a_name_is_a_file_of_the_store_or_none(tmp_path: Path) -> None:
+def test_a_name_is_a_file_of_the_store_or_refused(tmp_path: Path) -> None:
     assert in_store("team/m.mar", tmp_path) == tmp_path / "team/m.mar"
     for name in ("../m.mar", "%2e%2e/m.mar", "a\\..\\m.mar", f"{tmp_path}/../m.mar", "m\0.mar"):
         with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
@@ -148,7 +148,7 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
 
 
 @pytest.mark.parametrize(
-    ("entry", "url", "named"),
+    ("entry", "url", "is_named"),
     [
         ("http://in-house:.*", "http://in-house:8000/m.mar", True),
         ("http://In-House:.*", "http://in-house:8000/m.mar", True),
@@ -167,8 +167,10 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
         ("s3://bucket/.*", "s3://bucket/m.mar", False),
     ],
 )
-def test_an_entry_names_the_host_that_it_spells_out(entry: str, url: str, named: bool) -> None:
-    assert bool(AllowList([entry]).names(parse_url(url))) is named
+def test_an_entry_names_a_host_only_if_it_contains_it_literally(
+    entry: str, url: str, is_named: bool
+) -> None:
+    assert bool(AllowList([entry]).names(parse_url(url))) is is_named
 
 
 def test_an_empty_list_allows_nothing() -> None:
@@ -176,18 +178,18 @@ def test_an_empty_list_allows_nothing() -> None:
         AllowList([]).check(parse_url("https://a/m.mar"))
 
 
-def test_an_entry_that_is_no_pattern_is_reported() -> None:
+def test_an_invalid_entry_is_reported() -> None:
     with pytest.raises(SettingError, match="neither a host nor a regular expression"):
         AllowList(["https://(.*"])
 
 
 @pytest.mark.parametrize("path", ["/m.txt", "/", "/.mar", "/-x.mar", "/a%2Fb.mar", "/m.mar/"])
-def test_a_name_that_no_archive_has_is_refused(path: str) -> None:
+def test_an_invalid_archive_name_is_refused(path: str) -> None:
     with pytest.raises(BadRequest, match="does not end in an archive's name"):
         file_name(parse_url(f"https://a{path}"))
 
 
-def test_a_url_is_read_up_to_a_length_that_no_real_one_has(tmp_path: Path) -> None:
+def test_overlong_urls_are_refused(tmp_path: Path) -> None:
     start, end = "https://h.example/", ".mar"
     assert parse_url(start + "a" * (4096 - len(start + end)) + end).host == "h.example"
     for text in (start + "a" * (4097 - len(start + end)) + end, "%25" * 300_000):

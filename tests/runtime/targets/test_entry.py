@@ -1,4 +1,4 @@
-"""The entry of an image: its platform, its model, and SageMaker's variables."""
+"""The entry point of an image: its platform, its model, and SageMaker's variables."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ ECHO = "def handle(data, context):\n    return data\n"
         ({"SAGEMAKER_REGION": "x", "TSX_TARGET": "Container"}, "container"),
     ],
 )
-def test_variables_tell_the_platform_unless_it_is_named(env: dict[str, str], platform: str) -> None:
+def test_the_platform_is_detected_from_variables_unless_set(
+    env: dict[str, str], platform: str
+) -> None:
     assert choose_target(env) == platform
 
 
-def test_an_unknown_platform_is_an_error_with_the_nearest_one() -> None:
+def test_an_unknown_platform_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(SettingError, match="TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'"):
         choose_target({"TSX_TARGET": "sagmaker"})
 
 
-def test_variables_of_sagemakers_toolkit_are_settings_of_the_model() -> None:
+def test_sagemaker_toolkit_variables_become_model_settings() -> None:
     environment = read_environment(
         {
             "SAGEMAKER_BIND_TO_PORT": "7777",
@@ -83,7 +85,7 @@ def test_an_invalid_value_is_an_error(name: str, text: str) -> None:
         read_environment({name: text})
 
 
-def test_the_model_of_a_directory_is_its_only_archive_or_an_unpacked_one(tmp_path: Path) -> None:
+def test_a_directory_contains_one_archive_or_an_unpacked_model(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"holds nothing; it must hold one \.mar"):
         find_model(tmp_path / "model", {})
     (tmp_path / "notes.txt").write_text("")
@@ -98,7 +100,7 @@ def test_the_model_of_a_directory_is_its_only_archive_or_an_unpacked_one(tmp_pat
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
+def test_a_failed_load_ends_the_container_with_its_traceback(
     short_path: Path, free_ports: FreePorts
 ) -> None:
     unpack(make_model(short_path / "broken.mar", "raise RuntimeError('no weights')\n"), short_path)
@@ -109,7 +111,7 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
 
 
 @pytest.mark.usefixtures("processes")
-def test_any_argument_but_serve_is_a_command(tmp_path: Path) -> None:
+def test_any_argument_except_serve_is_run_as_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
     output = subprocess.check_output(command, cwd=tmp_path, env=clean(os.environ), text=True)
     assert output == "a word\n"
@@ -121,7 +123,7 @@ def test_an_unknown_command_is_reported(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_file_that_is_no_archive_is_reported_without_a_traceback(
+def test_an_invalid_archive_is_reported_without_a_traceback(
     tmp_path: Path, free_ports: FreePorts
 ) -> None:
     (tmp_path / "model").mkdir()

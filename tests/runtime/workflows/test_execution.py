@@ -1,4 +1,4 @@
-"""A request through a graph of doubles of nodes: the order, retries, time-outs, and leftovers."""
+"""A request through a graph of fake nodes: order, retries, timeouts, and released resources."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ REQUEST = WorkflowRequest("id", [(b"x-mine", b"1")], b"body")
 
 
 class FakeVersion:
-    """The part of a model's version that a node calls; its jobs are answered by a function."""
+    """The part of a model version that a node uses; a function answers its jobs."""
 
     max_response_size = 1000
 
     def __init__(self, act: Act) -> None:
         self.act = act
         self.jobs: list[WaitingJob] = []
-        self.left: list[WaitingJob] = []
+        self.left_jobs: list[WaitingJob] = []
 
     def submit(self, job: WaitingJob) -> None:
         self.jobs.append(job)
@@ -53,7 +53,7 @@ class FakeVersion:
 
     def leave(self, job: WaitingJob) -> None:
         job.gone = True
-        self.left.append(job)
+        self.left_jobs.append(job)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -81,13 +81,13 @@ def refuses(error: TsxError) -> Act:
 
 
 def in_turn(*acts: Act) -> Act:
-    """Handle each attempt with the next of these."""
-    remaining = iter(acts)
-    return lambda job: next(remaining)(job)
+    """Handle each attempt with the next of these functions."""
+    remaining_acts = iter(acts)
+    return lambda job: next(remaining_acts)(job)
 
 
 class Flow:
-    """A graph with a function that answers the jobs of each node."""
+    """A graph with one function per node that answers the node's jobs."""
 
     def __init__(
         self, edges: dict[str, list[str]], retries: int = 0, timeout: float = 60.0, **acts: Act
@@ -106,12 +106,12 @@ class Flow:
         return asyncio.run(self.start(request))
 
     def failure(self, request: WorkflowRequest = REQUEST) -> TsxError:
-        with pytest.raises(TsxError) as caught:
+        with pytest.raises(TsxError) as exc_info:
             self.run(request)
-        return caught.value
+        return exc_info.value
 
 
-def test_a_chain_hands_each_output_to_the_next_node() -> None:
+def test_a_chain_passes_each_output_to_the_next_node() -> None:
     flow = Flow({"a": ["b"], "b": ["c"]}, a=answers(b"1"), b=answers(b"2"), c=answers(b"3"))
     assert flow.run() == Output(200, b"content-type: application/json\r\n", b"3")
     rows = [version.rows for version in flow.versions.values()]
@@ -121,15 +121,15 @@ def test_a_chain_hands_each_output_to_the_next_node() -> None:
     assert all(b"x-mine: 1\r\n" in job.meta for job in jobs)
 
 
-def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
-    waiting: list[WaitingJob] = []
+def test_parallel_nodes_run_concurrently_and_are_joined_by_name() -> None:
+    waiting_jobs: list[WaitingJob] = []
 
     def meet(job: WaitingJob) -> None:
         """Answer both jobs once the second one is there."""
-        waiting.append(job)
-        if len(waiting) == 2:
-            for number, meeting in enumerate(waiting):
-                meeting.answer(200, b"", b"%d" % number, BATCH)
+        waiting_jobs.append(job)
+        if len(waiting_jobs) == 2:
+            for number, waiting_job in enumerate(waiting_jobs):
+                waiting_job.answer(200, b"", b"%d" % number, BATCH)
 
     flow = Flow(DIAMOND, a=answers(b"0"), b=meet, c=meet, d=answers(b"{}"))
     flow.run()
@@ -137,12 +137,12 @@ def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
     assert [len(version.jobs) for version in flow.versions.values()] == [1, 1, 1, 1]
 
 
-def test_the_leafs_own_status_and_headers_are_the_answers() -> None:
+def test_the_answer_has_the_leafs_status_and_headers() -> None:
     headers = b"Content-Type: text/csv\r\nx-own: 1\r\n"
     assert Flow({"a": []}, a=answers(b"x", 201, headers)).run() == Output(201, headers, b"x")
 
 
-def test_several_leaves_are_one_object_and_one_that_is_no_json_is_named() -> None:
+def test_several_leaves_are_one_object_and_must_be_json() -> None:
     leaves = {"a": ["b", "c"]}
     output = Flow(leaves, a=answers(b"0"), b=answers(b'{"x": 1}'), c=answers(b"[2]")).run()
     assert json.loads(output.body) == {"b": {"x": 1}, "c": [2]}
@@ -151,7 +151,7 @@ def test_several_leaves_are_one_object_and_one_that_is_no_json_is_named() -> Non
     assert error.message.startswith("Error executing c: its output is not JSON")
 
 
-def test_a_node_that_fails_is_asked_again_as_often_as_it_may() -> None:
+def test_a_failing_node_is_retried_up_to_its_limit() -> None:
     failure = answers(error_body(503, "InternalServerException", "Prediction failed"), 503)
     acts = in_turn(failure, refuses(WorkerDied("Worker died.")), answers(b"ok"))
     flow = Flow({"a": []}, retries=2, a=acts)
@@ -162,9 +162,9 @@ def test_a_node_that_fails_is_asked_again_as_often_as_it_may() -> None:
     assert error.message == "Error executing a: Prediction failed (attempts: 3)"
 
 
-def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
-    died = refuses(WorkerDied("Died."))
-    flow = Flow(DIAMOND, a=answers(b"0"), b=keep_waiting, c=died, d=keep_waiting)
+def test_a_failing_node_cancels_the_others_and_starts_no_more() -> None:
+    worker_died = refuses(WorkerDied("Died."))
+    flow = Flow(DIAMOND, a=answers(b"0"), b=keep_waiting, c=worker_died, d=keep_waiting)
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="Error executing c: Died"):
@@ -172,7 +172,7 @@ def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
-    assert flow.versions["b"].left == flow.versions["b"].jobs
+    assert flow.versions["b"].left_jobs == flow.versions["b"].jobs
     assert flow.versions["d"].jobs == []
 
 
@@ -194,7 +194,7 @@ def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
         (refuses(TsxError("odd")), NodeFailed, 500, 3),
     ],
 )
-def test_a_failure_of_a_node_has_a_status_and_is_tried_again_where_that_can_help(
+def test_node_failures_have_a_status_and_are_retried_if_useful(
     act: Act, kind: type[TsxError], status: int, attempts: int
 ) -> None:
     flow = Flow({"a": []}, retries=2, a=act)
@@ -206,19 +206,19 @@ def test_a_failure_of_a_node_has_a_status_and_is_tried_again_where_that_can_help
     assert getattr(error, "retry_after", 7) == 7
 
 
-def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> None:
+def test_a_timed_out_attempt_is_abandoned_and_frees_its_place() -> None:
     flow = Flow({"a": []}, retries=1, timeout=0.01, a=in_turn(keep_waiting, answers(b"ok")))
     assert flow.run().body == b"ok"
     version = flow.versions["a"]
-    assert version.left == version.jobs[:1]
-    # A job may wait for its turn as long as it has.
+    assert version.left_jobs == version.jobs[:1]
+    # A queued job has no deadline of its own.
     assert [job.deadline for job in version.jobs] == [None, None]
     error = Flow({"a": []}, timeout=0.01, a=keep_waiting).failure()
     assert error.message == "Error executing a: it did not answer within 10 ms (timeout-ms)"
     assert error.status == 500
 
 
-def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
+def test_the_clients_deadline_applies_to_every_node() -> None:
     end = time.monotonic() + 0.05
     request = WorkflowRequest("id", [], b"", deadline=end)
     error = Flow({"a": []}, retries=5, a=keep_waiting).failure(request)
@@ -231,20 +231,20 @@ def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
     assert isinstance(Flow({"a": []}, a=answers(b"1")).failure(request), DeadlinePassed)
 
 
-def test_a_request_that_is_given_up_leaves_every_queue_it_waits_in() -> None:
+def test_a_cancelled_request_leaves_every_queue() -> None:
     async def main() -> Flow:
         submitted = asyncio.Event()
         flow = Flow({"a": [], "b": []}, a=keep_waiting, b=lambda job: submitted.set())
-        running = asyncio.create_task(flow.start())
+        run_task = asyncio.create_task(flow.start())
         await submitted.wait()
-        running.cancel()
+        run_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
+            await run_task
         assert len(asyncio.all_tasks()) == 1
         return flow
 
     versions = asyncio.run(main()).versions.values()
-    assert all(version.left == version.jobs != [] for version in versions)
+    assert all(version.left_jobs == version.jobs != [] for version in versions)
 
 
 class Streaming:
@@ -255,7 +255,7 @@ class Streaming:
     def release(self, job: object) -> None: ...
 
 
-def test_a_streamed_output_is_joined_and_one_that_breaks_off_is_a_failure() -> None:
+def test_a_streamed_output_is_joined_and_a_broken_one_fails() -> None:
     def stream(job: WaitingJob) -> None:
         job.piece(b"", b"a", Streaming())
         job.piece(b"", b"b", Streaming())
@@ -273,26 +273,26 @@ def test_a_streamed_output_is_joined_and_one_that_breaks_off_is_a_failure() -> N
     st.randoms(use_true_random=False),
     st.sets(st.sampled_from([f"n{number}" for number in range(7)]), max_size=1),
 )
-def test_any_graph_is_answered_once_whatever_comes_first_or_fails(
-    edges: dict[str, list[str]], random: Any, failing: set[str]
+def test_any_graph_is_answered_once_in_any_completion_order(
+    edges: dict[str, list[str]], random: Any, failing_nodes: set[str]
 ) -> None:
     """Let each node answer with its input, and compare the leaves with the graph.
 
-    Where a node fails, the error names it.
+    If a node fails, the error names it.
     """
     graph = complete(edges)
 
     async def main() -> None:
-        waiting: list[tuple[str, WaitingJob]] = []
-        acts = {name: (lambda job, name=name: waiting.append((name, job))) for name in graph}
+        waiting_jobs: list[tuple[str, WaitingJob]] = []
+        acts = {name: (lambda job, name=name: waiting_jobs.append((name, job))) for name in graph}
         flow = Flow(edges, **acts)  # type: ignore[arg-type]  # lambdas with a default
-        running = asyncio.create_task(flow.start(WorkflowRequest("id", [], b"start")))
-        while not running.done():
-            if not waiting:
+        run_task = asyncio.create_task(flow.start(WorkflowRequest("id", [], b"start")))
+        while not run_task.done():
+            if not waiting_jobs:
                 await asyncio.sleep(0)
                 continue
-            name, job = waiting.pop(random.randrange(len(waiting)))
-            if name in failing:
+            name, job = waiting_jobs.pop(random.randrange(len(waiting_jobs)))
+            if name in failing_nodes:
                 job.refuse(WorkerDied("Died."))
             else:
                 row = {
@@ -301,14 +301,16 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(
                 }
                 job.answer(200, b"", json.dumps({name: row}).encode(), BATCH)
             await asyncio.sleep(0)
-        if failing & set(graph):
-            with pytest.raises(NodeFailed, match=rf"Error executing {next(iter(failing))}: Died"):
-                await running
+        if failing_nodes & set(graph):
+            with pytest.raises(
+                NodeFailed, match=rf"Error executing {next(iter(failing_nodes))}: Died"
+            ):
+                await run_task
         else:
             leaves = [name for name, children in graph.items() if not children]
             outputs = {leaf: {leaf: expected_row(graph, leaf)} for leaf in leaves}
             expected = outputs if len(leaves) > 1 else outputs[leaves[0]]
-            assert json.loads((await running).body) == expected
+            assert json.loads((await run_task).body) == expected
             assert all(len(version.jobs) == 1 for version in flow.versions.values())
 
     asyncio.run(main())
@@ -333,7 +335,7 @@ def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]
     ("parts", "timeout", "reason"),
     [(11, 60.0, "more than 1000 bytes together"), (1, 0.05, "timeout-ms")],
 )
-def test_a_node_whose_stream_is_too_long_or_too_slow_is_stopped(
+def test_a_node_with_a_too_long_or_slow_stream_is_stopped(
     parts: int, timeout: float, reason: str
 ) -> None:
     def stream(job: WaitingJob) -> None:
@@ -344,7 +346,7 @@ def test_a_node_whose_stream_is_too_long_or_too_slow_is_stopped(
     error = flow.failure()
     assert isinstance(error, NodeFailed)
     assert reason in error.message
-    assert flow.versions["a"].left == flow.versions["a"].jobs
+    assert flow.versions["a"].left_jobs == flow.versions["a"].jobs
 
 
 def test_only_the_first_node_gets_the_header_of_the_clients_tensors() -> None:

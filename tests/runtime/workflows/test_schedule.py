@@ -1,4 +1,4 @@
-"""The start and the input of each workflow node, for any graph and any completion order."""
+"""The start and input of each workflow node, for any graph and completion order."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ from tsx_runtime.workflows.schedule import (
 
 
 @given(acyclic().map(complete), st.randoms(use_true_random=False))
-def test_every_node_starts_once_and_only_after_its_parents(
+def test_every_node_starts_once_after_its_parents(
     edges: dict[str, tuple[str, ...]], random: Any
 ) -> None:
     parents = parents_of(edges)
-    done: list[str] = []
-    running: list[str] = []
-    while len(done) < len(edges):
-        for node in startable(parents, done, [*done, *running]):
-            assert set(parents[node]) <= set(done)
-            assert node not in running
-            running.append(node)
-        assert running, "no node runs, but some are not done"
-        assert set(done) - needed(edges, done, [*done, *running]) == {
+    finished_nodes: list[str] = []
+    running_nodes: list[str] = []
+    while len(finished_nodes) < len(edges):
+        for node in startable(parents, finished_nodes, [*finished_nodes, *running_nodes]):
+            assert set(parents[node]) <= set(finished_nodes)
+            assert node not in running_nodes
+            running_nodes.append(node)
+        assert running_nodes, "no node runs, but some are not done"
+        assert set(finished_nodes) - needed(
+            edges, finished_nodes, [*finished_nodes, *running_nodes]
+        ) == {
             node
-            for node in done
-            if edges[node] and all(child in done or child in running for child in edges[node])
+            for node in finished_nodes
+            if edges[node]
+            and all(child in finished_nodes or child in running_nodes for child in edges[node])
         }
-        running.remove(node := random.choice(running))
-        done.append(node)
-    assert set(leaves_of(edges)) <= needed(edges, done, done)
+        running_nodes.remove(node := random.choice(running_nodes))
+        finished_nodes.append(node)
+    assert set(leaves_of(edges)) <= needed(edges, finished_nodes, finished_nodes)
 
 
 BODIES = st.dictionaries(
@@ -69,7 +72,7 @@ def test_the_handler_gets_the_outputs_of_several_parents_byte_for_byte(
     assert list(row) == list(bodies)
 
 
-def test_the_output_of_a_single_parent_is_passed_on_unchanged() -> None:
+def test_the_output_of_a_single_parent_is_unchanged() -> None:
     body = b"x" * 10
     joined = join({"a": body}, b"")
     assert joined == Input(body, None)
@@ -85,7 +88,7 @@ def test_large_outputs_are_joined_without_a_copy() -> None:
     assert len(joined.body) == sum(map(len, joined.body.pieces))
 
 
-def test_a_downstream_node_gets_no_headers_about_the_clients_body() -> None:
+def test_downstream_nodes_get_no_headers_about_the_clients_body() -> None:
     headers = [
         (b"Content-Type", b"image/png"),
         (b"content-length", b"3"),

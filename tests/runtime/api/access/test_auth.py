@@ -1,4 +1,4 @@
-"""Guards: which requests may call which listener."""
+"""Access guards: which requests each listener accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.settings.schema import Settings
 
-# Hosts that are not this machine, of which four look like it behind http://.
+# Hosts other than this machine; four of them resemble it if they follow http://.
 HOSTS = (
     b"evil.org",
     b"localhost.evil.org:8081",
@@ -59,15 +59,15 @@ def test_defaults_need_no_token() -> None:
 )
 def test_an_open_address_needs_its_token(address: str, token: str) -> None:
     open_address = {address: "http://0.0.0.0:9000"}
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         check_required_tokens(settings(**open_address))
-    assert address in caught.value.message
-    assert f"Set {token}" in caught.value.message
+    assert address in exc_info.value.message
+    assert f"Set {token}" in exc_info.value.message
     check_required_tokens(settings(**open_address, **{token: "secret"}))
     check_required_tokens(settings(**open_address, disable_token_authorization=True))
 
 
-def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() -> None:
+def test_inference_on_loopback_without_a_token_still_has_a_guard() -> None:
     guards = build_guards(settings())
     assert guards.inference is not None
     assert guards.inference.key is None
@@ -76,7 +76,7 @@ def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() 
     assert build_guards(settings(allowed_hosts=["*"])).inference is None
 
 
-def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
+def test_a_unix_socket_needs_no_token_but_checks_one_that_is_set() -> None:
     roles = ("inference", "management", "metrics")
     sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in roles}
     check_required_tokens(settings(**sockets))
@@ -87,14 +87,14 @@ def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_the
         guard.check([(b"host", b"localhost")])
 
 
-def test_https_protects_no_better_than_http_against_who_may_call() -> None:
+def test_https_addresses_need_the_same_tokens_and_origins_as_http() -> None:
     with pytest.raises(SettingError, match="Set management_token"):
         check_required_tokens(settings(management_address="https://0.0.0.0:8081"))
     with pytest.raises(ForeignOrigin):
         guard_of(management_address="https://127.0.0.1:8081").check([(b"host", b"evil.org")])
 
 
-def test_disabled_authorization_checks_no_token() -> None:
+def test_disabled_authorization_ignores_tokens() -> None:
     values = {
         "inference_token": "a",
         "management_token": "b",
@@ -119,16 +119,16 @@ def test_disabled_authorization_checks_no_token() -> None:
         b"Bearer \xff",
     ],
 )
-def test_a_token_must_be_right(authorization: bytes) -> None:
+def test_a_wrong_token_is_refused(authorization: bytes) -> None:
     guard = Guard(BearerToken("secret"))
-    with pytest.raises(InvalidToken) as caught:
+    with pytest.raises(InvalidToken) as exc_info:
         guard.check([(b"authorization", authorization)])
-    assert "Token Authorization failed" in caught.value.message
-    assert "secret" not in caught.value.message
+    assert "Token Authorization failed" in exc_info.value.message
+    assert "secret" not in exc_info.value.message
 
 
 @pytest.mark.parametrize("authorization", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
-def test_the_right_token_passes(authorization: bytes) -> None:
+def test_the_right_token_is_accepted(authorization: bytes) -> None:
     Guard(BearerToken("secret")).check(
         [(b"host", b"example.org"), (b"authorization", authorization)]
     )
@@ -145,25 +145,25 @@ def test_the_right_token_passes(authorization: bytes) -> None:
         (b"origin", b"null"),
     ],
 )
-def test_another_site_is_refused_on_loopback(name: bytes, value: bytes) -> None:
-    with pytest.raises(ForeignOrigin) as caught:
+def test_requests_of_other_sites_are_refused_on_loopback(name: bytes, value: bytes) -> None:
+    with pytest.raises(ForeignOrigin) as exc_info:
         guard_of().check([(b"host", b"localhost:8081"), (name, value)])
-    assert value.decode() in caught.value.message
+    assert value.decode() in exc_info.value.message
 
 
 @pytest.mark.parametrize(
     "host", [b"localhost:8081", b"127.0.0.1:8081", b"LOCALHOST", b"[::1]:8081", b"127.0.0.2"]
 )
-def test_this_machine_may_call_itself(host: bytes) -> None:
+def test_requests_of_this_machine_are_accepted(host: bytes) -> None:
     guard_of().check([(b"host", host), (b"origin", b"http://" + host)])
 
 
-def test_an_address_open_to_others_takes_any_host() -> None:
+def test_an_open_address_accepts_any_host_header() -> None:
     guard = guard_of(management_address="http://0.0.0.0:8081", management_token="secret")
     guard.check([(b"host", b"models.example.org"), (b"authorization", b"Bearer secret")])
 
 
-def test_a_site_that_is_named_may_call_and_the_star_names_none() -> None:
+def test_only_the_origin_of_the_setting_may_call_and_a_star_allows_none() -> None:
     guard = guard_of(cors_allowed_origin="https://my.site")
     guard.check([(b"host", b"localhost"), (b"origin", b"https://my.site")])
     for origin in (b"https://my.site.evil.org", b"http://my.site", b"https://other.site"):
@@ -176,27 +176,27 @@ def test_a_site_that_is_named_may_call_and_the_star_names_none() -> None:
 @pytest.mark.parametrize("status", [400, 401])
 def test_the_status_of_a_wrong_token_is_a_setting(status: int) -> None:
     guard = guard_of("inference", inference_token="secret", token_failure_status=status)
-    with pytest.raises(InvalidToken) as caught:
+    with pytest.raises(InvalidToken) as exc_info:
         guard.check([])
-    assert caught.value.status == status
+    assert exc_info.value.status == status
 
 
-def test_metrics_ask_for_no_generated_token() -> None:
+def test_metrics_need_no_generated_token() -> None:
     values = {"generate_tokens": True, "metrics_address": "http://0.0.0.0:8082"}
     assert build_guards(settings(**values)).metrics is None
     assert build_guards(settings(**values)).management is not None
     assert build_guards(settings(**values, management_token="mine")).metrics is not None
 
 
-def test_generated_tokens_are_enough_for_an_open_address() -> None:
+def test_generated_tokens_are_sufficient_for_an_open_address() -> None:
     check_required_tokens(settings(generate_tokens=True, management_address="http://0.0.0.0:8081"))
 
 
-def test_metrics_that_are_off_need_no_token() -> None:
+def test_disabled_metrics_need_no_token() -> None:
     check_required_tokens(settings(enable_metrics_api=False, metrics_address="http://0.0.0.0:8082"))
 
 
-def test_a_websocket_of_another_sites_page_is_refused_wherever_no_token_is_needed() -> None:
+def test_a_websocket_of_another_origin_is_refused_if_no_token_is_needed() -> None:
     inference = partial(guard_of, "inference", inference_address="http://0.0.0.0:8080")
     host = (b"host", b"models.example:8080")
     open_to_all = inference(disable_token_authorization=True)

@@ -1,4 +1,4 @@
-"""Limits of one client: decisions with a clock of their own, and answers of both lanes."""
+"""The limits per client, tested with a fake clock and through both HTTP lanes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ BODIES = {
 both_lanes = pytest.mark.parametrize("lane", BODIES)
 
 
-def forwarded(text: str) -> list[tuple[bytes, bytes]]:
+def forwarded_header(text: str) -> list[tuple[bytes, bytes]]:
     return [(b"x-forwarded-for", text.encode("latin-1"))]
 
 
 @given(st.integers(1, 50), st.lists(st.floats(0, 2), max_size=200))
-def test_no_client_gets_more_than_its_burst_and_its_rate(rate: int, gaps: list[float]) -> None:
+def test_no_client_gets_more_than_its_burst_plus_its_rate(rate: int, gaps: list[float]) -> None:
     clock = Clock()
     limits = ClientLimits(requests=rate, clock=clock)
     begin, accepted = clock.now, 0
@@ -56,7 +56,7 @@ def test_no_client_gets_more_than_its_burst_and_its_rate(rate: int, gaps: list[f
 
 
 @given(st.integers(1, 50), st.integers(1, 100))
-def test_a_client_that_keeps_to_its_rate_is_never_refused(rate: int, count: int) -> None:
+def test_a_client_within_its_rate_is_never_refused(rate: int, count: int) -> None:
     clock = Clock()
     limits = ClientLimits(requests=rate, clock=clock)
     client = limits.caller("10.0.0.1", ())
@@ -64,25 +64,25 @@ def test_a_client_that_keeps_to_its_rate_is_never_refused(rate: int, count: int)
         limits.count_request(client)
         clock.now += 1 / rate
     clock.now += 1
-    # A client may send the requests of a whole second at once.
+    # The burst is the number of requests of one second.
     for _ in range(rate):
         limits.count_request(client)
 
 
-def test_a_refused_client_is_told_when_to_come_again() -> None:
+def test_a_refused_client_gets_retry_after() -> None:
     clock = Clock()
     limits = ClientLimits(failures=2, clock=clock)
     client = limits.caller("10.0.0.1", ())
     for _ in range(4):
         limits.count_failure(client)
-    with pytest.raises(TooManyRequests, match="max_failed_tokens") as refusal:
+    with pytest.raises(TooManyRequests, match="max_failed_tokens") as exc_info:
         limits.count_failure(client)
-    assert refusal.value.retry_after == 30
-    clock.now += refusal.value.retry_after
+    assert exc_info.value.retry_after == 30
+    clock.now += exc_info.value.retry_after
     limits.count_failure(client)
 
 
-def test_limits_that_are_off_refuse_nothing() -> None:
+def test_disabled_limits_refuse_nothing() -> None:
     limits = ClientLimits(clock=Clock())
     client = limits.connect("10.0.0.1")
     for _ in range(10_000):
@@ -92,16 +92,16 @@ def test_limits_that_are_off_refuse_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=200))
-def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(
+def test_the_client_table_is_bounded_but_keeps_connected_clients(
     events: list[tuple[int, bool]],
 ) -> None:
     limits = ClientLimits(connections=2, max_idle_clients=5, clock=Clock())
     connected: dict[int, list[Any]] = {}
-    for number, connects in events:
+    for number, is_connect in events:
         host, connections = f"10.0.0.{number}", connected.setdefault(number, [])
-        if connects and len(connections) < 2:
+        if is_connect and len(connections) < 2:
             connections.append(limits.connect(host))
-        elif connects:
+        elif is_connect:
             with pytest.raises(TooManyRequests, match="max_connections_per_client"):
                 limits.connect(host)
         elif connections:
@@ -138,7 +138,7 @@ def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(
         ("10.0.0.1", "203.0.113.9:4711", "203.0.113.9"),
         ("10.0.0.1", "[2001:db8::1]:4711", "2001:db8::1"),
         ("10.0.0.1", "2001:db8::1", "2001:db8::1"),
-        # The client has made up the first address.
+        # The client has invented the first address, so only the last one counts.
         ("10.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),
         ("10.0.0.1", "1.1.1.1, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
         ("10.0.0.1", "10.0.0.3,10.0.0.2", "10.0.0.3"),
@@ -150,36 +150,34 @@ def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(
         ("203.0.113.7", "10.0.0.1", "203.0.113.7"),
     ],
 )
-def test_the_client_behind_proxies_is_the_last_hop_that_is_no_proxy(
+def test_the_client_is_the_last_forwarded_address_that_is_not_a_proxy(
     peer: str, header: str, client: str
 ) -> None:
     limits = ClientLimits(proxies=["10.0.0.0/8"], clock=Clock())
-    assert limits.caller(peer, forwarded(header)) is limits.caller(client, ())
+    assert limits.caller(peer, forwarded_header(header)) is limits.caller(client, ())
 
 
-def test_several_headers_of_a_proxy_are_one_list() -> None:
+def test_several_forwarded_headers_are_joined() -> None:
     limits = ClientLimits(proxies=["10.0.0.1"], clock=Clock())
-    headers = [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]
+    headers = [*forwarded_header("1.1.1.1"), *forwarded_header("203.0.113.9")]
     assert limits.caller("10.0.0.1", headers) is limits.caller("203.0.113.9", ())
 
 
-def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
+def test_limits_are_on_by_default_only_on_open_addresses() -> None:
     def numbers(*, is_local: bool, **settings: int) -> tuple[int, int, int] | None:
         limits = client_limits(Settings.model_validate(settings), is_local=is_local)
         return None if limits is None else limits.numbers
 
     assert numbers(is_local=True) is None
     assert numbers(is_local=False) == (DEFAULT_CONNECTIONS, DEFAULT_REQUESTS, DEFAULT_FAILURES)
-    some = {"max_connections_per_client": 3, "max_failed_tokens": 0}
-    assert numbers(is_local=False, **some) == (3, DEFAULT_REQUESTS, 0)
+    overrides = {"max_connections_per_client": 3, "max_failed_tokens": 0}
+    assert numbers(is_local=False, **overrides) == (3, DEFAULT_REQUESTS, 0)
     assert numbers(is_local=True, max_requests_per_client=7) == (0, 7, 0)
     names = ("max_connections_per_client", "max_requests_per_client", "max_failed_tokens")
     assert numbers(is_local=False, **dict.fromkeys(names, 0)) is None
 
 
-def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(
-    tmp_path: Path,
-) -> None:
+def test_behind_a_load_balancer_only_wrong_tokens_are_limited(tmp_path: Path) -> None:
     def container(**variables: str) -> Settings:
         return read_settings(variables, ModelLocation(tmp_path, None), None, [])
 
@@ -199,16 +197,18 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
         metrics_address=f"unix:{tmp_path}/metrics",
     )
 
-    async def build(bound: list[Listener]) -> list[Any]:
-        return build_apps(Registry(settings), settings, [listener.roles for listener in bound])
+    async def build(bound_listeners: list[Listener]) -> list[Any]:
+        return build_apps(
+            Registry(settings), settings, [listener.roles for listener in bound_listeners]
+        )
 
-    with listeners(settings) as bound:
-        apps = asyncio.run(build(bound))
-        limited = {
+    with listeners(settings) as bound_listeners:
+        apps = asyncio.run(build(bound_listeners))
+        is_limited = {
             listener.roles[0]: app.clients is not None
-            for listener, app in zip(bound, apps, strict=True)
+            for listener, app in zip(bound_listeners, apps, strict=True)
         }
-    assert limited == {"inference": True, "management": False, "metrics": False}
+    assert is_limited == {"inference": True, "management": False, "metrics": False}
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def clock() -> Clock:
 
 
 def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """Give the clock to the limits of servers that are started from now on."""
+    """Make servers that start from now on use this clock for their client limits."""
 
     def with_clock(settings: Settings, *, is_local: bool) -> ClientLimits | None:
         limits = client_limits(settings, is_local=is_local)
@@ -231,7 +231,7 @@ def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 
 
 @pytest.fixture(scope="module")
-def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
+def limits_server(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
     """Run a server behind a proxy at 127.0.0.1, so that each test has its own clients."""
     with pytest.MonkeyPatch.context() as patch:
         use_clock(patch, clock)
@@ -258,7 +258,7 @@ def ask(
     path: str = "/predictions/talker",
     count: int = 1,
 ) -> list[Answer]:
-    """Send so many requests of one client on one connection."""
+    """Send `count` requests of one client over one connection."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Do: bytes\r\n"
         f"X-Forwarded-For: {client}\r\nAuthorization: Bearer {token}\r\n"
@@ -277,76 +277,80 @@ def statuses(server: RunningServer, lane: str, client: str, **request: Any) -> l
 
 @both_lanes
 def test_requests_beyond_the_limit_are_answered_429(
-    limited: RunningServer, clock: Clock, lane: str
+    limits_server: RunningServer, clock: Clock, lane: str
 ) -> None:
     client = {"fast": "203.0.113.1", "framework": "203.0.113.2"}[lane]
-    answers = ask(limited, lane, client, count=32)
+    answers = ask(limits_server, lane, client, count=32)
     assert [answer.status for answer in answers] == [200] * 30 + [429] * 2
     assert answers[-1].header(b"retry-after") == b"1"
     assert b"max_requests_per_client" in answers[-1].body
-    assert statuses(limited, lane, "203.0.113.3") == [200]
+    assert statuses(limits_server, lane, "203.0.113.3") == [200]
     headers = {"x-forwarded-for": client, "authorization": "Bearer secret"}
     for probe in ("/ping", "/v2/health/ready"):
-        assert limited.inference.get(probe, headers=headers).status_code == 200
+        assert limits_server.inference.get(probe, headers=headers).status_code == 200
     clock.now += 0.1
-    assert statuses(limited, lane, client, count=4) == [200] * 3 + [429]
+    assert statuses(limits_server, lane, client, count=4) == [200] * 3 + [429]
 
 
-def test_both_lanes_refuse_alike_and_share_the_limits(limited: RunningServer) -> None:
-    """`Answer` leaves the date and the request's id out."""
-    ask(limited, "fast", "203.0.113.10", count=29)
-    assert statuses(limited, "framework", "203.0.113.10") == [200]
-    fast, framework = (ask(limited, lane, "203.0.113.10")[0] for lane in BODIES)
-    assert fast == framework
-    assert fast.status == 429
+def test_both_lanes_send_the_same_refusal_and_share_the_limits(
+    limits_server: RunningServer,
+) -> None:
+    """Compare the refusals; `Answer` leaves out the date and the request id."""
+    ask(limits_server, "fast", "203.0.113.10", count=29)
+    assert statuses(limits_server, "framework", "203.0.113.10") == [200]
+    fast_answer, asgi_answer = (ask(limits_server, lane, "203.0.113.10")[0] for lane in BODIES)
+    assert fast_answer == asgi_answer
+    assert fast_answer.status == 429
     for status in (400, 400, 429):
-        fast, framework = (ask(limited, lane, "203.0.113.11", "wrong")[0] for lane in BODIES)
-        assert fast == framework
-        assert fast.status == status
+        fast_answer, asgi_answer = (
+            ask(limits_server, lane, "203.0.113.11", "wrong")[0] for lane in BODIES
+        )
+        assert fast_answer == asgi_answer
+        assert fast_answer.status == status
 
 
 @both_lanes
-def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_accepted(
-    limited: RunningServer, lane: str
+def test_too_many_wrong_tokens_are_answered_429_but_the_right_one_is_accepted(
+    limits_server: RunningServer, lane: str
 ) -> None:
     client = {"fast": "203.0.113.21", "framework": "203.0.113.22"}[lane]
-    answers = ask(limited, lane, client, "wrong", count=6)
+    answers = ask(limits_server, lane, client, "wrong", count=6)
     assert [answer.status for answer in answers] == [400] * 4 + [429] * 2
     assert b"max_failed_tokens" in answers[-1].body
     assert answers[-1].header(b"retry-after") == b"30"
-    assert statuses(limited, lane, client) == [200]
+    assert statuses(limits_server, lane, client) == [200]
     unknown = {"token": "wrong", "path": "/predictions/nobody"}
-    assert statuses(limited, lane, "203.0.113.23", **unknown) == [400]
+    assert statuses(limits_server, lane, "203.0.113.23", **unknown) == [400]
 
 
-def test_a_wrong_token_sent_ahead_behind_the_other_lane_is_counted_once(
-    limited: RunningServer,
-) -> None:
+def test_a_pipelined_wrong_token_is_counted_once_across_lanes(limits_server: RunningServer) -> None:
     head = (
         b"Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\n"
         b"Authorization: Bearer wrong\r\nX-Number: %d\r\n"
     )
-    # The numbers differ, so that the server remembers no head.
+    # The numbers differ; therefore the server cannot reuse a parsed head.
     requests = b"GET /ping HTTP/1.1\r\n" + head % 0 + b"\r\n"
     for number in range(1, 6):
         requests += b"POST /predictions/talker HTTP/1.1\r\n" + head % number + BODIES["fast"]
-    with connect(limited) as connection:
+    with connect(limits_server) as connection:
         connection.send(requests)
         assert [connection.answer().status for _ in range(6)] == [200] + [400] * 4 + [429]
 
 
-def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None:
+def test_requests_without_a_token_do_not_count_as_wrong_tokens(
+    limits_server: RunningServer,
+) -> None:
     head = (
         b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n"
     )
-    with connect(limited) as connection:
+    with connect(limits_server) as connection:
         for body in [*BODIES.values()] * 6:
             connection.send(head + body)
             assert connection.answer().status == 400
 
 
 @both_lanes
-def test_a_client_that_is_no_trusted_proxy_makes_its_address_up_in_vain(
+def test_forwarded_addresses_of_untrusted_clients_are_ignored(
     start_server: Any, monkeypatch: pytest.MonkeyPatch, lane: str
 ) -> None:
     use_clock(monkeypatch, Clock())

@@ -1,4 +1,4 @@
-"""Headers that let pages of another origin read answers, on both lanes."""
+"""CORS headers, which let pages of another origin read responses, on both lanes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_without_the_settings_no_header_is_sent(server):
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_a_header_of_the_handler_goes_before():
+def test_a_header_of_the_handler_overrides_the_cors_header():
     cors = ((b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", b"GET"))
     assert (
         missing_cors_headers(((b"access-control-allow-origin", b"https://other"),), cors)
@@ -71,7 +71,7 @@ def test_a_header_of_the_handler_goes_before():
     )
 
 
-def test_the_site_that_is_named_may_manage(open_server):
+def test_the_allowed_origin_may_call_the_management_api(open_server):
     for origin, status in (("https://my.site", 200), ("https://other.site", 403)):
         answer = open_server.management.get("/models", headers={"origin": origin})
         assert answer.status_code == status

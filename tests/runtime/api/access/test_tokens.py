@@ -1,4 +1,4 @@
-"""Tokens that the server generates: their file, their end, their renewal, and their secrecy."""
+"""Generated tokens: their key file, expiry, renewal and secrecy."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def generated(tmp_path, **values) -> Settings:
-    usual = {"generate_tokens": True, "key_file": tmp_path / "key_file.json"}
-    return Settings.model_validate(usual | values)
+    defaults = {"generate_tokens": True, "key_file": tmp_path / "key_file.json"}
+    return Settings.model_validate(defaults | values)
 
 
 def read_keys(tmp_path):
     return json.loads((tmp_path / "key_file.json").read_text())
 
 
-def test_the_file_is_torchserves_and_its_owners_alone(tmp_path):
+def test_the_key_file_has_torchserves_format_and_is_private(tmp_path):
     keys = start_keys(generated(tmp_path))
     file = tmp_path / "key_file.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -45,7 +45,7 @@ def test_the_file_is_torchserves_and_its_owners_alone(tmp_path):
     assert not file.exists()
 
 
-def test_a_file_that_is_there_is_replaced_with_its_mode(tmp_path):
+def test_an_existing_key_file_is_replaced_and_keeps_its_mode(tmp_path):
     file = tmp_path / "key_file.json"
     file.write_text("{}")
     file.chmod(0o644)
@@ -54,7 +54,7 @@ def test_a_file_that_is_there_is_replaced_with_its_mode(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["key_file.json"]
 
 
-def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path):
+def test_a_symlink_at_the_key_file_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "victim").write_text("old")
     (tmp_path / "key_file.json").symlink_to(tmp_path / "victim")
     start_keys(generated(tmp_path))
@@ -62,7 +62,7 @@ def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path):
     assert stat.S_IMODE((tmp_path / "key_file.json").lstat().st_mode) == 0o600
 
 
-def test_a_directory_in_which_another_user_could_replace_the_file_is_reported(tmp_path, caplog):
+def test_a_key_file_directory_writable_by_others_is_reported(tmp_path, caplog):
     start_keys(generated(tmp_path))
     assert caplog.text == ""
     tmp_path.chmod(0o777)
@@ -70,25 +70,25 @@ def test_a_directory_in_which_another_user_could_replace_the_file_is_reported(tm
     assert "key_file: another user can replace" in caplog.text
 
 
-def test_a_file_that_cannot_be_written_stops_the_start(tmp_path):
+def test_an_unwritable_key_file_prevents_the_start(tmp_path):
     with pytest.raises(SettingError, match="key_file"):
         start_keys(generated(tmp_path, key_file=tmp_path / "nowhere" / "key_file.json"))
 
 
-def test_generated_tokens_stay_valid_and_end_in_the_server_that_replaces_this_one(tmp_path):
+def test_a_replacement_server_keeps_generated_tokens_and_their_expiry(tmp_path):
     clock = Clock()
     settings = generated(tmp_path, token_expiration_min=1, management_token="mine")
     keys = build_keys(settings, clock)
     clock.now += 40
     tokens = generated_tokens(keys, settings)
     assert tokens == {"inference": (keys.inference.token, 20), "api": (keys.api.token, None)}
-    following = build_keys(settings, clock, tokens)
-    assert [key.token for key in following[:3]] == [key.token for key in keys[:3]]
-    assert (following.inference.lifetime, following.inference.seconds_left) == (60, 20)
-    assert following.api.seconds_left is None
+    successor_keys = build_keys(settings, clock, tokens)
+    assert [key.token for key in successor_keys[:3]] == [key.token for key in keys[:3]]
+    assert (successor_keys.inference.lifetime, successor_keys.inference.seconds_left) == (60, 20)
+    assert successor_keys.api.seconds_left is None
 
 
-def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
+def test_an_expired_token_is_replaced_by_a_renewed_one(tmp_path):
     clock = Clock()
     keys = build_keys(generated(tmp_path, token_expiration_min=0.5), clock)
     key, header = keys.inference, b"Bearer " + keys.inference.token.encode()
@@ -109,7 +109,7 @@ def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
     assert keys.api.matches(b"bearer " + keys.api.token.encode())
 
 
-def test_the_time_at_which_the_other_token_ends_is_written_as_it_was(tmp_path):
+def test_renewing_one_token_keeps_the_expiry_of_the_other(tmp_path):
     keys = start_keys(generated(tmp_path))
     first = read_keys(tmp_path)
     keys.renew("inference")
@@ -120,19 +120,19 @@ def test_the_time_at_which_the_other_token_ends_is_written_as_it_was(tmp_path):
     assert read_keys(tmp_path)["inference"] == second["inference"]
 
 
-def test_a_token_that_cannot_be_written_replaces_none(tmp_path):
+def test_a_renewal_that_cannot_be_written_keeps_the_old_token(tmp_path):
     directory = tmp_path / "keys"
     directory.mkdir()
     keys = start_keys(generated(tmp_path, key_file=directory / "key_file.json"))
-    old = b"Bearer " + keys.inference.token.encode()
+    old_token = b"Bearer " + keys.inference.token.encode()
     keys.remove()
     directory.rmdir()
     with pytest.raises(TsxError, match="The old one stays valid"):
         keys.renew("inference")
-    assert keys.inference.matches(old)
+    assert keys.inference.matches(old_token)
 
 
-def test_tokens_of_the_user_stay_and_only_the_others_are_generated(tmp_path):
+def test_only_tokens_that_the_user_did_not_set_are_generated(tmp_path):
     keys = build_keys(generated(tmp_path, inference_token="mine"))
     assert keys.inference.token == "mine"
     assert keys.inference.seconds_left is None
@@ -144,18 +144,16 @@ def test_tokens_of_the_user_stay_and_only_the_others_are_generated(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["", "API", "api", "file", "nothing"])
-def test_only_the_two_tokens_can_be_renewed(tmp_path, kind):
+def test_only_the_inference_and_management_tokens_can_be_renewed(tmp_path, kind):
     with pytest.raises(InvalidToken, match="management or inference"):
         start_keys(generated(tmp_path)).renew(kind)
 
 
-def test_without_authorization_there_are_no_keys(tmp_path):
+def test_without_authorization_no_keys_are_generated(tmp_path):
     assert build_keys(generated(tmp_path, disable_token_authorization=True)) == Keys()
 
 
-def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(
-    tmp_path, start_server
-):
+def test_a_renewed_token_replaces_the_old_one_at_once_on_both_lanes(tmp_path, start_server):
     values = {"key_file": tmp_path / "key_file.json", "api_token": "api"}
     with start_server(generate_tokens=True, **values) as server:
         server.register("talker.mar", initial_workers=1)
@@ -169,12 +167,12 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(
             return server.inference.post(path, headers=bearer(token)).status_code
 
         first, manage = renew("inference"), renew("management")
-        # The second time, the server knows the head.
+        # The server has cached the head of the second request.
         assert [status(PATH, first) for _ in range(2)] == [200, 200]
         answer = server.inference.get("/v1/models/talker", headers=bearer(first))
         assert answer.status_code == 200
         second = renew("inference")
-        # Clients of OpenAI's API know a refusal as 401.
+        # OpenAI's API answers a wrong token with 401.
         assert [status(path, first) for path in (PATH, "/v1/models/talker")] == [400, 401]
         assert status(PATH, second) == 200
         assert server.management.get("/models", headers=bearer(manage)).status_code == 200
@@ -190,7 +188,7 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(
         assert server.metrics.get("/metrics").status_code == 200
 
 
-def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(
+def test_a_cached_request_head_is_checked_again_after_its_token_expired(
     tmp_path, start_server, until
 ):
     # A token ends after three seconds.
@@ -203,7 +201,7 @@ def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(
         until(lambda: server.inference.post(PATH, headers=headers).status_code == 400)
 
 
-def test_no_token_gets_into_the_log(tmp_path, start_server, caplog):
+def test_the_log_contains_no_token(tmp_path, start_server, caplog):
     values = {"key_file": tmp_path / "key_file.json", "api_token": "the-api-token"}
     with (
         caplog.at_level(logging.DEBUG),
@@ -219,6 +217,6 @@ def test_no_token_gets_into_the_log(tmp_path, start_server, caplog):
         assert text not in caplog.text
 
 
-def test_without_generated_tokens_there_is_nothing_to_renew(server):
+def test_without_generated_tokens_renewal_is_refused(server):
     answer = server.management.get("/token?type=inference")
     assert (answer.status_code, answer.json()["type"]) == (404, "ResourceNotFoundException")

@@ -1,4 +1,4 @@
-"""Samples of a model: those of its archive, then its warm-up requests, then a generated one."""
+"""The samples of a model: from its archive, its warm-up requests, or generated."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     )
 
 
-def test_samples_precede_warm_up_requests_and_generated_inputs_come_last(
-    tmp_path: Path,
-) -> None:
+def test_samples_come_from_the_archive_then_warm_up_then_generated_inputs(tmp_path: Path) -> None:
     assert sample_of(version(tmp_path)) is None
     generated = sample_of(version(tmp_path, kind="image"))
     assert generated is not None
@@ -63,7 +61,7 @@ def test_samples_precede_warm_up_requests_and_generated_inputs_come_last(
 
 
 @pytest.mark.parametrize("path", ["samples/key", "../key"])
-def test_nothing_outside_the_archive_is_a_sample(tmp_path: Path, path: str) -> None:
+def test_samples_outside_the_archive_are_ignored(tmp_path: Path, path: str) -> None:
     (tmp_path / "key").write_text("secret")
     archive = tmp_path / "archive"
     (archive / "samples").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Calls in daemon threads: a bounded number of calls, which may hang."""
+"""Calls in daemon threads: their number is limited, and a call may hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def raise_error(error: BaseException) -> object:
     raise error
 
 
-async def test_a_call_gives_what_its_function_returns_or_raises() -> None:
+async def test_a_call_returns_or_raises_what_its_function_does() -> None:
     threads = DaemonThreads(1, "calls")
     assert await threads.call(threading.get_ident) != threading.get_ident()
     with pytest.raises(KeyError):
@@ -26,7 +26,7 @@ async def test_a_call_gives_what_its_function_returns_or_raises() -> None:
         await threads.call(lambda: raise_error(StopIteration()))
 
 
-async def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
+async def test_calls_beyond_the_limit_are_refused_until_one_has_ended() -> None:
     threads, gate = DaemonThreads(2, "downloads"), threading.Event()
     calls = [asyncio.create_task(threads.call(gate.wait)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -37,7 +37,7 @@ async def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
     assert await threads.call(int) == 0
 
 
-def test_the_end_of_the_loop_does_not_wait_for_a_call_that_hangs() -> None:
+def test_the_end_of_the_loop_does_not_wait_for_a_hanging_call() -> None:
     gate = threading.Event()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Waits for events that end with the event, a time or a cancellation."""
+"""Waiting for an event ends with the event, a timeout or a cancellation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_runtime.core.concurrency.events import wait_for_event
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_wait_ends_with_its_event_or_its_time() -> None:
+async def test_a_wait_ends_with_its_event_or_its_timeout() -> None:
     event = asyncio.Event()
     await wait_for_event(event, 0)
     assert not event.is_set()
@@ -19,13 +19,13 @@ async def test_a_wait_ends_with_its_event_or_its_time() -> None:
     await asyncio.wait_for(wait_for_event(event, 1000), 60)
 
 
-async def test_a_wait_that_is_cancelled_in_the_turn_of_its_event_is_cancelled() -> None:
+async def test_a_wait_cancelled_in_the_same_iteration_as_its_event_is_cancelled() -> None:
     event = asyncio.Event()
-    waiting = asyncio.ensure_future(wait_for_event(event, 1000))
+    waiter = asyncio.ensure_future(wait_for_event(event, 1000))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     event.set()
     await asyncio.sleep(0)
-    waiting.cancel()
+    waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
+        await waiter

@@ -1,4 +1,4 @@
-"""Work that runs beside the requests of a server."""
+"""Periodic background tasks of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tsx_runtime.core.concurrency.periodic import repeat, running
 
 
-def test_an_error_is_logged_and_the_other_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_logged_and_other_tasks_continue(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ZeroDivisionError("no such number")
 

@@ -1,4 +1,4 @@
-"""Real workers that start under load and stop when they are idle."""
+"""Autoscaling with real workers: they start under load and stop when idle."""
 
 from __future__ import annotations
 
@@ -31,43 +31,47 @@ from tsx_runtime.errors import BadRequest
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
-async def look_until(registry, condition) -> None:
-    end = time.monotonic() + TIMEOUT
+async def adjust_until(registry, condition) -> None:
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < deadline, "it did not happen"
         await registry.elastic.adjust()
         await asyncio.sleep(0.02)
 
 
-def pass_time(registry, seconds: float) -> None:
-    before = registry.elastic.clock
-    registry.elastic.clock = lambda: before() + seconds
+def advance_clock(registry, seconds: float) -> None:
+    old_clock = registry.elastic.clock
+    registry.elastic.clock = lambda: old_clock() + seconds
 
 
-async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
-    go = tmp_path / "go"
+async def test_workers_start_under_load_and_stop_after_it_without_lost_requests(tmp_path):
+    gate = tmp_path / "go"
 
     async with a_registry(cpus=8) as registry:
         version = await a_talker(registry, tmp_path, max_workers=3)
-        fixed = await register(registry, tmp_path / "n", name="fixed")
-        jobs = [submit(version, f"until {go}") for version in (version, fixed) for _ in range(6)]
-        await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
+        fixed_version = await register(registry, tmp_path / "n", name="fixed")
+        jobs = [
+            submit(version, f"until {gate}")
+            for version in (version, fixed_version)
+            for _ in range(6)
+        ]
+        await adjust_until(registry, lambda: len(version.workers) == 3 and version.ready)
         await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))
-        assert len(fixed.workers) == 1
+        assert len(fixed_version.workers) == 1
         assert "requests wait" in version.last_scaling
         assert version.stats.scalings["queue"] == 2
-        go.touch()
+        gate.touch()
         for job in jobs:
             await answer_of(job)
         for _ in range(3):
             await registry.elastic.adjust()
-            pass_time(registry, MIN_QUIET_S + 1)
-        await look_until(registry, lambda: len(version.workers) == 1)
+            advance_clock(registry, MIN_QUIET_S + 1)
+        await adjust_until(registry, lambda: len(version.workers) == 1)
         assert version.stats.scalings["quiet"] == 1
         assert await ask(version, "still") == "still"
 
 
-async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
+async def test_workers_start_if_one_cannot_keep_the_latency_target(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
     async with a_registry(cpus=8) as registry:
@@ -77,7 +81,7 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         while len(version.workers) < 2:
             assert time.monotonic() < end
             jobs += [submit(version, "x") for _ in range(4)]
-            # 200 requests a second come, of which one worker answers 50.
+            # 200 requests per second arrive; one worker can answer 50.
             await asyncio.sleep(0.02)
             await registry.elastic.adjust()
         assert "requests/s arrive, of which these answer" in version.last_scaling
@@ -86,20 +90,17 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
 
-async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_again(
-    registry,
-    tmp_path,
-):
+async def test_an_idle_model_is_unloaded_and_reloaded_by_its_next_request(registry, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
     version = await a_talker(registry, tmp_path, handler, config="scaleToZero: 10m\n")
     await ask(version, "a")
-    pass_time(registry, 590)
+    advance_clock(registry, 590)
     await registry.elastic.adjust()
     assert len(version.workers) == 1
-    pass_time(registry, 20)
+    advance_clock(registry, 20)
     await registry.elastic.adjust()
     assert version.asleep
     assert version.ready
@@ -115,17 +116,14 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_again(
     assert all(
         float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers
     )
-    later = await answer_of(submit(version, "d"))
-    assert b"cold-start" not in later.headers
+    warm_response = await answer_of(submit(version, "d"))
+    assert b"cold-start" not in warm_response.headers
     assert version.stats.scalings == {"unused": 1, "request": 1}
     await version.scale(0, 0)
     assert not version.asleep
 
 
-async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
-    registry,
-    tmp_path,
-):
+async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(registry, tmp_path):
     config = "scaleToZero: 90\n"
     version = await registry.register_path(
         talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
@@ -139,13 +137,13 @@ async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
         )
 
 
-async def test_cpu_time_before_a_restart_does_not_count():
-    version, watched, worker = (
+async def test_cpu_time_before_a_restart_is_not_counted():
+    version, watched_version, worker = (
         SimpleNamespace(stats=SimpleNamespace()),
         _WatchedVersion(),
         Worker("1", (), 0.0),
     )
-    for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
-        worker.instance, version.stats.busy_seconds = process, busy
-        _measure_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
-    assert watched.cores_per_worker == pytest.approx(0.5)
+    for process, busy_seconds, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+        worker.instance, version.stats.busy_seconds = process, busy_seconds
+        _measure_cores(version, watched_version, {worker: ResourceUsage((1,), 0, cpu, 0)})
+    assert watched_version.cores_per_worker == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""The memory budget of all models: models that are unloaded, and real workers under a budget."""
+"""The memory budget of all models: which models it unloads, and real workers under a budget."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ pytestmark = pytest.mark.anyio
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=20), st.integers(-10, 300)
 )
-def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
+def test_only_the_least_recently_used_models_are_unloaded(models, excess):
     idle = [(used, memory, number) for number, (used, memory) in enumerate(models)]
-    chosen = least_recently_used(idle, excess)
-    if chosen is None:
+    unloaded = least_recently_used(idle, excess)
+    if unloaded is None:
         assert sum(memory for _, memory in models) < excess
         return
-    freed = [models[number][1] for number in chosen]
-    assert sum(freed) >= excess
-    assert not freed or sum(freed[:-1]) < excess
-    remaining = [used for number, (used, _) in enumerate(models) if number not in chosen]
-    assert all(models[number][0] <= used for number in chosen for used in remaining)
+    freed_bytes = [models[number][1] for number in unloaded]
+    assert sum(freed_bytes) >= excess
+    assert not freed_bytes or sum(freed_bytes[:-1]) < excess
+    remaining_use_times = [
+        used for number, (used, _) in enumerate(models) if number not in unloaded
+    ]
+    assert all(models[number][0] <= used for number in unloaded for used in remaining_use_times)
 
 
 class IdleModel:
-    """A model as the budget sees it, which is idle as soon as it has loaded."""
+    """A model as the budget sees it; it is idle as soon as it has loaded."""
 
     label = "m"
     archive = SimpleNamespace(directory="")
@@ -66,7 +68,7 @@ class IdleModel:
 
 @pytest.fixture
 def set_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the memory of the workers of a model, and the size of its files."""
+    """Return a function that sets the size of model files and the memory of workers."""
 
     def set_sizes(files: int, worker: Any = None) -> None:
         monkeypatch.setattr(memory, "size_of_files", lambda directory: files)
@@ -78,26 +80,26 @@ def set_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("size", [0, 10])
-async def test_200_models_that_load_at_once_all_load_and_20_stay(size, set_sizes):
+async def test_200_concurrent_loads_succeed_and_the_newest_20_models_stay(size, set_sizes):
     set_sizes(size, 10)
     models = [IdleModel() for _ in range(200)]
-    ready = itertools.count(1)
+    ready_numbers = itertools.count(1)
     budget = MemoryBudget(200, lambda: models, lambda: models)
 
-    async def load(model, turns):
+    async def load(model, turn_count):
         worker = Worker("1", (), 0.0)
         model.workers = [worker]
         async with budget.reserve(model, worker):
-            for _ in range(turns):
+            for _ in range(turn_count):
                 await asyncio.sleep(0)
-        worker.state, model.last_used = WorkerState.READY, next(ready)
+        worker.state, model.last_used = WorkerState.READY, next(ready_numbers)
         assert sum(model.is_idle for model in models if model.workers) <= 20
 
     loads = [load(model, number * 7 % 5) for number, model in enumerate(models)]
     await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
     assert budget.free() == 0
-    newest = sorted(models, key=lambda model: model.last_used)[-20:]
-    assert {model for model in models if model.workers} == set(newest)
+    newest_models = sorted(models, key=lambda model: model.last_used)[-20:]
+    assert {model for model in models if model.workers} == set(newest_models)
 
 
 class GpuModel(IdleModel):
@@ -120,17 +122,19 @@ class GpuModel(IdleModel):
 
 
 def a_gpu_budget(
-    models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True
+    models: list[GpuModel], gpu_bytes: int, *, host: int | None = None, is_known: bool = True
 ) -> MemoryBudget:
-    """Make a budget whose driver names processes by the positions of their models in the list."""
+    """Make a budget; the driver uses a model's position in the list as its process id."""
 
     async def read() -> dict[int, dict[int, int]]:
         return {
-            gpu: {pid: model.size for pid, model in enumerate(models) if model.gpu == gpu and known}
+            gpu: {
+                pid: model.size for pid, model in enumerate(models) if model.gpu == gpu and is_known
+            }
             for gpu in (0, 1)
         }
 
-    return MemoryBudget(host, lambda: models, lambda: models, bound, 2, read)
+    return MemoryBudget(host, lambda: models, lambda: models, gpu_bytes, 2, read)
 
 
 async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) -> None:
@@ -140,12 +144,12 @@ async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) ->
     worker.state = WorkerState.READY
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, set_sizes):
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_gpu_has_its_own_budget_and_other_models_stay(is_known, set_sizes):
     set_sizes(60)
     models = [GpuModel(gpu, 60, used) for used, gpu in enumerate([1, 0, 0, 0])]
 
-    budget = a_gpu_budget(models, 130, known=known)
+    budget = a_gpu_budget(models, 130, is_known=is_known)
     for number in range(4):
         await load_gpu(budget, models, number)
     assert [bool(model.workers) for model in models] == [True, False, True, True]
@@ -158,7 +162,7 @@ async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, se
     assert budget.room_for_workers(models[0]) == 1  # type: ignore[arg-type]
 
 
-async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(set_sizes):
+async def test_a_growing_model_causes_unloads_on_its_gpu(set_sizes):
     set_sizes(10)
     models = [GpuModel(gpu, 40, used) for used, gpu in enumerate([0, 0, 1])]
 
@@ -170,14 +174,14 @@ async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(set_sizes
     assert [bool(model.workers) for model in models] == [False, True, True]
 
 
-async def test_a_loaded_model_does_not_wait_for_one_that_waits_for_its_gpu(set_sizes):
-    in_use = [10]
-    set_sizes(40, lambda workers: in_use[0])
+async def test_a_load_is_not_blocked_by_another_that_waits_for_the_gpu(set_sizes):
+    used_memory = [10]
+    set_sizes(40, lambda workers: used_memory[0])
     models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
 
     budget = a_gpu_budget(models, 85, host=100)
     await load_gpu(budget, models, 0)
-    in_use[0] = 75
+    used_memory[0] = 75
     models[0].workers[0].state = WorkerState.LOADING
     results = await asyncio.wait_for(
         asyncio.gather(
@@ -188,17 +192,17 @@ async def test_a_loaded_model_does_not_wait_for_one_that_waits_for_its_gpu(set_s
     assert [type(result) for result in results] == [LoadOutOfMemory, type(None)]
 
 
-async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(set_sizes):
+async def test_200_concurrent_loads_on_two_gpus_keep_all_three_budgets(set_sizes):
     set_sizes(0, 10)
     models = [GpuModel(number % 2, 10) for number in range(200)]
-    ready = itertools.count(1)
+    ready_numbers = itertools.count(1)
 
     async def load(budget, number):
         await load_gpu(budget, models, number)
-        models[number].last_used = next(ready)
-        loaded = [model for model in models if model.workers and model.is_idle]
-        assert len(loaded) <= 25
-        assert max(sum(model.gpu == gpu for model in loaded) for gpu in (0, 1)) <= 15
+        models[number].last_used = next(ready_numbers)
+        loaded_models = [model for model in models if model.workers and model.is_idle]
+        assert len(loaded_models) <= 25
+        assert max(sum(model.gpu == gpu for model in loaded_models) for gpu in (0, 1)) <= 15
 
     budget = a_gpu_budget(models, 150, host=250)
     await asyncio.wait_for(
@@ -208,10 +212,8 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(s
 
 
 @pytest.mark.usefixtures("processes")
-async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
-    tmp_path, set_sizes
-):
-    """The sizes are made up, since processes that share memory report sizes that vary."""
+async def test_models_are_unloaded_for_others_and_reloaded_on_request(tmp_path, set_sizes):
+    """Use made-up sizes, since the measured sizes of processes that share memory vary."""
     set_sizes(0, lambda workers: 100 * MEGA * len(list(workers)))
     names = ["a", "b", "c", "d", "e", "f"]
 
@@ -233,22 +235,20 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
         assert registry.find("f").asleep
         assert registry.find("f").ready
         assert "model_memory" in registry.find("f").last_scaling
-        go = tmp_path / "go"
-        busy = [submit(registry.find(name), f"until {go}") for name in "ae"]
-        waits = submit(registry.find("b"), "b")
+        gate = tmp_path / "go"
+        busy_jobs = [submit(registry.find(name), f"until {gate}") for name in "ae"]
+        waiting_job = submit(registry.find("b"), "b")
         await until(lambda: registry.find("b").last_error)
         assert "There is no room" in registry.find("b").last_error
         with pytest.raises(LoadOutOfMemory, match="model_memory is 250 MB"):
             await register(registry, tmp_path / "g", name="g")
-        go.touch()
-        for job in (*busy, waits):
+        gate.touch()
+        for job in (*busy_jobs, waiting_job):
             await answer_of(job)
         assert len(loaded_names()) <= 2
 
 
-async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(
-    set_sizes,
-):
+async def test_a_successor_process_does_not_double_the_models_memory(set_sizes):
     set_sizes(0, lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers))
     model, second = IdleModel(), IdleModel()
 
@@ -267,6 +267,6 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
     await load(budget, model)
 
 
-async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
+async def test_a_model_with_job_tickets_is_not_unloaded_for_others(registry, tmp_path):
     version = await a_talker(registry, tmp_path, config="useJobTicket: true\n")
     assert not version.is_idle

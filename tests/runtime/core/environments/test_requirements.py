@@ -1,4 +1,4 @@
-"""The content of an archive's requirements file, checked before pip reads it."""
+"""The requirements file of an archive, checked before pip reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_file(directory: Path, text: str):
         "foo (>=1.0)",
     ],
 )
-def test_lines_that_pip_users_write_are_accepted(tmp_path, text):
+def test_common_requirement_lines_are_accepted(tmp_path, text):
     assert read_file(tmp_path, text).inputs == (("requirements.txt", text),)
 
 
@@ -56,7 +56,7 @@ def test_lines_that_pip_users_write_are_accepted(tmp_path, text):
         "file://elsewhere/share/foo.whl",
     ],
 )
-def test_a_line_that_is_no_requirement_is_refused_with_its_number(tmp_path, line):
+def test_an_invalid_requirement_is_refused_with_its_line_number(tmp_path, line):
     with pytest.raises(BadRequirements, match=r"^line 2 of requirements.txt, "):
         read_file(tmp_path, f"numpy\n{line}\n")
 
@@ -74,13 +74,13 @@ def test_a_line_that_is_no_requirement_is_refused_with_its_number(tmp_path, line
         "link/foo.whl",
     ],
 )
-def test_no_path_leads_out_of_the_archive(tmp_path, line):
-    outside = tmp_path / "outside"
-    make_wheel(outside, "foo", "1.0").rename(outside / "foo.whl")
+def test_paths_out_of_the_archive_are_refused(tmp_path, line):
+    outside_directory = tmp_path / "outside"
+    make_wheel(outside_directory, "foo", "1.0").rename(outside_directory / "foo.whl")
     (tmp_path / "other.txt").write_text("numpy\n")
     model = tmp_path / "model"
     model.mkdir()
-    (model / "link").symlink_to(outside)
+    (model / "link").symlink_to(outside_directory)
     with pytest.raises(BadRequirements, match="is outside the archive"):
         read_file(model, line)
 
@@ -88,7 +88,7 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        # Each line once took from seconds to years, in which the server answered nobody.
+        # Parsing each of these lines once took seconds to years and blocked the server.
         (
             "a" + " " * 30_000 + "!",
             "not a requirement",
@@ -101,15 +101,15 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
     ],
     ids=["blanks", "comment", "continued", "hashes", "versions", "length"],
 )
-def test_no_line_takes_long_to_be_read(tmp_path, line, text):
-    began = time.thread_time()
+def test_every_line_is_parsed_quickly(tmp_path, line, text):
+    start_s = time.thread_time()
     if text is None:
         read_file(tmp_path, line)
     else:
         with pytest.raises(BadRequirements, match=text):
             read_file(tmp_path, line)
-    # A tenth of a second is enough.
-    assert time.thread_time() - began < 1
+    # A tenth of a second suffices; the limit leaves room for slow machines.
+    assert time.thread_time() - start_s < 1
 
 
 def test_a_requirement_may_have_a_hundred_hashes(tmp_path):
@@ -119,7 +119,7 @@ def test_a_requirement_may_have_a_hundred_hashes(tmp_path):
     assert read_file(tmp_path, text).inputs == (("requirements.txt", text),)
 
 
-def test_the_file_itself_cannot_be_a_link_out_of_the_archive(tmp_path):
+def test_a_requirements_file_that_links_out_of_the_archive_is_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (tmp_path / "secret.txt").write_text("numpy\n")
@@ -128,7 +128,7 @@ def test_the_file_itself_cannot_be_a_link_out_of_the_archive(tmp_path):
         read_requirements(model, "requirements.txt")
 
 
-def test_files_of_the_archive_that_are_installed_are_inputs(tmp_path):
+def test_installed_files_of_the_archive_are_inputs_of_the_environment(tmp_path):
     (tmp_path / "more.txt").write_text("six\n")
     package = tmp_path / "package"
     package.mkdir()
@@ -143,7 +143,7 @@ def test_files_of_the_archive_that_are_installed_are_inputs(tmp_path):
     assert read_file(tmp_path, "-r more.txt\n./package\n").inputs != requirements.inputs
 
 
-def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
+def test_wheels_are_found_anywhere_in_the_archive(tmp_path):
     first, second = (
         make_wheel(tmp_path, "one", "1.0"),
         make_wheel(tmp_path / "wheels", "two", "1.0"),
@@ -155,22 +155,22 @@ def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
     ).keys()
 
 
-def test_an_included_file_that_is_wrong_is_named_with_its_own_line(tmp_path):
+def test_an_error_in_an_included_file_names_that_file_and_line(tmp_path):
     (tmp_path / "more.txt").write_text("six\nfoo | sh\n")
     with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh'"):
         read_file(tmp_path, "numpy\n-r more.txt\n")
 
 
-def test_files_that_include_each_other_come_to_an_end(tmp_path):
+def test_circular_includes_are_read_once(tmp_path):
     (tmp_path / "more.txt").write_text("-r requirements.txt\n")
     assert len(read_file(tmp_path, "-r more.txt\n").inputs) == 2
 
 
-def test_without_a_file_there_is_nothing_to_do(tmp_path):
+def test_without_a_requirements_file_nothing_is_installed(tmp_path):
     assert read_requirements(tmp_path, None) == NO_REQUIREMENTS
 
 
-def test_a_file_that_is_part_of_a_package_is_checked_where_it_is_included_as_well(tmp_path):
+def test_a_package_file_is_also_checked_where_it_is_included(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "more.txt").write_text("/etc/passwd.whl\n")
@@ -178,7 +178,7 @@ def test_a_file_that_is_part_of_a_package_is_checked_where_it_is_included_as_wel
         read_file(tmp_path, "./package\n-r package/more.txt\n")
 
 
-def test_the_files_of_a_package_do_not_count_as_files_that_include_each_other(tmp_path):
+def test_files_of_a_package_are_not_mistaken_for_circular_includes(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     for number in range(40):

@@ -1,4 +1,4 @@
-"""Environments of models, with real pip, real wheels and real workers, but no package index."""
+"""Environments of models with real pip, wheels and workers, but without a package index."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def handle(data, context):
     }
     return [json.dumps(told) for _ in data]
 """
-# The build of this package notes its process, and does not end.
+# The build of this package writes its process id to a file and never ends.
 HANGING = """
 import os, time
 def build_wheel(*_, **__):
@@ -65,10 +65,10 @@ def write_model(
     return directory
 
 
-def write_hanging_model(directory: Path, note: Path) -> Path:
+def write_hanging_model(directory: Path, pid_file: Path) -> Path:
     write_model(directory, "./slow\n", wheels=False)
     (directory / "slow").mkdir()
-    (directory / "slow" / "backend.py").write_text(HANGING.format(note=str(note)))
+    (directory / "slow" / "backend.py").write_text(HANGING.format(note=str(pid_file)))
     (directory / "slow" / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\nname = "slow"\nversion = "1"\n'
     )
@@ -83,12 +83,10 @@ def list_entries(cache: Path) -> list[Path]:
     return list((cache / "environments" / "entries").iterdir())
 
 
-async def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_first(
-    tmp_path, caplog
-):
-    """Two models load at once, and one has its own interpreter.
+async def test_equal_requirements_share_one_environment_that_precedes_the_server(tmp_path, caplog):
+    """Load two models at once, one of which has its own interpreter.
 
-    Packages that the server has are not installed again.
+    Packages that the server already has are not installed again.
     """
     caplog.set_level("INFO", "tsx.environments")
     cache = tmp_path / "cache"
@@ -103,10 +101,10 @@ async def test_models_that_ask_alike_share_one_environment_and_get_their_own_pac
         )
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = list_entries(cache)
-        for reported in (first, second):
-            assert reported["version"] == "99.0"
-            assert Path(reported["file"]).is_relative_to(entry / "files")
-            assert reported["psutil"] == psutil.__file__
+        for version in (first, second):
+            assert version["version"] == "99.0"
+            assert Path(version["file"]).is_relative_to(entry / "files")
+            assert version["psutil"] == psutil.__file__
         assert (first["prefix"], first["environment"]) == (sys.prefix, None)
         assert second["prefix"] == second["environment"] == str(entry / "files")
         assert second["script"] == "99.0\n"
@@ -117,22 +115,22 @@ async def test_models_that_ask_alike_share_one_environment_and_get_their_own_pac
         assert not psutil.pid_exists(pid)
 
 
-async def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothing(tmp_path):
+async def test_a_failed_installation_reports_pips_error_and_leaves_no_files(tmp_path):
     cache = tmp_path / "cache"
     directory = write_model(tmp_path / "m", "no-such-package==1.0\n")
 
     async with an_installing_registry(cache) as registry:
-        with pytest.raises(InvalidModel) as failure:
+        with pytest.raises(InvalidModel) as exc_info:
             await registry.register_path(directory, order())
-        first, *lines = failure.value.message.splitlines()
+        first, *lines = exc_info.value.message.splitlines()
         assert first == "Custom pip package installation failed for model m"
         assert "ERROR: No matching distribution found for no-such-package==1.0" in lines
-        assert (failure.value.status, failure.value.type) == (400, "ModelException")
+        assert (exc_info.value.status, exc_info.value.type) == (400, "ModelException")
         assert not registry.models
         assert list_entries(cache) == list((cache / "environments" / "partial").iterdir()) == []
 
 
-async def test_requirements_that_pip_must_not_see_are_refused_before_it_is_started(tmp_path):
+async def test_forbidden_requirements_are_refused_before_pip_starts(tmp_path):
     directory = write_model(tmp_path / "m", "iniconfig; $(touch here)\n")
 
     async with an_installing_registry(tmp_path / "cache") as registry:
@@ -141,33 +139,33 @@ async def test_requirements_that_pip_must_not_see_are_refused_before_it_is_start
         assert not (directory / "here").exists()
 
 
-async def test_an_installation_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
-    note = tmp_path / "note"
+async def test_a_timed_out_installation_is_killed_with_its_children(tmp_path):
+    pid_file = tmp_path / "note"
 
     async with an_installing_registry(tmp_path / "cache", install_timeout=2) as registry:
         with pytest.raises(InvalidModel, match="stopped after install_timeout"):
-            await registry.register_path(write_hanging_model(tmp_path / "m", note), order())
+            await registry.register_path(write_hanging_model(tmp_path / "m", pid_file), order())
         # The build may not have begun on a slow machine.
-        if note.exists() and (pid := note.read_text()):
+        if pid_file.exists() and (pid := pid_file.read_text()):
             await until(lambda: gone(int(pid)))
 
 
-async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_path):
-    note = tmp_path / "note"
+async def test_an_installation_does_not_block_requests_and_ends_at_a_stop(tmp_path):
+    pid_file = tmp_path / "note"
 
     async with an_installing_registry(tmp_path / "cache") as registry:
         installing = asyncio.create_task(
-            registry.register_path(write_hanging_model(tmp_path / "m", note), order())
+            registry.register_path(write_hanging_model(tmp_path / "m", pid_file), order())
         )
         second = await register(registry, tmp_path / "other")
-        await until(lambda: note.exists() and note.read_text())
+        await until(lambda: pid_file.exists() and pid_file.read_text())
         assert await ask(second, "hello") == "hello"
     with pytest.raises(InvalidModel):
         await installing
-    await until(lambda: gone(int(note.read_text())))
+    await until(lambda: gone(int(pid_file.read_text())))
 
 
-async def test_without_the_setting_nothing_is_installed_and_the_log_says_so(tmp_path, caplog):
+async def test_without_the_setting_requirements_are_not_installed_but_logged(tmp_path, caplog):
     handler = "def handle(data, context):\n    return data and ['served']\n"
     directory = write_model(tmp_path / "m", "no-such-package\n", handler=handler)
 
@@ -176,7 +174,7 @@ async def test_without_the_setting_nothing_is_installed_and_the_log_says_so(tmp_
     assert "install_py_dep_per_model is false" in caplog.text
 
 
-def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch):
+def test_the_environment_key_depends_on_every_input(tmp_path, monkeypatch):
     def key_for(name: str, requirements: str = "iniconfig\n") -> str:
         directory = write_model(tmp_path / name, requirements)
         return environment_key(read_requirements(directory, "requirements.txt"))
@@ -191,14 +189,14 @@ def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch)
     assert key_for("a") != first
 
 
-async def test_environments_that_nobody_uses_make_room_for_others(tmp_path, monkeypatch):
+async def test_unused_environments_are_removed_for_new_ones(tmp_path, monkeypatch):
     environments = Environments(tmp_path, timeout=60, age=0)
     try:
         for mirror in ("a", "b"):
             monkeypatch.setenv("PIP_INDEX_URL", f"https://{mirror}.example.com/simple")
-            opened = await environments.open("m", tmp_path, None)
+            environment = await environments.open("m", tmp_path, None)
             await until(lambda: len(list_entries(tmp_path)) == 1)
-            assert opened.directory.exists()
-            opened.close()
+            assert environment.directory.exists()
+            environment.close()
     finally:
         environments.close()

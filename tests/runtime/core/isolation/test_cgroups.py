@@ -1,4 +1,4 @@
-"""Control groups that bound workers: their files, their parents, and real groups where possible."""
+"""Cgroups that limit workers: their files, their parents, and real cgroups where possible."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tsx_runtime.errors import OutOfResources
 
 pytestmark = pytest.mark.anyio
 
-BOUNDED = {"isolation_memory": 200, "isolation_processes": 60}
-NO_BOUNDS = "; ".join(missing_features(Isolation(memory=200, processes=60)))
-bounded = pytest.mark.skipif(
-    bool(NO_BOUNDS), reason=f"this system cannot bound workers: {NO_BOUNDS}"
+LIMITS = {"isolation_memory": 200, "isolation_processes": 60}
+MISSING_LIMITS = "; ".join(missing_features(Isolation(memory=200, processes=60)))
+needs_cgroups = pytest.mark.skipif(
+    bool(MISSING_LIMITS), reason=f"this system cannot bound workers: {MISSING_LIMITS}"
 )
 
 
-def test_a_bound_is_written_as_the_kernel_reads_it():
+def test_limits_are_written_in_the_kernels_format():
     assert cgroups.limit_files(memory=512, cpus=1.5, processes=64) == {
         "cpu.max": "150000 100000",
         "memory.max": str(512 << 20),
@@ -53,7 +53,9 @@ def test_a_bound_is_written_as_the_kernel_reads_it():
         ("33 32 0:29 / /sys/fs/cgroup/memory rw - cgroup none rw\n", "4:memory:/docker/1\n", None),
     ],
 )
-def test_the_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
+def test_the_servers_own_group_is_found_at_the_cgroup_v2_mount(
+    mounts, membership, expected, tmp_path
+):
     (tmp_path / "mounts").write_text(mounts)
     (tmp_path / "membership").write_text(membership)
     group = cgroups.current_group(tmp_path / "mounts", tmp_path / "membership")
@@ -62,7 +64,7 @@ def test_the_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expecte
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """Write the files of a group that this process seems to be in."""
+    """Write the files of a fake cgroup that contains this process."""
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "cgroup.type").write_text("domain\n")
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
@@ -70,25 +72,25 @@ def group(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_server_moves_itself_before_it_makes_groups_in_its_own(group):
+def test_the_server_moves_into_a_subgroup_before_it_creates_groups(group):
     assert cgroups.prepare(None, {"memory.max": "1", "pids.max": "2"}) == group
     assert (group / cgroups.SERVER_GROUP / "cgroup.procs").read_text() == str(os.getpid())
     assert (group / "cgroup.subtree_control").read_text() == "+memory +pids"
 
 
-def test_once_moved_it_makes_groups_beside_its_own(group, monkeypatch):
+def test_a_moved_server_creates_groups_next_to_its_own(group, monkeypatch):
     cgroups.prepare(None, {"memory.max": "1"})
     (group / "cgroup.procs").write_text("")
     monkeypatch.setattr(cgroups, "current_group", lambda: group / cgroups.SERVER_GROUP)
     assert cgroups.prepare(None, {"memory.max": "1"}) == group
 
 
-def test_a_group_that_the_administrator_names_is_taken_as_it_is(group):
+def test_a_configured_group_is_used_unchanged(group):
     assert cgroups.prepare(group, {"memory.max": "1"}) == group
     assert not (group / cgroups.SERVER_GROUP).exists()
 
 
-def test_a_group_with_processes_of_others_is_left_alone(group):
+def test_a_group_with_foreign_processes_is_refused(group):
     (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
     with pytest.raises(
         cgroups.CgroupsUnavailable,
@@ -97,14 +99,14 @@ def test_a_group_with_processes_of_others_is_left_alone(group):
         cgroups.prepare(None, {"memory.max": "1"})
 
 
-def test_a_group_without_the_controller_is_no_use(group):
+def test_a_group_without_the_needed_controllers_is_refused(group):
     (group / "cgroup.controllers").write_text("hugetlb\n")
     with pytest.raises(cgroups.CgroupsUnavailable, match="no controller cpu or memory"):
         cgroups.prepare(group, {"memory.max": "1", "cpu.max": "1"})
 
 
 @pytest.fixture
-def real() -> Iterator[Path]:
+def real_cgroup() -> Iterator[Path]:
     parent = cgroups.current_group()
     if parent is None:
         pytest.skip("cgroup v2 is not mounted here")
@@ -118,8 +120,8 @@ def real() -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_process_joins_its_group_before_it_is_restricted_and_is_ended_with_it(real, tmp_path):
-    group = cgroups.Group(real, {"cgroup.max.depth": "0"})
+def test_a_process_joins_its_group_and_is_killed_with_it(real_cgroup, tmp_path):
+    group = cgroups.Group(real_cgroup, {"cgroup.max.depth": "0"})
     sandbox = Sandbox(Isolation(), [], gpu=False, output="", label="")
     sandbox.create()
     sandbox._group = group
@@ -159,10 +161,10 @@ def handle(data, context):
 """
 
 
-@bounded
-async def test_a_worker_that_takes_more_memory_than_it_may_is_killed_alone(tmp_path, caplog):
+@needs_cgroups
+async def test_only_the_worker_that_exceeds_its_memory_limit_is_killed(tmp_path, caplog):
     async with a_registry(
-        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **BOUNDED
+        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **LIMITS
     ) as registry:
         version = await registry.register_path(make_model(tmp_path / "m.mar", HANDLER), order())
         with pytest.raises(OutOfResources):

@@ -1,4 +1,4 @@
-"""Isolated workers: archives that attack their server, and honest archives."""
+"""Isolated workers, tested with archives that attack the server and with ordinary ones."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
-MISSING = "; ".join(missing_features(Isolation()))
+MISSING_FEATURES = "; ".join(missing_features(Isolation()))
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"),
+    pytest.mark.skipif(
+        bool(MISSING_FEATURES), reason=f"this system cannot isolate: {MISSING_FEATURES}"
+    ),
     pytest.mark.slow,
 ]
 
-# The handler evaluates the body of a request, and answers with the result or the error.
+# The handler evaluates the body of a request and returns the result or the error.
 HANDLER = """
 import ctypes, os, resource, signal, socket, subprocess, sys, tempfile, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -105,7 +107,7 @@ ATTACKS = {
     "finds a secret in its environment": "os.environ['TSX_TEST_PRIVATE']",
     "finds the server's home": "os.listdir('{home}')",
 }
-# Attacks that may fail in any worker, for want of root, or would do harm without isolation.
+# Attacks that need root, or that would do harm without isolation.
 ONLY_ISOLATED = {
     "mounts": "c('mount', b'none', b'.', b'tmpfs', 0, None)",
     "makes namespaces": "call({unshare}, 0x10000000)",
@@ -125,7 +127,7 @@ NUMBERS = (
     if os.uname().machine == "x86_64"
     else {"unshare": 97, "bpf": 280, "userfaultfd": 282}
 )
-REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
+REFUSAL = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +140,19 @@ def targets(tmp_path_factory) -> Iterator[dict[str, object]]:
     (directory / "secret").write_text("the key")
     for name in ("victim", "victim.remove"):
         (directory / name).write_text("whole")
-    neighbour = subprocess.Popen(["sleep", "600"])
+    other_process = subprocess.Popen(["sleep", "600"])
     abstract = f"\0tsx-test-{os.getpid()}"
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
-        socket.socket(socket.AF_UNIX) as hidden,
+        socket.socket(socket.AF_UNIX) as abstract_socket,
     ):
         unix.bind(str(directory / "unix"))
         datagrams.bind(str(directory / "unix.dgram"))
-        hidden.bind(abstract)
+        abstract_socket.bind(abstract)
         unix.listen()
-        hidden.listen()
+        abstract_socket.listen()
         yield {
             "store": store,
             "secret": directory / "secret",
@@ -161,11 +163,11 @@ def targets(tmp_path_factory) -> Iterator[dict[str, object]]:
             "abstract": "\\0" + abstract[1:],
             "port": tcp.getsockname()[1],
             "front": os.getpid(),
-            "neighbour": neighbour.pid,
+            "neighbour": other_process.pid,
             **NUMBERS,
         }
-    neighbour.kill()
-    neighbour.wait()
+    other_process.kill()
+    other_process.wait()
     Path("/dev/shm/tsx-test-isolation").unlink(missing_ok=True)
     subprocess.run(["ipcrm", "-M", "0x7e57"], capture_output=True, check=False)
 
@@ -198,14 +200,14 @@ def isolated_answers(targets, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("attack", [*ATTACKS, *ONLY_ISOLATED])
-def test_an_isolated_archive_is_refused_when_it(attack, isolated_answers, targets):
-    assert REFUSED.search(isolated_answers[attack]), isolated_answers[attack]
+def test_isolation_stops_the_attack(attack, isolated_answers, targets):
+    assert REFUSAL.search(isolated_answers[attack]), isolated_answers[attack]
     assert targets["victim"].read_text() == "whole"
 
 
 @pytest.fixture(scope="module")
-def free_answers(targets, isolated_answers, tmp_path_factory) -> dict[str, str]:
-    """Run the attacks without isolation, where they succeed."""
+def unisolated_answers(targets, isolated_answers, tmp_path_factory) -> dict[str, str]:
+    """Run the attacks without isolation; they succeed there."""
     questions = {name: code.format(**targets) for name, code in ATTACKS.items()}
     return collect_answers(tmp_path_factory.mktemp("free"), questions)
 
@@ -214,11 +216,11 @@ def free_answers(targets, isolated_answers, tmp_path_factory) -> dict[str, str]:
 @pytest.mark.parametrize(
     "attack", [name for name in ATTACKS if name != "finds a secret in its environment"]
 )
-def test_without_isolation_the_same_attack_succeeds_when_it(attack, free_answers):
-    assert "Error" not in free_answers[attack], free_answers[attack]
+def test_without_isolation_the_attack_succeeds(attack, unisolated_answers):
+    assert "Error" not in unisolated_answers[attack], unisolated_answers[attack]
 
 
-# The first version of Landlock needs a filter of system calls beside it.
+# Landlock ABI 1 cannot deny all of these; therefore a system-call filter must.
 OLD_KERNEL = """
 import json, os, sys
 sys.path.append(sys.argv[1])
@@ -237,7 +239,7 @@ enter.enter(json.loads(sys.argv[2]))
         "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)",
     ],
 )
-def test_an_older_kernel_refuses_it_too(attack, targets, tmp_path):
+def test_isolation_on_an_older_kernel_stops_the_attack(attack, targets, tmp_path):
     (tmp_path / "handler.py").write_text("whole")
     (tmp_path / "scratch").mkdir()
     code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**targets)}"
@@ -252,38 +254,38 @@ def test_an_older_kernel_refuses_it_too(attack, targets, tmp_path):
         "label": "",
     }
     root = Path(config.__file__).parents[3]
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OLD_KERNEL, str(root), json.dumps(cell)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.stdout == "whole\n", ended.stderr
-    assert "PermissionError: [Errno 1]" in ended.stderr
+    assert result.stdout == "whole\n", result.stderr
+    assert "PermissionError: [Errno 1]" in result.stderr
     assert (tmp_path / "handler.py").read_text() == "whole"
 
 
-def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(honest_answers):
-    status = honest_answers["status"]
+def test_an_isolated_worker_has_no_privileges_and_only_its_sockets(ordinary_answers):
+    status = ordinary_answers["status"]
     assert re.search(r"NoNewPrivs:\s1\n", status)
     assert re.search(r"Seccomp:\s2\n", status)
     assert re.search(r"CapEff:\s0+\n", status)
     assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
-    opened = json.loads(honest_answers["descriptors"].replace("'", '"'))
-    # Its own sockets, and those that it prints to.
-    assert len([name for name in opened if name.startswith("socket:")]) <= 3
-    assert not [name for name in opened if str(Path.cwd()) in name]
+    open_descriptors = json.loads(ordinary_answers["descriptors"].replace("'", '"'))
+    # The worker's own sockets, and those for its output.
+    assert len([name for name in open_descriptors if name.startswith("socket:")]) <= 3
+    assert not [name for name in open_descriptors if str(Path.cwd()) in name]
 
 
-def test_an_isolated_worker_has_what_an_honest_handler_needs(honest_answers):
-    assert honest_answers["temporary"].startswith(honest_answers["home"])
-    assert honest_answers["program"] == "written\n"
-    assert honest_answers["pair"] == "b'x'"
-    assert honest_answers["thread"] == "None"
-    assert honest_answers["time"] == "True"
+def test_an_isolated_worker_supports_ordinary_handlers(ordinary_answers):
+    assert ordinary_answers["temporary"].startswith(ordinary_answers["home"])
+    assert ordinary_answers["program"] == "written\n"
+    assert ordinary_answers["pair"] == "b'x'"
+    assert ordinary_answers["thread"] == "None"
+    assert ordinary_answers["time"] == "True"
 
 
-HONEST = {
+ORDINARY_CODE = {
     "status": "open('/proc/self/status').read()",
     "descriptors": "[os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')]",
     "home": "os.path.expanduser('~')",
@@ -296,8 +298,8 @@ HONEST = {
 
 
 @pytest.fixture(scope="module")
-def honest_answers(tmp_path_factory) -> dict[str, str]:
-    return collect_answers(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
+def ordinary_answers(tmp_path_factory) -> dict[str, str]:
+    return collect_answers(tmp_path_factory.mktemp("honest"), ORDINARY_CODE, isolation="on")
 
 
 STREAMING = """
@@ -312,15 +314,15 @@ def handle(data, context):
 """
 
 
-def isolating(directory: Path, **settings: Any):
-    """Run a registry whose workers are isolated."""
+def isolated_registry(directory: Path, **settings: Any):
+    """Run a registry with isolated workers."""
     cache = directory / "cache"
     return a_registry(worker_preload=False, isolation="on", cache_dir=cache, **settings)
 
 
 @pytest.mark.usefixtures("processes")
-async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
-    async with isolating(tmp_path) as registry:
+async def test_isolated_workers_with_their_own_environment_stream(tmp_path):
+    async with isolated_registry(tmp_path) as registry:
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
         answer = await answer_of(submit(version, ""))
@@ -330,7 +332,7 @@ async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_paths_and_variables_that_the_administrator_names_are_allowed(targets, tmp_path):
+def test_configured_paths_and_variables_are_allowed(targets, tmp_path):
     models = {
         "hostile": ModelSettings(
             isolation="on",
@@ -356,14 +358,14 @@ def test_paths_and_variables_that_the_administrator_names_are_allowed(targets, t
 
 
 @pytest.mark.usefixtures("processes")
-async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
-    async with isolating(tmp_path) as registry:
+async def test_an_isolated_worker_leaves_no_files_or_processes(tmp_path):
+    async with isolated_registry(tmp_path) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
         )
-        scratch = Path(await ask(version, HONEST["home"]))
+        scratch = Path(await ask(version, ORDINARY_CODE["home"]))
         child = int(await ask(version, "subprocess.Popen(['sleep', '600']).pid"))
-        # The path is longer than any system call takes.
+        # This path exceeds the length limit of system calls, so it is hard to delete.
         deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"
         await ask(
             version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}"
@@ -372,10 +374,10 @@ async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         await until(lambda: version.stats.recycled["requests"])
         await until(lambda: gone(child))
         await until(lambda: not scratch.exists())
-        assert Path(await ask(version, HONEST["home"])) != scratch
+        assert Path(await ask(version, ORDINARY_CODE["home"])) != scratch
 
 
-async def test_a_description_shows_the_isolation(tmp_path):
+async def test_the_model_description_shows_the_isolation(tmp_path):
     async with a_registry(
         models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache"
     ) as registry:
@@ -384,13 +386,13 @@ async def test_a_description_shows_the_isolation(tmp_path):
         )
         assert describe_version(version, {}, {}).isolation == version.isolation.describe()
         assert version.isolation.describe()["network"] is False
-        plain = await registry.register_path(
+        unisolated_version = await registry.register_path(
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
-        assert describe_version(plain, {}, {}).isolation is None
+        assert describe_version(unisolated_version, {}, {}).isolation is None
 
 
-def test_a_model_sets_again_what_is_set_for_all():
+def test_settings_of_a_model_override_the_global_isolation():
     models = {
         "free": ModelSettings(isolation="off"),
         "online": ModelSettings(isolation_network=True, isolation_cpus=0.5),
@@ -404,17 +406,17 @@ def test_a_model_sets_again_what_is_set_for_all():
 
 
 @pytest.mark.parametrize(
-    ("part", "text"),
+    ("sandbox_part", "text"),
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
-def test_a_server_that_cannot_isolate_does_not_start(part, text, monkeypatch):
-    monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
+def test_a_server_that_cannot_isolate_refuses_to_start(sandbox_part, text, monkeypatch):
+    monkeypatch.setattr(f"tsx_runtime.sandbox.{sandbox_part}", lambda: None)
     with pytest.raises(SettingError, match=text):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
 
 
-def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
+def test_a_limit_without_a_cgroup_is_refused_at_the_start(tmp_path):
     with pytest.raises(SettingError, match=r"isolation_memory: cgroups .*systemd-run"):
         config.check_isolation(
             Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none")
@@ -434,7 +436,7 @@ def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
     assert isolation_of(settings, "m") == Isolation(processes=9, paths=("/usr", "/opt"))
 
 
-def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
+def test_readable_paths_must_be_absolute_and_exist(tmp_path):
     with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*absolute"):
         load_settings({"isolation_paths": "data"}, {})
     settings, _ = load_settings(
@@ -444,23 +446,25 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
         config.check_isolation(settings)
 
 
-async def test_models_that_cannot_run_isolated_are_refused_with_the_reason(tmp_path):
-    async with isolating(tmp_path, install_py_dep_per_model=True) as registry:
+async def test_models_that_cannot_run_isolated_are_refused(tmp_path):
+    async with isolated_registry(tmp_path, install_py_dep_per_model=True) as registry:
         group = make_model(
             tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
         )
         with pytest.raises(BadRequest, match="whose processes need the network"):
             await registry.register_path(group, order(initial_workers=0))
-        needy = make_model(tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py")
+        needs_requirements = make_model(
+            tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py"
+        )
         with pytest.raises(BadRequest, match="pip would run code"):
-            await registry.register_path(needy, order(initial_workers=0))
+            await registry.register_path(needs_requirements, order(initial_workers=0))
 
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
+def test_a_real_model_gives_the_same_answers_with_isolation(tmp_path):
     spec = ArchiveSpec(
         "digits",
         str(DIGITS / "handler.py"),
@@ -479,16 +483,19 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
             version.submit(job := a_waiting_job(picture, meta=meta))
             return (await answer_of(job)).body
 
-    isolated, free = asyncio.run(predict(isolation="on")), asyncio.run(predict())
-    assert isolated == free
-    assert b"seven" in isolated
+    isolated_answer, unisolated_answer = (
+        asyncio.run(predict(isolation="on")),
+        asyncio.run(predict()),
+    )
+    assert isolated_answer == unisolated_answer
+    assert b"seven" in isolated_answer
 
 
 @pytest.mark.usefixtures("processes")
 def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
     settings = ("isolation=on", f"log_location={tmp_path / 'logs'}")
-    options = [part for setting in settings for part in ("--set", setting)]
+    options = [argument for setting in settings for argument in ("--set", setting)]
     command = ["serve", tmp_path / "loud.mar", *FREE_PORTS, *options]
     with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0

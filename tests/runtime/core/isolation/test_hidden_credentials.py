@@ -1,4 +1,4 @@
-"""Secrets of the server and cloud credentials that the code of a model must not find."""
+"""Server secrets and cloud credentials that the code of a model must not find."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tsx_runtime.settings.schema import SECRETS, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-SECRET = "known-to-nobody"
+SECRET_VALUE = "known-to-nobody"
 TOKENS = ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")
 CLOUD = """AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_CONTAINER_CREDENTIALS_FULL_URI
 AWS_WEB_IDENTITY_TOKEN_FILE GOOGLE_APPLICATION_CREDENTIALS AZURE_CLIENT_SECRET HF_TOKEN
 GITHUB_TOKEN TS_MANAGEMENT_TOKEN KUBECONFIG OTEL_EXPORTER_OTLP_HEADERS"""
-PLANTED = {f"TSX_{name}": SECRET + "-token" for name in TOKENS} | dict.fromkeys(
-    CLOUD.split(), SECRET
+SECRET_VARIABLES = {f"TSX_{name}": SECRET_VALUE + "-token" for name in TOKENS} | dict.fromkeys(
+    CLOUD.split(), SECRET_VALUE
 )
 SPY = """
 import json, os, subprocess
@@ -52,54 +52,55 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_came_from(
-    tmp_path: Path,
-) -> None:
+def test_a_handler_finds_none_of_the_servers_credentials(tmp_path: Path) -> None:
     for name in ("spy", "trusted"):
         make_model(tmp_path / f"{name}.mar", SPY)
     (tmp_path / "tsx.toml").write_text(
         'model_store = "."\n[models.trusted]\npass_env = ["HF_TOKEN"]\n'
     )
-    environment = {**PLANTED, "TSX_CACHE_DIR": str(tmp_path / "cache"), "HARMLESS": "seen"}
+    environment = {**SECRET_VARIABLES, "TSX_CACHE_DIR": str(tmp_path / "cache"), "HARMLESS": "seen"}
     with serving(
         ["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment
-    ) as running:
+    ) as server_process:
         answers = {
-            name: predict(running.address("predictions"), name) for name in ("spy", "trusted")
+            name: predict(server_process.address("predictions"), name)
+            for name in ("spy", "trusted")
         }
-        assert SECRET not in running.log
-        assert "pass_env names them: AWS_" in running.log
-    assert SECRET not in answers["spy"]
+        assert SECRET_VALUE not in server_process.log
+        assert "pass_env names them: AWS_" in server_process.log
+    assert SECRET_VALUE not in answers["spy"]
     assert json.loads(answers["spy"])["os"]["HARMLESS"] == "seen"
-    trusted = json.loads(answers["trusted"])["os"]
-    assert {name for name, value in trusted.items() if SECRET in value} == {"HF_TOKEN"}
+    trusted_variables = json.loads(answers["trusted"])["os"]
+    assert {name for name, value in trusted_variables.items() if SECRET_VALUE in value} == {
+        "HF_TOKEN"
+    }
 
 
 def predict(address: str, model: str) -> str:
     request = urllib.request.Request(
         f"{address}/predictions/{model}",
         b"x",
-        {"Authorization": f"Bearer {PLANTED['TSX_INFERENCE_TOKEN']}"},
+        {"Authorization": f"Bearer {SECRET_VARIABLES['TSX_INFERENCE_TOKEN']}"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(answer.read(), "utf-8")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers with their own environment and ranks of torchrun inherit from this program."""
+def test_a_worker_program_is_started_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the launcher of workers with their own environment or with torchrun."""
     set_secrets(monkeypatch)
-    program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
-    with front:
+    program, front_socket = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
+    with front_socket:
         block = environment_of(program.pid)
         program.kill()
     asyncio.run(program.ended())
     assert block["HARMLESS"] == "seen"
-    assert not PLANTED.keys() & block.keys()
+    assert not SECRET_VARIABLES.keys() & block.keys()
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spawned_worker_is_started_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     set_secrets(monkeypatch)
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     with hidden_from_children(hidden_variables(Settings(), os.environ), os.environ):
@@ -110,55 +111,57 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
     process.join()
     assert process.exitcode == -9
     assert block["HARMLESS"] == "seen"
-    assert not PLANTED.keys() & block.keys()
+    assert not SECRET_VARIABLES.keys() & block.keys()
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_program_of_the_machines_numbers_is_started_without(
+def test_the_system_metrics_program_is_started_without_credentials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_secrets(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))
     asyncio.run(system._run(system._command or ""))
-    reported = (tmp_path / "env").read_text()
-    assert "HARMLESS=seen" in reported
-    assert SECRET not in reported
+    variables_seen = (tmp_path / "env").read_text()
+    assert "HARMLESS=seen" in variables_seen
+    assert SECRET_VALUE not in variables_seen
 
 
 def set_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**PLANTED, "HARMLESS": "seen"}.items():
+    for name, value in {**SECRET_VARIABLES, "HARMLESS": "seen"}.items():
         monkeypatch.setenv(name, value)
 
 
-def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> None:
-    def hidden(*names: str, **settings: Any) -> list[str]:
+def test_patterns_expose_credentials_but_never_the_servers_secrets() -> None:
+    def hidden_names(*names: str, **settings: Any) -> list[str]:
         return hidden_variables(Settings(**settings), names)
 
-    assert hidden(*PLANTED) == list(PLANTED)
-    assert hidden(*PLANTED, pass_env=["*"]) == [name for name in PLANTED if name in SERVER_SECRETS]
+    assert hidden_names(*SECRET_VARIABLES) == list(SECRET_VARIABLES)
+    assert hidden_names(*SECRET_VARIABLES, pass_env=["*"]) == [
+        name for name in SECRET_VARIABLES if name in SERVER_SECRETS
+    ]
     # These are meant for the handler, or hold no secret.
-    assert hidden("DB_PASSWORD", "OPENAI_API_KEY", "PATH", "MAX_NEW_TOKENS", "HF_HOME") == []
-    assert hidden("HOME", "PATH", blacklist_env_vars="HOM.|ATH") == ["HOME"]
-    assert hidden("HF_TOKEN", pass_env=["*"], blacklist_env_vars="HF_.*") == ["HF_TOKEN"]
-    assert hidden("AWS_SESSION_TOKEN", "HF_TOKEN", pass_env=["AWS_*"]) == ["HF_TOKEN"]
+    assert hidden_names("DB_PASSWORD", "OPENAI_API_KEY", "PATH", "MAX_NEW_TOKENS", "HF_HOME") == []
+    assert hidden_names("HOME", "PATH", blacklist_env_vars="HOM.|ATH") == ["HOME"]
+    assert hidden_names("HF_TOKEN", pass_env=["*"], blacklist_env_vars="HF_.*") == ["HF_TOKEN"]
+    assert hidden_names("AWS_SESSION_TOKEN", "HF_TOKEN", pass_env=["AWS_*"]) == ["HF_TOKEN"]
     token = "TSX_INFERENCE_TOKEN"
-    assert hidden(token, pass_env=[token]) == []
+    assert hidden_names(token, pass_env=[token]) == []
 
 
-def test_a_variable_that_one_model_may_see_is_hidden_from_others() -> None:
+def test_a_variable_exposed_to_one_model_is_hidden_from_others() -> None:
     settings = Settings.model_validate(
         {"models": {"m": {"pass_env": ["AWS_*", "TSX_*"]}}, "blacklist_env_vars": "AWS_SESSION.*"}
     )
-    assert passed_variables(settings, "m", PLANTED).keys() == {
-        name for name in PLANTED if name.startswith("AWS_")
+    assert passed_variables(settings, "m", SECRET_VARIABLES).keys() == {
+        name for name in SECRET_VARIABLES if name.startswith("AWS_")
     } - {"AWS_SESSION_TOKEN"}
-    assert passed_variables(settings, "other", PLANTED) == {}
+    assert passed_variables(settings, "other", SECRET_VARIABLES) == {}
 
 
-def test_every_secret_of_the_settings_is_one_of_the_servers() -> None:
+def test_every_secret_setting_is_a_server_secret() -> None:
     assert {f"TSX_{name.upper()}" for name in SECRETS} < set(SERVER_SECRETS)
 
 
-def test_the_documentation_lists_what_is_hidden() -> None:
+def test_the_documentation_lists_the_hidden_variables() -> None:
     page = (Path(__file__).parents[4] / "docs" / "guides" / "security.md").read_text()
     assert [pattern for pattern in CREDENTIALS if f"`{pattern}`" not in page] == []

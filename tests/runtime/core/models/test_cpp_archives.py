@@ -1,4 +1,4 @@
-"""Archives of TorchServe's C++ backend, of which TorchScript is served."""
+"""Archives for TorchServe's C++ backend; the server runs their TorchScript."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def save_tensor(tensor: torch.Tensor) -> bytes:
     return buffer.getvalue()
 
 
-async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(
-    registry, tmp_path
-):
+async def test_torchscript_of_a_cpp_archive_exchanges_torch_save_tensors(registry, tmp_path):
     path = write_cpp_archive(tmp_path / "double.mar")
 
     version = await registry.register_path(path, order(batch_size=4))
@@ -77,10 +75,10 @@ async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_sav
 
 
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
-def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
-    with pytest.raises(BadRows) as caught:
+def test_only_the_corrupt_tensor_of_a_batch_is_refused(body):
+    with pytest.raises(BadRows) as exc_info:
         TorchScriptHandler().preprocess([{"body": save_tensor(torch.zeros(1))}, {"body": body}])
-    assert list(caught.value.faults) == [1]
+    assert list(exc_info.value.faults) == [1]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +91,7 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-async def test_models_that_only_cpp_can_run_are_refused_with_the_reason(
-    registry, tmp_path, options, text
-):
+async def test_cpp_only_models_are_refused_with_the_reason(registry, tmp_path, options, text):
     path = write_cpp_archive(tmp_path / "other.mar", **options)
 
     with pytest.raises(BadRequest, match=text):

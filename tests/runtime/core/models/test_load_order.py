@@ -1,4 +1,4 @@
-"""The load order of a worker whose directory may have changed since its manifest was written."""
+"""The load message of a worker whose model directory changed after the manifest was written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tsx_runtime.settings.schema import Settings
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
-def test_a_directorys_checksums_do_not_reach_the_worker(tmp_path: Path, unpacked: bool) -> None:
+def test_checksums_of_a_directory_are_not_sent_to_the_worker(
+    tmp_path: Path, unpacked: bool
+) -> None:
     (tmp_path / "handler.py").write_text("def handle(data, context):\n    return data\n")
     path = write_archive(
         ArchiveSpec(model_name="m", version="1.0", handler=str(tmp_path / "handler.py")),
@@ -25,11 +27,11 @@ def test_a_directorys_checksums_do_not_reach_the_worker(tmp_path: Path, unpacked
         with zipfile.ZipFile(path) as mar:
             mar.extractall(path := tmp_path / "m")
     settings = Settings()
-    chosen = plan(RegisterOrder(url="m.mar"), parse_model_config({})[0], settings, 0)
+    version_plan = plan(RegisterOrder(url="m.mar"), parse_model_config({})[0], settings, 0)
     with open_archive(path, cache=tmp_path / "cache") as archive:
-        order = load_order(
+        load_message = load_order(
             archive,
-            chosen,
+            version_plan,
             WorkerPlacement((), 1, None, {}, False),
             settings,
             name="m",
@@ -39,4 +41,4 @@ def test_a_directorys_checksums_do_not_reach_the_worker(tmp_path: Path, unpacked
             worker="1",
             gpus=0,
         )
-    assert ("sha256" in order["manifest"]) is not unpacked
+    assert ("sha256" in load_message["manifest"]) is not unpacked

@@ -1,4 +1,4 @@
-"""Models whose packages are not installed."""
+"""Models that need packages which are not installed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.anyio
 async def test_a_missing_extra_is_named_before_a_worker_starts(
     tmp_path, monkeypatch, handler, file, extra
 ):
-    missing = {"transformers", "mlflow", "onnxruntime"}
+    missing_packages = {"transformers", "mlflow", "onnxruntime"}
     monkeypatch.setattr(
-        packages, "find_spec", lambda name: None if name in missing else find_spec(name)
+        packages, "find_spec", lambda name: None if name in missing_packages else find_spec(name)
     )
-    more = {"serializedFile": file} if file else {}
+    extra_fields = {"serializedFile": file} if file else {}
 
     async with a_registry() as registry:
-        path = make_model(tmp_path / "m", "", **more)
+        path = make_model(tmp_path / "m", "", **extra_fields)
         (path / (file or "unused")).touch()
         with pytest.raises(InvalidModel, match=rf"pip install 'tsx-serve\[{extra}\]'"):
             await registry.register_path(path, order(handler=handler))

@@ -1,4 +1,4 @@
-"""The reply cache in front of a dispatcher that the test moves."""
+"""The reply cache in front of a dispatcher that the test controls."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class Client(FakeJob):
 
 
 class Model:
-    """A dispatcher that holds jobs until the test answers them."""
+    """A dispatcher that holds its jobs until the test answers them."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.now = 0.0
-        self.running: list[Job] = []
-        self.left: list[Job] = []
+        self.running_jobs: list[Job] = []
+        self.left_jobs: list[Job] = []
         self.stats = Stats()
         self.cache = ReplyCache(config, cast(Dispatcher, self), lambda: self.now)
         self.entrance = self.cache.before(self.submit)
 
     def submit(self, job: Job) -> None:
-        self.running.append(job)
+        self.running_jobs.append(job)
 
     def leave(self, job: Job) -> None:
         job.gone = True
-        self.left.append(job)
+        self.left_jobs.append(job)
 
     def send(self, *jobs: Client) -> None:
         for job in jobs:
             self.entrance(job)
 
     def answer(self, status: int = 200, headers: bytes = b"", body: bytes | None = None) -> None:
-        job = self.running.pop(0)
+        job = self.running_jobs.pop(0)
         job.answer(
             status,
             headers,
@@ -76,9 +76,9 @@ def a_model(size: int = 1 << 20, ttl: float = 60.0, key: tuple[str, ...] = ()) -
     return Model(CacheConfig(size, ttl, key))
 
 
-def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
+def test_a_cached_answer_is_served_with_its_age_until_it_expires() -> None:
     model = a_model(ttl=60)
-    first, second, late = Client(), Client(), Client()
+    first, second, late_client = Client(), Client(), Client()
     model.send(first)
     model.answer(headers=b"x-own: 1\r\n")
     model.now = 59.9
@@ -86,8 +86,8 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
     assert first.answers == [(200, b"x-own: 1\r\n", b"of x")]
     assert second.answers == [(200, b"x-own: 1\r\nage: 59\r\nx-cache: hit\r\n", b"of x")]
     model.now = 60.0
-    model.send(late)
-    assert (len(model.running), model.cache.hits, model.cache.misses) == (1, 1, 2)
+    model.send(late_client)
+    assert (len(model.running_jobs), model.cache.hits, model.cache.misses) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,22 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
         {"headers": [(b"X-User", b"ada")]},
     ],
 )
-def test_all_that_may_change_the_answer_is_part_of_the_key(variation: dict[str, Any]) -> None:
+def test_everything_that_may_change_the_answer_is_in_the_cache_key(
+    variation: dict[str, Any],
+) -> None:
     model = a_model(key=("x-user",))
     model.send(Client())
     model.answer()
     model.send(Client(**variation))
-    assert len(model.running) == 1
+    assert len(model.running_jobs) == 1
 
 
-def test_other_headers_and_the_pieces_of_a_body_do_not_matter() -> None:
+def test_other_headers_and_body_chunks_do_not_change_the_cache_key() -> None:
     model = a_model()
     model.send(Client(b"a" * 100))
     model.answer()
-    parts = wire.Parts([b"a" * 40, memoryview(b"a" * 60)], 100)
-    hit = Client(parts, headers=[(b"user-agent", b"curl"), (b"x-tsx-timeout-ms", b"5")])
+    chunked_body = wire.Parts([b"a" * 40, memoryview(b"a" * 60)], 100)
+    hit = Client(chunked_body, headers=[(b"user-agent", b"curl"), (b"x-tsx-timeout-ms", b"5")])
     model.send(hit)
     assert hit.is_hit
 
@@ -134,7 +136,7 @@ def test_other_headers_and_the_pieces_of_a_body_do_not_matter() -> None:
         {"body": b"x" * (MAX_BODY_BYTES + 1)},
     ],
 )
-def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any]) -> None:
+def test_some_requests_bypass_the_cache(request_: dict[str, Any]) -> None:
     model = a_model(size=1 << 30)
     for _ in range(2):
         model.send(Client(**request_))
@@ -156,17 +158,17 @@ def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any])
         (200, b"vary: *\r\n"),
     ],
 )
-def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(
+def test_requests_that_waited_for_an_uncacheable_answer_run_themselves(
     status: int, headers: bytes
 ) -> None:
     model = a_model()
-    first, waits = Client(), Client()
-    model.send(first, waits)
-    assert len(model.running) == 1
+    first, waiting_client = Client(), Client()
+    model.send(first, waiting_client)
+    assert len(model.running_jobs) == 1
     model.answer(status, headers)
-    assert model.running == [waits]
+    assert model.running_jobs == [waiting_client]
     model.answer()
-    assert (first.answers[0][0], waits.answers, model.cache.size) == (
+    assert (first.answers[0][0], waiting_client.answers, model.cache.size) == (
         status,
         [(200, b"", b"of x")],
         0,
@@ -176,40 +178,38 @@ def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(
 @pytest.mark.parametrize(
     "vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"]
 )
-def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(
-    vary: bytes,
-) -> None:
+def test_an_answer_that_varies_by_key_headers_is_cached_per_value(vary: bytes) -> None:
     model = a_model(key=("x-user",))
     first, hit, miss = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
     model.send(first)
     model.answer(headers=vary)
     model.send(hit, miss)
     assert hit.is_hit
-    assert model.running != []
+    assert model.running_jobs != []
 
 
-def test_a_stream_is_for_its_own_client() -> None:
+def test_a_stream_is_neither_shared_nor_cached() -> None:
     model = a_model()
-    first, waits = Client(), Client()
-    model.send(first, waits)
-    model.running[0].piece(b"", b"part", NO_FLOW)
-    assert model.running[1:] == [waits]
+    first, waiting_client = Client(), Client()
+    model.send(first, waiting_client)
+    model.running_jobs[0].piece(b"", b"part", NO_FLOW)
+    assert model.running_jobs[1:] == [waiting_client]
     model.answer(body=b"end")
     model.send(Client())
     assert (first.pieces, first.answers[0][2]) == ([b"part"], b"end")
-    assert (model.cache.size, len(model.running)) == (0, 2)
+    assert (model.cache.size, len(model.running_jobs)) == (0, 2)
 
 
-def test_equal_requests_that_run_share_one_answer() -> None:
+def test_equal_concurrent_requests_share_one_answer() -> None:
     model = a_model()
     clients = [Client() for _ in range(3)]
     model.send(*clients, Client(b"y"))
-    assert len(model.running) == 2
+    assert len(model.running_jobs) == 2
     model.answer()
     assert [client.is_hit for client in clients] == [False, True, True]
 
 
-def test_a_request_waits_only_for_one_that_is_as_urgent() -> None:
+def test_a_request_waits_only_for_one_of_at_least_equal_urgency() -> None:
     model = a_model()
     model.send(
         Client(deadline=10.0),
@@ -218,35 +218,33 @@ def test_a_request_waits_only_for_one_that_is_as_urgent() -> None:
         Client(priority=1),
         Client(deadline=9.0),
     )
-    assert [job.deadline for job in model.running] == [10.0, None, 9.0]
+    assert [job.deadline for job in model.running_jobs] == [10.0, None, 9.0]
 
 
-def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
+def test_a_shared_request_continues_while_any_client_waits() -> None:
     model = a_model()
     first, second = Client(), Client()
     model.send(first, second)
     model.cache.leave(first)
-    assert not model.left
-    assert not model.running[0].gone
+    assert not model.left_jobs
+    assert not model.running_jobs[0].gone
     model.answer()
     assert second.answers
     third, fourth = Client(b"y"), Client(b"y")
     model.send(third, fourth)
     model.cache.leave(third)
     model.cache.leave(fourth)
-    assert model.left == model.running
+    assert model.left_jobs == model.running_jobs
 
 
 @pytest.mark.parametrize(
     "error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")]
 )
-def test_a_refusal_reaches_the_requests_that_wait_unless_it_concerned_one_alone(
-    error: TsxError,
-) -> None:
+def test_a_refusal_is_shared_unless_it_concerns_one_client(error: TsxError) -> None:
     model = a_model()
     first, second = Client(), Client()
     model.send(first, second)
-    model.running.pop(0).refuse(error)
+    model.running_jobs.pop(0).refuse(error)
     assert first.refusals == [error]
     if isinstance(error, WorkerDied):
         assert second.refusals == [error]
@@ -256,7 +254,7 @@ def test_a_refusal_reaches_the_requests_that_wait_unless_it_concerned_one_alone(
         assert second.answers
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_answer_is_evicted_first() -> None:
     entry = ENTRY_OVERHEAD_BYTES + len(b"of a")
     model = a_model(size=2 * entry)
     for body in (b"a", b"b"):
@@ -267,7 +265,7 @@ def test_the_least_recently_used_goes_first() -> None:
     hit = Client(b"a")
     model.send(hit, Client(b"b"))
     assert hit.is_hit
-    assert (len(model.running), model.cache.evictions, model.cache.size) == (1, 1, 2 * entry)
+    assert (len(model.running_jobs), model.cache.evictions, model.cache.size) == (1, 1, 2 * entry)
     model.answer(body=b"z" * 2 * entry)
     assert model.cache.size == 2 * entry, "an answer larger than the cache is not stored"
     model.cache.clear()
@@ -285,16 +283,14 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=200, deadline=None)
-def test_whatever_happens_each_request_is_answered_once_and_rightly(
-    steps: list[tuple[str, int]],
-) -> None:
+def test_every_request_is_answered_once_and_correctly(steps: list[tuple[str, int]]) -> None:
     model = a_model(size=3 * (ENTRY_OVERHEAD_BYTES + 5), ttl=3)
     clients: list[Client] = []
 
     def act(action: str, number: int) -> None:
         job = (
-            model.running.pop(number % len(model.running))
-            if model.running and action in ("answer", "fail", "refuse")
+            model.running_jobs.pop(number % len(model.running_jobs))
+            if model.running_jobs and action in ("answer", "fail", "refuse")
             else None
         )
         if action == "send":
@@ -308,8 +304,8 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(
             model.cache.clear()
         elif action == "leave" and clients:
             model.cache.leave(clients[number % len(clients)])
-        elif action == "stream" and model.running:
-            model.running[number % len(model.running)].piece(b"", b"p", NO_FLOW)
+        elif action == "stream" and model.running_jobs:
+            model.running_jobs[number % len(model.running_jobs)].piece(b"", b"p", NO_FLOW)
         elif job is not None and action == "refuse":
             job.refuse(WorkerDied("x") if number % 2 else DeadlinePassed("x"))
         elif job is not None:
@@ -323,7 +319,7 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(
 
     for step in steps:
         act(*step)
-    while model.running:
+    while model.running_jobs:
         act("answer", 0)
     for client in clients:
         assert len(client.answers) + len(client.refusals) == 1
@@ -334,7 +330,7 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(
     assert not model.cache._running_misses
 
 
-def test_a_request_that_waits_for_another_is_not_kept_once_its_client_has_left() -> None:
+def test_a_waiting_request_is_dropped_when_its_client_leaves() -> None:
     model = a_model()
     first, second, third = Client(), Client(), Client()
     model.send(first, second, third)

@@ -1,4 +1,4 @@
-"""The cores that workers are pinned to, on machines that are made up."""
+"""The cores that workers are pinned to, on a made-up machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsx_runtime.core.placement.cpu_pinning import (
     read_cpus,
 )
 
-# Two packages of four cores, two threads a core, numbered as Linux does: first threads first.
+# Two packages of four cores with two threads each; Linux numbers the first threads first.
 SERVER = [Cpu(number, number % 8 % 4, number % 8 // 4, number % 8 // 4) for number in range(16)]
 
 
@@ -40,7 +40,7 @@ def share_cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
         ("--latency-mode", 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ("--throughput-mode", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),
         ("--ninstances 4", 2, [(0, 1), (2, 3)]),
-        # Workers that find no free cores share them.
+        # Workers beyond the free cores share cores.
         (
             "--ncores_per_instance 4",
             3,
@@ -50,7 +50,7 @@ def share_cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
         ("--disable-numactl --disable-taskset", 1, [()]),
     ],
 )
-def test_cores_are_shared_out_as_the_launcher_of_torch_does(arguments, workers, expected):
+def test_cores_are_assigned_as_torchs_launcher_does(arguments, workers, expected):
     assert share_cores(arguments, workers) == expected
 
 
@@ -65,12 +65,12 @@ def test_cores_are_shared_out_as_the_launcher_of_torch_does(arguments, workers, 
         ("'", "quotation"),
     ],
 )
-def test_options_that_cannot_be_followed_are_errors(arguments, text):
+def test_invalid_options_are_errors(arguments, text):
     with pytest.raises(ValueError, match=text):
         parse_pinning(arguments)
 
 
-def test_cores_and_nodes_that_are_not_there_are_errors():
+def test_absent_cores_and_nodes_are_errors():
     with pytest.raises(ValueError, match="core 16 is not available"):
         check_pinning(Pinning(core_list=(3, 16)), SERVER)
     with pytest.raises(ValueError, match=r"no NUMA node 2; .* 0, 1"):
@@ -78,7 +78,7 @@ def test_cores_and_nodes_that_are_not_there_are_errors():
     check_pinning(Pinning(core_list=(15,), node=1), SERVER)
 
 
-def test_options_for_libraries_that_are_loaded_before_are_known_and_named():
+def test_options_about_preloaded_libraries_are_ignored_and_reported():
     assert parse_pinning("--enable_tcmalloc --disable-iomp --log-path /tmp").ignored_options == (
         "--enable-tcmalloc",
         "--disable-iomp",
@@ -86,24 +86,24 @@ def test_options_for_libraries_that_are_loaded_before_are_known_and_named():
     )
 
 
-def test_lists_of_cores_are_read_as_linux_writes_them():
+def test_core_lists_are_parsed_in_linux_format():
     assert parse_cores("0-2,5, 7\n") == (0, 1, 2, 5, 7)
 
 
 @given(st.integers(1, 20), st.integers(1, 16), st.booleans(), st.booleans())
-def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(
-    workers, size, logical, skip
-):
+def test_workers_share_no_core_and_have_equally_many(workers, size, logical, skip):
     pinning = Pinning(cores_per_instance=size, use_logical_cores=logical, skip_cross_node=skip)
-    places = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
-    room = 1 + max(index for index in range(workers) if places[index] not in places[:index])
-    taken = [core for share in places[:room] for core in share]
-    assert len(taken) == len(set(taken))
-    assert len({len(share) for share in places}) == 1
-    assert all(places)
+    core_sets = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
+    distinct_sets = 1 + max(
+        index for index in range(workers) if core_sets[index] not in core_sets[:index]
+    )
+    assigned_cores = [core for cores in core_sets[:distinct_sets] for core in cores]
+    assert len(assigned_cores) == len(set(assigned_cores))
+    assert len({len(cores) for cores in core_sets}) == 1
+    assert all(core_sets)
 
 
-def test_this_machine_tells_its_cores():
+def test_the_cores_of_this_machine_are_read():
     import os
 
     assert [cpu.number for cpu in read_cpus()] == sorted(os.sched_getaffinity(0))

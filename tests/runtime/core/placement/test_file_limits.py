@@ -1,4 +1,4 @@
-"""A server that may have no more files and connections open."""
+"""The server at its limit of open files and connections."""
 
 from __future__ import annotations
 
@@ -42,49 +42,49 @@ def serve_model(directory, environment):
     )
 
 
-def predict(running):
-    return httpx.post(running.address("predictions") + "/predictions/one", timeout=DEADLINE)
+def predict(server_process):
+    return httpx.post(server_process.address("predictions") + "/predictions/one", timeout=DEADLINE)
 
 
-def is_serving(running):
+def is_serving(server_process):
     with contextlib.suppress(httpx.TransportError):
-        return predict(running).status_code == 200
+        return predict(server_process).status_code == 200
     return False
 
 
-def test_a_server_raises_its_own_limit_and_leaves_that_of_its_workers(tmp_path, user_environment):
+def test_the_server_raises_its_file_limit_but_not_its_workers(tmp_path, user_environment):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = min(soft, 500)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    soft_limit = min(soft, 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard))
     try:
-        with serve_model(tmp_path, user_environment) as running:
-            allowed = psutil.Process(running.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        with serve_model(tmp_path, user_environment) as server_process:
+            allowed = psutil.Process(server_process.process.pid).rlimit(psutil.RLIMIT_NOFILE)
             assert allowed == (hard, hard)
-            assert predict(running).json() == [before, hard]
+            assert predict(server_process).json() == [soft_limit, hard]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_server_survives_more_connections_than_it_may_have(tmp_path, user_environment):
-    with serve_model(tmp_path, user_environment) as running, contextlib.ExitStack() as stack:
-        seen = psutil.Process(running.process.pid)
-        seen.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
-        parts = urlsplit(running.address("predictions"))
-        held = [
-            stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
+def test_the_server_survives_more_connections_than_descriptors(tmp_path, user_environment):
+    with serve_model(tmp_path, user_environment) as server_process, contextlib.ExitStack() as stack:
+        process = psutil.Process(server_process.process.pid)
+        process.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
+        url_parts = urlsplit(server_process.address("predictions"))
+        held_connections = [
+            stack.enter_context(socket.create_connection((url_parts.hostname, url_parts.port)))
             for _ in range(2 * FILES)
         ]
-        until(lambda: seen.num_fds() >= FILES)
-        before = sum(seen.cpu_times()[:2])
-        held[0].settimeout(1.0)
+        until(lambda: process.num_fds() >= FILES)
+        cpu_seconds = sum(process.cpu_times()[:2])
+        held_connections[0].settimeout(1.0)
         with contextlib.suppress(TimeoutError):
-            held[0].recv(1)
-        # The server waits, and does not use up a core.
-        assert sum(seen.cpu_times()[:2]) - before < 0.5
+            held_connections[0].recv(1)
+        # The server waits without using CPU time.
+        assert sum(process.cpu_times()[:2]) - cpu_seconds < 0.5
         # Further connections are closed at once.
-        assert not is_serving(running)
-        assert running.process.poll() is None
-        for connection in held:
+        assert not is_serving(server_process)
+        assert server_process.process.poll() is None
+        for connection in held_connections:
             connection.close()
-        until(lambda: is_serving(running))
-        assert running.process.poll() is None
+        until(lambda: is_serving(server_process))
+        assert server_process.process.poll() is None

@@ -1,4 +1,4 @@
-"""GPUs, threads and processes of workers, on machines that are made up."""
+"""The GPUs, threads and processes of workers, on made-up machines."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ def parse_parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
     return parallel_of(config, gpus)
 
 
-def spread_workers(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
-    used: dict[int, int] = {}
+def spread_workers(allowed_gpus: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
+    use_counts: dict[int, int] = {}
     devices = []
     for _ in range(workers):
-        devices.append(least_used(among, used, need))
+        devices.append(least_used(allowed_gpus, use_counts, need))
         for number in devices[-1]:
-            used[number] = used.get(number, 0) + 1
+            use_counts[number] = use_counts.get(number, 0) + 1
     return devices
 
 
-def test_workers_go_round_the_gpus():
+def test_workers_are_assigned_to_gpus_in_turn():
     assert spread_workers([3, 1], 1, 3) == [(3,), (1,), (3,)]
     assert spread_workers([0, 1, 2, 3], 2, 3) == [(0, 1), (2, 3), (0, 1)]
 
 
-def test_a_gpu_that_has_become_free_is_the_next():
+def test_the_least_used_gpu_is_next():
     assert least_used([0, 1, 2], {0: 2, 1: 1, 2: 2}) == (1,)
     assert least_used([], {}) == ()
 
 
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 30))
-def test_no_gpu_has_two_workers_more_than_another(gpus, need, workers):
+def test_workers_are_spread_evenly_over_gpus(gpus, need, workers):
     need = min(need, gpus)
-    given_out = list(itertools.chain(*spread_workers(list(range(gpus)), need, workers)))
-    counts = [given_out.count(number) for number in range(gpus)]
+    assigned_gpus = list(itertools.chain(*spread_workers(list(range(gpus)), need, workers)))
+    counts = [assigned_gpus.count(number) for number in range(gpus)]
     assert max(counts) - min(counts) <= 1
 
 
-def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
+def test_a_model_uses_its_device_ids_unless_one_is_absent(caplog):
     assert candidate_gpus([], 3) == [0, 1, 2]
     assert candidate_gpus([2, 0, 2], 3) == [2, 0]
     assert candidate_gpus([2, 3], 3) == [0, 1, 2]
@@ -78,7 +78,7 @@ def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
     assert candidate_gpus([1], 0) == []
 
 
-def test_devices_that_only_torch_knows_are_used_by_their_name_alone(monkeypatch):
+def test_devices_other_than_cuda_are_used_only_by_name(monkeypatch):
     assert [gpus_for(name, 0) for name in (None, "gpu", "xpu")] == [0, 0, 1]
     assert [gpus_for(name, 4) for name in ("cpu", "cuda")] == [0, 4]
     monkeypatch.setattr(placement, "has_mps", lambda: True)
@@ -94,13 +94,11 @@ def test_devices_that_only_torch_knows_are_used_by_their_name_alone(monkeypatch)
         ("MIG-1, MIG-2", [0, 1], "MIG-1,MIG-2"),
     ],
 )
-def test_a_process_sees_devices_by_the_names_that_the_server_has_for_them(
-    setting, numbers, visible
-):
+def test_visible_devices_keep_the_servers_device_names(setting, numbers, visible):
     assert visible_devices(setting, numbers) == visible
 
 
-def test_amds_devices_are_counted_by_their_driver(tmp_path):
+def test_amd_devices_are_counted_by_their_driver(tmp_path):
     for node, simd in enumerate((0, 304, 304)):
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd}\n")
@@ -162,12 +160,12 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
         ),
     ],
 )
-def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
+def test_an_invalid_process_group_is_refused(yaml, gpus, text):
     with pytest.raises(BadRequest, match=text):
         parse_parallel(yaml, gpus)
 
 
-def test_torchruns_keys_are_its_arguments():
+def test_torchrun_keys_become_its_arguments():
     expected = parse_parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
     assert expected == (
         "--nnodes=1",
@@ -176,14 +174,14 @@ def test_torchruns_keys_are_its_arguments():
         "--max-restarts=0",
         "--rdzv-id=m_9000",
     )
-    single = {
+    one_machine = {
         "nproc-per-node": 2,
         "rdzv-backend": "c10d",
         "rdzv-endpoint": "0.0.0.0:29500",
         "rdzv-conf": "a=b",
     }
-    # Ranks of one machine meet nobody else.
-    assert parse_parallel({"torchrun": single}).arguments("m_9000") == expected
+    # Ranks on a single machine have no rendezvous with other machines.
+    assert parse_parallel({"torchrun": one_machine}).arguments("m_9000") == expected
     keys = {
         "nnodes": 2,
         "node-rank": 1,
@@ -204,60 +202,64 @@ def test_torchruns_keys_are_its_arguments():
 
 
 def place_worker(
-    here: Machine, worker: int = 0, workers: int = 1, gpus: tuple[int, ...] = (), **values: Any
+    current_machine: Machine,
+    worker: int = 0,
+    workers: int = 1,
+    gpus: tuple[int, ...] = (),
+    **values: Any,
 ) -> WorkerPlacement:
-    """Place a worker of a model whose configuration is `parallel`."""
+    """Place a worker of a model whose parallel configuration is `values["parallel"]`."""
     shape = parse_parallel(values.pop("parallel", {}), 4)
     threads = values.pop("threads", None)
     return placement_of(
-        here, shape, threads=threads, worker=worker, workers=workers, gpus=gpus, **values
+        current_machine, shape, threads=threads, worker=worker, workers=workers, gpus=gpus, **values
     )
 
 
-def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
-    here = Machine(8, cuda_visible_devices="4,5,6,7")
-    alone = place_worker(here, 0, 2, (2,))
-    assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
-    group = place_worker(here, 1, 2, (2, 3), parallel={"torchrun": {"nproc-per-node": 2}})
+def test_a_gpu_worker_gets_its_device_and_a_group_sees_only_its_own():
+    current_machine = Machine(8, cuda_visible_devices="4,5,6,7")
+    single_gpu = place_worker(current_machine, 0, 2, (2,))
+    assert (single_gpu.gpu_id, single_gpu.variables, single_gpu.threads) == (2, {}, 4)
+    group = place_worker(
+        current_machine, 1, 2, (2, 3), parallel={"torchrun": {"nproc-per-node": 2}}
+    )
     assert (group.gpu_id, group.variables, group.threads) == (0, {"CUDA_VISIBLE_DEVICES": "6,7"}, 2)
     custom = {"parallelType": "custom", "parallelLevel": 2}
-    several = place_worker(here, gpus=(0, 1), parallel=custom, threads=3)
+    custom_group = place_worker(current_machine, gpus=(0, 1), parallel=custom, threads=3)
     visible = {"CUDA_VISIBLE_DEVICES": "4,5"}
-    assert (several.gpu_id, several.variables, several.threads) == (0, visible, 3)
+    assert (custom_group.gpu_id, custom_group.variables, custom_group.threads) == (0, visible, 3)
 
 
-def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
-    here = Machine(4, None, FOUR, Pinning())
-    assert place_worker(here, 1, 2)[:2] == ((2, 3), 2)
-    assert place_worker(here, 1, 2, threads=1)[:2] == ((2, 3), 1)
-    assert place_worker(here, gpus=(0,)).cores == ()
+def test_a_pinned_worker_has_one_thread_per_core_unless_configured():
+    current_machine = Machine(4, None, FOUR, Pinning())
+    assert place_worker(current_machine, 1, 2)[:2] == ((2, 3), 2)
+    assert place_worker(current_machine, 1, 2, threads=1)[:2] == ((2, 3), 1)
+    assert place_worker(current_machine, gpus=(0,)).cores == ()
     openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
-    assert place_worker(here, parallel=openmp)[:2] == ((0, 1, 2, 3), 3)
+    assert place_worker(current_machine, parallel=openmp)[:2] == ((0, 1, 2, 3), 3)
 
 
-def test_workers_share_the_cores_unless_the_environment_sets_their_threads():
-    # The only worker of a model that ends has all cores.
+def test_workers_share_the_cores_unless_omp_num_threads_is_set():
+    # A model that is being removed counts no workers, so its last one gets all cores.
     assert place_worker(Machine(4), workers=0, sharing=0).threads == 4
     assert place_worker(Machine(4), sharing=2)[1::3] == (2, True)
     assert place_worker(machine(False, "", {"OMP_NUM_THREADS": "3,2"}))[1::3] == (3, False)
 
 
-def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
+def test_invalid_launcher_arguments_prevent_the_start():
     with pytest.raises(SettingError, match=r"cpu_launcher_args .* core 4096"):
         machine(True, "--core-list 4096", {})
     assert machine(False, "--core-list 4096", {}).pinning is None
 
 
-def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(
-    monkeypatch, caplog
-):
+def test_launcher_arguments_are_ignored_if_pinning_is_unsupported(monkeypatch, caplog):
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
-    here = machine(True, "--core-list 0,1", {})
-    assert place_worker(here).cores == ()
+    current_machine = machine(True, "--core-list 0,1", {})
+    assert place_worker(current_machine).cores == ()
     assert "so no worker is pinned" in caplog.text
 
 
-def test_only_groups_are_programs_of_their_own():
+def test_only_process_groups_start_as_programs():
     assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group="m_1") is None
     group = launch_of(
         parse_parallel({"torchrun": {"nproc-per-node": 2}}),
@@ -270,31 +272,36 @@ def test_only_groups_are_programs_of_their_own():
     assert (group.ranks, group.variables, group.packages) == (2, {"OMP_NUM_THREADS": "3"}, None)
 
 
-def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
+def test_a_multi_gpu_model_starts_as_many_workers_as_fit():
     config, _ = parse_model_config({"parallelType": "tp", "torchrun": {"nproc-per-node": 2}})
     assert (
         plan(RegisterOrder(url="m", loaded_at_startup=True), config, Settings(), 5).min_workers == 2
     )
 
 
-def test_a_number_of_cores_that_is_set_goes_before_those_of_the_machine():
+def test_a_configured_core_count_overrides_the_machines():
     assert machine(False, "", {}, 3).cores == 3
     assert machine(False, "", {}).cores == cpu_count()
 
 
 class Worker:
-    def __init__(self, *, threads: int = 8, shares: bool = True) -> None:
+    def __init__(self, *, threads: int = 8, shares_cores: bool = True) -> None:
         self.answered, self.batches = 0, 0
-        self.threads, self.shares_cores = threads, shares
+        self.threads, self.shares_cores = threads, shares_cores
 
     def set_threads(self, threads: int) -> None:
         self.threads = threads
 
 
-def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
+def test_busy_workers_share_the_cores_left_by_configured_ones() -> None:
     now = 0.0
-    first, second, idle, fixed = Worker(), Worker(), Worker(), Worker(threads=3, shares=False)
-    workers = [first, second, idle, fixed]
+    first, second, idle, configured = (
+        Worker(),
+        Worker(),
+        Worker(),
+        Worker(threads=3, shares_cores=False),
+    )
+    workers = [first, second, idle, configured]
     sharing = CoreSharing(8, lambda: workers, lambda: now)
 
     def threads_after(seconds: float, *at_work: Worker) -> list[int]:
@@ -308,7 +315,7 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
     assert threads_after(1) == [8, 8, 8, 3]
     assert threads_after(1, first) == [8, 8, 8, 3]
     assert threads_after(1, first, second) == [4, 4, 8, 3]
-    assert threads_after(1, first, second, fixed) == [2, 2, 8, 3]
+    assert threads_after(1, first, second, configured) == [2, 2, 8, 3]
     # The second worker is busy with one long request.
     second.batches = 1
     assert threads_after(IDLE_S + 2, first) == [4, 4, 8, 3]
@@ -318,8 +325,8 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
     assert threads_after(1, second) == [8, 8, 3]
 
 
-def test_each_has_at_least_one_core() -> None:
-    workers = [Worker(), Worker(), Worker(), Worker(threads=4, shares=False)]
+def test_each_worker_has_at_least_one_core() -> None:
+    workers = [Worker(), Worker(), Worker(), Worker(threads=4, shares_cores=False)]
     for worker in workers:
         worker.batches = 1
     CoreSharing(2, lambda: workers).share()

@@ -23,6 +23,6 @@ def test_exported_programs_are_found_in_archives_and_directories(tmp_path):
     assert not holds_exported_program(tmp_path / "missing.mar")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_does_not_block_the_search(tmp_path):
     os.mkfifo(tmp_path / "pipe.mar")
     assert not holds_exported_program(tmp_path / "pipe.mar")

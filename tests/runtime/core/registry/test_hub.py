@@ -1,4 +1,4 @@
-"""Registrations of hf:ORG/NAME, with a double of the hub."""
+"""Registrations of hf:ORG/NAME with a fake Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def served(
+def hub_server(
     start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningServer, Hub]]:
     with pytest.MonkeyPatch.context() as monkeypatch, hub_double() as hub:
@@ -44,18 +44,18 @@ def served(
             yield server, hub
 
 
-def register(server: RunningServer, url: str, **order: Any) -> httpx.Response:
-    return server.management.post("/models", params={"url": url, "initial_workers": 0, **order})
+def register(server: RunningServer, url: str, **options: Any) -> httpx.Response:
+    return server.management.post("/models", params={"url": url, "initial_workers": 0, **options})
 
 
-def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(
-    served: tuple[RunningServer, Hub],
+def test_an_allowed_model_is_registered_with_its_commit(
+    hub_server: tuple[RunningServer, Hub],
 ) -> None:
-    server, hub = served
+    server, hub = hub_server
     assert register(server, "hf:org/tiny").status_code == 200
     commit = hub.repos["org/tiny"].refs["main"]
-    (described,) = server.management.get("/models/tiny").json()
-    assert described["modelUrl"] == f"hf:org/tiny@{commit}"
+    (description,) = server.management.get("/models/tiny").json()
+    assert description["modelUrl"] == f"hf:org/tiny@{commit}"
     version = server.registry.find("tiny", None)
     assert version.archive.manifest.data["huggingface"] == {
         "task": "text-classification",
@@ -64,42 +64,42 @@ def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(
         "revision": commit,
     }
     weights = version.archive.directory / "huggingface_model" / "model.safetensors"
-    # An isolated worker may read a file, but not follow a link.
+    # An isolated worker may read files, but it may not follow links.
     assert not weights.is_symlink()
     assert weights.stat().st_nlink == 2
     assert (
         version.archive.directory / "huggingface_model" / "modeling_own.py"
     ).stat().st_nlink == 1
-    saved = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None, {}))
-    restored = saved["models"]["tiny"]["1.0"]["marName"]
-    assert restored == f"hf:org/tiny@{commit}"
+    snapshot = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None, {}))
+    saved_url = snapshot["models"]["tiny"]["1.0"]["marName"]
+    assert saved_url == f"hf:org/tiny@{commit}"
     (start,) = models_from_settings(
-        server.settings.model_copy(update={"load_models": [f"mine={restored}"]})
+        server.settings.model_copy(update={"load_models": [f"mine={saved_url}"]})
     )
-    assert (start.path, start.order.url, start.order.model_name) == (None, restored, "mine")
+    assert (start.path, start.order.url, start.order.model_name) == (None, saved_url, "mine")
     hub.repos["org/tiny"].commit({**FILES, "vocab.txt": b"later"})
     server.call(lambda: server.registry.unregister("tiny"))
-    assert register(server, restored, model_name="again").status_code == 200
-    assert server.management.get("/models/again").json()[0]["modelUrl"] == restored
+    assert register(server, saved_url, model_name="again").status_code == 200
+    assert server.management.get("/models/again").json()[0]["modelUrl"] == saved_url
     server.call(lambda: server.registry.unregister("again"))
 
 
-def test_a_model_that_may_run_its_own_code_has_no_batches_unless_they_are_set(
-    served: tuple[RunningServer, Hub],
+def test_a_model_with_remote_code_has_batch_size_1_by_default(
+    hub_server: tuple[RunningServer, Hub],
 ) -> None:
-    server, _ = served
+    server, _ = hub_server
     sizes = []
-    for name, order in (("plain", {}), ("trusted", {}), ("trusted", {"batch_size": 4})):
-        assert register(server, "hf:org/tiny", model_name=name, **order).status_code == 200
+    for name, options in (("plain", {}), ("trusted", {}), ("trusted", {"batch_size": 4})):
+        assert register(server, "hf:org/tiny", model_name=name, **options).status_code == 200
         sizes.append(server.management.get(f"/models/{name}").json()[0]["batchSize"])
         server.call(lambda name=name: server.registry.unregister(name))
     assert sizes == [32, 1, 4]
 
 
-def test_models_that_are_not_allowed_or_would_run_code_are_refused(
-    served: tuple[RunningServer, Hub], error_of: Callable[..., tuple[str, str]]
+def test_disallowed_models_and_remote_code_are_refused(
+    hub_server: tuple[RunningServer, Hub], error_of: Callable[..., tuple[str, str]]
 ) -> None:
-    server, hub = served
+    server, hub = hub_server
     kind, text = error_of(register(server, "hf:org/secret"))
     assert (kind, "Add hf:org/secret, or a pattern" in text) == (
         "ModelNotFoundException",
@@ -121,18 +121,18 @@ def test_models_that_are_not_allowed_or_would_run_code_are_refused(
     hub.repos["org/other"].commit({**FILES, "model.safetensors": b"w" * (1 << 21)})
     kind, text = error_of(register(server, "hf:org/other"))
     assert (kind, "max_archive_size is 1048576" in text) == ("DownloadArchiveException", True)
-    secret = RegisterOrder(url="hf:org/secret", initial_workers=0)
-    # `load_models` and the command line are the operator's.
-    server.call(lambda: server.registry.register(secret, trust=Trust.OPERATOR))
+    secret_model = RegisterOrder(url="hf:org/secret", initial_workers=0)
+    # `load_models` and the command line have the operator's trust.
+    server.call(lambda: server.registry.register(secret_model, trust=Trust.OPERATOR))
     server.call(lambda: server.registry.unregister("secret"))
 
 
 def test_the_server_answers_while_it_downloads(
-    served: tuple[RunningServer, Hub],
+    hub_server: tuple[RunningServer, Hub],
     until: Callable[[Callable[[], object]], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server, hub = served
+    server, hub = hub_server
     # All files but one are in the cache from here on.
     assert register(server, "hf:org/tiny").status_code == 200
     server.call(lambda: server.registry.unregister("tiny"))
@@ -142,16 +142,18 @@ def test_the_server_answers_while_it_downloads(
     hub.go_on.clear()
     with ThreadPoolExecutor(1) as pool:
         try:
-            registering = pool.submit(register, server, "hf:org/tiny")
+            registration = pool.submit(register, server, "hf:org/tiny")
             assert hub.asked.wait(30)
             assert server.inference.get("/ping").status_code == 200
             assert server.management.get("/models").json() == {"models": []}
             until(lambda: server.management.get("/ui/api/state").json()["opening"])
-            ((name, step, done, total),) = server.management.get("/ui/api/state").json()["opening"]
-            assert (name, step, done < total) == ("tiny", "downloading", True)
+            ((name, step, loaded_bytes, total_bytes),) = server.management.get(
+                "/ui/api/state"
+            ).json()["opening"]
+            assert (name, step, loaded_bytes < total_bytes) == ("tiny", "downloading", True)
         finally:
             hub.go_on.set()
-        assert registering.result(60).status_code == 200
+        assert registration.result(60).status_code == 200
     assert "downloading hf:org/tiny" in caplog.text
     assert (
         f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text

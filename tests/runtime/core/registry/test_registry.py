@@ -36,82 +36,86 @@ from tsx_runtime.errors import (
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
-async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry, tmp_path):
+async def test_unregistering_refuses_new_requests_at_once(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    go = tmp_path / "go"
-    accepted = [submit(version, f"until {go}") for _ in range(3)]
-    unregistering = asyncio.create_task(registry.unregister("talker"))
+    gate = tmp_path / "go"
+    accepted = [submit(version, f"until {gate}") for _ in range(3)]
+    unregistration = asyncio.create_task(registry.unregister("talker"))
     await asyncio.sleep(0)
-    # Requests that come now would keep the model busy for ever.
+    # New requests would keep the model busy forever; therefore they are refused.
     with pytest.raises(ModelNotFound):
         registry.find("talker")
     with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "m", order())
-    go.touch()
-    await asyncio.wait_for(unregistering, TIMEOUT)
+    gate.touch()
+    await asyncio.wait_for(unregistration, TIMEOUT)
     assert [job.done.result().status for job in accepted] == [200] * 3
     await registry.register_path(tmp_path / "m", order())
 
 
-async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path, monkeypatch):
+async def test_unregistering_continues_after_its_client_leaves(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 0.5)
 
     version = await a_talker(registry, tmp_path)
     pid = version.workers[0].pid
-    # A stopped process takes its time to end.
+    # A stopped process ends only after the grace period.
     os.kill(pid, signal.SIGSTOP)
-    unregistering = asyncio.create_task(registry.unregister("talker"))
+    unregistration = asyncio.create_task(registry.unregister("talker"))
     await until(lambda: not version.workers)
-    await cancel(unregistering)
+    await cancel(unregistration)
     await until(lambda: gone(pid) and not registry._background)
     await registry.register_path(tmp_path / "m", order())
 
 
-async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
-    hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+async def test_a_load_is_cancelled_when_its_client_leaves(registry, tmp_path):
+    hanging_handler = (
+        "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+    )
 
-    registering = asyncio.create_task(register(registry, tmp_path / "m", hanging))
+    registration = asyncio.create_task(register(registry, tmp_path / "m", hanging_handler))
     await until((tmp_path / "m" / "began").exists)
     pid = registry.find("talker").workers[0].pid
-    await cancel(registering)
+    await cancel(registration)
     await until(lambda: gone(pid) and not registry._background)
     assert not registry.models
 
 
-async def test_a_download_for_a_client_that_has_left_is_removed(registry, tmp_path, monkeypatch):
+async def test_the_download_of_a_client_that_left_is_removed(registry, tmp_path, monkeypatch):
     file = tmp_path / "m.mar"
-    began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
+    download_started, may_continue, download_finished = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def fetch(*arguments, **options):
-        began.set()
-        assert goes_on.wait(TIMEOUT)
+        download_started.set()
+        assert may_continue.wait(TIMEOUT)
         file.touch()
-        came.set()
+        download_finished.set()
         return file
 
     monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *arguments: None)
     monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
-    registering = asyncio.create_task(
+    registration = asyncio.create_task(
         registry.register(RegisterOrder(url="https://models.example/m.mar"))
     )
-    await until(began.is_set)
-    await cancel(registering)
-    goes_on.set()
-    await until(lambda: came.is_set() and not file.exists())
+    await until(download_started.is_set)
+    await cancel(registration)
+    may_continue.set()
+    await until(lambda: download_finished.is_set() and not file.exists())
 
 
-async def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(
-    registry, tmp_path
-):
+async def test_scaling_down_completes_after_its_client_leaves(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    pid, go = version.workers[0].pid, tmp_path / "go"
-    job = submit(version, f"until {go}")
+    pid, gate = version.workers[0].pid, tmp_path / "go"
+    job = submit(version, f"until {gate}")
     await until(lambda: version.workers[0].channel.batches)
     scaling = asyncio.create_task(registry.scale("talker", None, 0))
     await asyncio.sleep(0)
     assert not version.workers
     await cancel(scaling)
-    go.touch()
+    gate.touch()
     assert (await answer_of(job)).status == 200
     await until(lambda: gone(pid))
 
@@ -121,36 +125,36 @@ async def test_closing_ends_a_model_that_is_being_unregistered(registry, tmp_pat
     job = submit(version, "hang")
     await until(lambda: version.workers[0].channel.batches)
     pid = version.workers[0].pid
-    unregistering = asyncio.create_task(registry.unregister("talker"))
+    unregistration = asyncio.create_task(registry.unregister("talker"))
     await asyncio.sleep(0)
     await registry.close()
-    await asyncio.wait_for(unregistering, TIMEOUT)
+    await asyncio.wait_for(unregistration, TIMEOUT)
     await refusal_of(job, WorkerDied)
     assert not psutil.pid_exists(pid)
 
 
-async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
+async def test_closing_answers_accepted_requests_within_the_drain_time(tmp_path):
     async with a_registry() as registry:
         version = await a_talker(registry, tmp_path)
-        quick = submit(version, "slow")
+        accepted_job = submit(version, "slow")
         await registry.close(drain=TIMEOUT)
-        assert (await quick.done).body == b"slow"
+        assert (await accepted_job.done).body == b"slow"
     async with a_registry() as registry:
         version = await a_talker(registry, tmp_path, initial_workers=2)
-        hanging = [submit(version, "hang") for _ in range(2)]
-        late = submit(version, "late")
+        hanging_jobs = [submit(version, "hang") for _ in range(2)]
+        late_job = submit(version, "late")
         await until(lambda: all(worker.channel.batches for worker in version.workers))
         await registry.close(drain=0.05)
-        await refusal_of(late, Unavailable, "stopping")
-        for job in hanging:
+        await refusal_of(late_job, Unavailable, "stopping")
+        for job in hanging_jobs:
             await refusal_of(job, WorkerDied)
 
 
-async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path):
+async def test_names_with_path_characters_are_refused(registry, tmp_path):
     path = talker(tmp_path / "m")
-    for bad in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
+    for invalid_options in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
         with pytest.raises(BadRequest, match="cannot be used"):
-            await registry.register_path(path, order(**bad))
+            await registry.register_path(path, order(**invalid_options))
 
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
@@ -162,12 +166,12 @@ async def test_a_missing_module_names_the_setting_that_installs_requirements(
     )
     (directory / "r.txt").write_text("not-there")
 
-    with pytest.raises(LoadFailed) as caught:
+    with pytest.raises(LoadFailed) as exc_info:
         await registry.register_path(directory, order())
-    assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
+    assert ("--set install_py_dep_per_model=true" in exc_info.value.message) is bool(file)
 
 
-async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
+async def test_an_excessive_worker_count_starts_none(tmp_path):
     async with a_registry(cpus=2) as registry:
         with pytest.raises(BadRequest, match="500 workers are too many"):
             await a_talker(registry, tmp_path, initial_workers=500)
@@ -179,7 +183,7 @@ async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["archive", "models", "model_versions"])
-async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, source):
+async def test_max_workers_of_the_model_allows_more_workers(tmp_path, source):
     config = {"config": "maxWorkers: 70\n"} if source == "archive" else {}
     settings = {
         "models": {"models": {"talker": {"max_workers": 70}}},

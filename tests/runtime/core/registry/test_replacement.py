@@ -1,4 +1,4 @@
-"""Versions that take the place of others, with real workers."""
+"""Versions that replace others, with real workers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tsx_runtime.settings.traffic_policy import parse_traffic
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
-WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
+WAIT_FOR_GATE = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
 
 
 def a_handler(text: str) -> str:
-    """Return a handler that gives the same answer to each request."""
+    """Return a handler that gives this answer to every request."""
     return f"def handle(data, context):\n    return [{text!r}] * len(data or [])\n"
 
 
@@ -54,78 +54,80 @@ async def replace(
     version: str = "1.0",
     **values: Any,
 ) -> ModelVersion:
-    """Register a model in place of the one that is there, with the `values` of an order."""
+    """Register a model that replaces the current one; `values` are registration options."""
     path = talker(directory, handler, config=config, version=version)
     return await registry.register_path(path, replacement_order(**values))
 
 
-async def test_a_replacement_of_nothing_is_registered(registry, tmp_path):
+async def test_a_replacement_without_a_predecessor_is_registered(registry, tmp_path):
     version = await replace(registry, tmp_path / "1", initial_workers=1)
     assert version.replaced_version is None
     assert await ask(registry.find("talker"), "x") == "x"
 
 
-async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
-    registry, tmp_path
-):
-    old = await register(registry, tmp_path / "1", initial_workers=2)
-    pids = [worker.pid for worker in old.workers]
-    under_way = submit(old, f"until {tmp_path / 'go'}")
-    new = await replace(registry, tmp_path / "2", a_handler("new"))
-    assert registry.find("talker") is registry.find("talker", "1.0") is new
-    assert (new.replaced_version, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
-    assert await ask(new, "x") == "new"
-    assert await ask(old, "x") == "new"
-    assert not under_way.done.done()
+async def test_a_replaced_version_still_answers_its_accepted_requests(registry, tmp_path):
+    old_version = await register(registry, tmp_path / "1", initial_workers=2)
+    pids = [worker.pid for worker in old_version.workers]
+    running_job = submit(old_version, f"until {tmp_path / 'go'}")
+    new_version = await replace(registry, tmp_path / "2", a_handler("new"))
+    assert registry.find("talker") is registry.find("talker", "1.0") is new_version
+    assert (new_version.replaced_version, new_version.min_workers, len(new_version.workers)) == (
+        "1.0",
+        2,
+        2,
+    )
+    assert await ask(new_version, "x") == "new"
+    assert await ask(old_version, "x") == "new"
+    assert not running_job.done.done()
     (tmp_path / "go").touch()
-    assert (await answer_of(under_way)).status == 200
+    assert (await answer_of(running_job)).status == 200
     await until(lambda: all(map(gone, pids)) and not registry._background)
-    assert await ask(old, "x") == "new"
+    assert await ask(old_version, "x") == "new"
     with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "2", order())
     await registry.unregister("talker")
     await registry.register_path(tmp_path / "2", order())
 
 
-async def test_a_replacement_that_does_not_load_changes_nothing(registry, tmp_path):
-    old = await register(registry, tmp_path / "1")
-    broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
+async def test_a_replacement_that_fails_to_load_changes_nothing(registry, tmp_path):
+    old_version = await register(registry, tmp_path / "1")
+    broken_model = talker(tmp_path / "2", "import nothing_of_that_name\n")
     with pytest.raises(LoadFailed, match="nothing_of_that_name"):
-        await registry.register_path(broken, replacement_order())
-    assert "nothing_of_that_name" in old.last_error
-    assert registry.find("talker") is old
-    assert await ask(old, "x") == "x"
-    await registry.register_path(broken, replacement_order(), wait=False)
+        await registry.register_path(broken_model, replacement_order())
+    assert "nothing_of_that_name" in old_version.last_error
+    assert registry.find("talker") is old_version
+    assert await ask(old_version, "x") == "x"
+    await registry.register_path(broken_model, replacement_order(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
     await replace(registry, tmp_path / "3", a_handler("new"))
     assert await ask(registry.find("talker"), "x") == "new"
 
 
-async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
+async def test_a_replacement_is_warmed_up_before_it_takes_over(registry, tmp_path):
     notes = tmp_path / "notes"
     handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
-    fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
+    failing_handler = (
+        "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
+    )
 
-    old = await register(registry, tmp_path / "1")
-    cold = talker(
+    old_version = await register(registry, tmp_path / "1")
+    cold_model = talker(
         tmp_path / "2",
-        fails,
+        failing_handler,
         config="warmup: [{file: handler.py, strict: true}]",
     )
     with pytest.raises(LoadFailed, match=r"warm-up .* handler\.py was answered with 500"):
-        await registry.register_path(cold, replacement_order())
-    assert registry.find("talker") is old
+        await registry.register_path(cold_model, replacement_order())
+    assert registry.find("talker") is old_version
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-    new = await replace(registry, tmp_path / "3", handler, config=config)
-    assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
-    # The first call is the one that loads the model.
+    new_version = await replace(registry, tmp_path / "3", handler, config=config)
+    assert new_version.archive.problems == ["warmup: gone.txt is not in the archive"]
+    # The first call loads the model.
     assert notes.read_text().split() == ["0", "4", "4"]
 
 
-async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
-    registry, tmp_path
-):
+async def test_a_new_version_number_inherits_default_traffic_and_labels(registry, tmp_path):
     await register(registry, tmp_path / "1")
     await register(registry, tmp_path / "2", version="2.0")
     traffic = {
@@ -135,8 +137,8 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
     }
     registry.set_traffic("talker", parse_traffic({}))
     registry.set_traffic("talker", parse_traffic(traffic))
-    new = await replace(registry, tmp_path / "3", version="3.0")
-    assert registry.find("talker") is registry.find("talker", "stable") is new
+    new_version = await replace(registry, tmp_path / "3", version="3.0")
+    assert registry.find("talker") is registry.find("talker", "stable") is new_version
     assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
     assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
     assert registry.traffic("talker").rules[0].to == "3.0"
@@ -146,30 +148,32 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
     assert registry.shares("talker") == {"3.0": 1.0}
     replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
-    assert registry.find("talker") is new
+    assert registry.find("talker") is new_version
     await until(lambda: not registry._background)
     await registry.register_path(tmp_path / "1", order())
 
 
-async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
+async def test_a_replacement_keeps_limits_and_workers_set_at_run_time(registry, tmp_path):
     await register(registry, tmp_path / "1", job_queue_size=7, batch_size=3)
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
     await registry.scale("talker", None, 2)
-    waits = talker(
+    waiting_model = talker(
         tmp_path / "2",
-        WAITS + a_handler("new"),
+        WAIT_FOR_GATE + a_handler("new"),
         config="batchSize: 9\nminWorkers: 1\n",
     )
-    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(batch_size=4)))
-    await until((waits / "began").exists)
+    replacing = asyncio.create_task(
+        registry.register_path(waiting_model, replacement_order(batch_size=4))
+    )
+    await until((waiting_model / "began").exists)
     # The new version is still loading.
     registry.change("talker", None, {"client_timeout": 800})
     await registry.scale("talker", None, 1)
-    (waits / "go").touch()
-    new = await asyncio.wait_for(replacing, TIMEOUT)
-    plan = new.plan
+    (waiting_model / "go").touch()
+    new_version = await asyncio.wait_for(replacing, TIMEOUT)
+    plan = new_version.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
-    await until(lambda: len(new.workers) == 1)
+    await until(lambda: len(new_version.workers) == 1)
     third = await replace(registry, tmp_path / "3", a_handler("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
@@ -178,20 +182,22 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     )
 
 
-async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(registry, tmp_path):
+async def test_a_replacement_with_an_slo_drops_batch_settings(registry, tmp_path):
     await register(registry, tmp_path / "1")
-    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
-    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(slo="p99<60s")))
-    await until((waits / "began").exists)
+    waiting_model = talker(tmp_path / "2", WAIT_FOR_GATE + a_handler("new"))
+    replacing = asyncio.create_task(
+        registry.register_path(waiting_model, replacement_order(slo="p99<60s"))
+    )
+    await until((waiting_model / "began").exists)
     # The new version is still loading.
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})
-    (waits / "go").touch()
-    new = await asyncio.wait_for(replacing, TIMEOUT)
-    assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
-    assert "batch_size" not in new.changed_limits
+    (waiting_model / "go").touch()
+    new_version = await asyncio.wait_for(replacing, TIMEOUT)
+    assert (new_version.plan.slo, new_version.plan.client_timeout) == ("p99<60s", 800)
+    assert "batch_size" not in new_version.changed_limits
 
 
-async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
+async def test_the_archive_sets_only_limits_that_are_not_set_elsewhere(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
         first = await replace(
             registry, tmp_path / "1", a_handler("1"), config="minWorkers: 1\nbatchSize: 2\n"
@@ -203,36 +209,36 @@ async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
         assert (second.min_workers, second.batch_size, second.plan.response_timeout) == (2, 4, 77)
 
 
-async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
-    old = await register(registry, tmp_path / "1")
-    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
-    replacing = asyncio.create_task(registry.register_path(waits, replacement_order()))
-    await until((waits / "began").exists)
+async def test_a_concurrent_replacement_is_refused(registry, tmp_path):
+    old_version = await register(registry, tmp_path / "1")
+    waiting_model = talker(tmp_path / "2", WAIT_FOR_GATE + a_handler("new"))
+    replacing = asyncio.create_task(registry.register_path(waiting_model, replacement_order()))
+    await until((waiting_model / "began").exists)
     with pytest.raises(Conflict, match="is already being replaced"):
         await registry.register_path(tmp_path / "1", replacement_order())
-    assert await ask(old, "x") == "x"
+    assert await ask(old_version, "x") == "x"
     await cancel(replacing)
     assert await ask(registry.find("talker"), "x") == "x"
-    again = asyncio.create_task(registry.register_path(waits, replacement_order()))
+    second_attempt = asyncio.create_task(registry.register_path(waiting_model, replacement_order()))
     await until(lambda: registry._table._loading_replacements)
     await registry.unregister("talker")
-    (waits / "go").touch()
+    (waiting_model / "go").touch()
     with pytest.raises(Conflict, match="was unregistered while"):
-        await again
+        await second_attempt
     assert not registry.models
     await registry.register_path(tmp_path / "1", replacement_order(initial_workers=1))
 
 
-async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
-    old = await register(registry, tmp_path / "1")
-    await ask(old, "x")
-    new = await replace(registry, tmp_path / "2")
-    await ask(new, "x")
-    assert new.stats.requests == 2
+async def test_a_replacement_continues_the_counters(registry, tmp_path):
+    old_version = await register(registry, tmp_path / "1")
+    await ask(old_version, "x")
+    new_version = await replace(registry, tmp_path / "2")
+    await ask(new_version, "x")
+    assert new_version.stats.requests == 2
 
 
 async def add_to_sequence(version: ModelVersion, id: str, text: str) -> int | str:
-    """Return the total of a sequence, or the error that its request is refused with."""
+    """Return the total of a sequence, or the error that refuses its request."""
     meta = wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())])
     job = a_waiting_job(text.encode(), meta=meta)
     version.submit(job)
@@ -249,15 +255,13 @@ assert SUMS != STATEFUL
 
 
 def write_summing_model(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
-    """Write a model whose totals begin with a number that tells its version."""
+    """Write a model whose totals start at `start`, which identifies its version."""
     return talker(
         directory, SUMS.replace("{start}", str(start)), config=SEQUENCES.format(idle=idle_ms)
     )
 
 
-async def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(
-    registry, tmp_path
-):
+async def test_sequences_stay_with_the_replaced_version_until_they_end(registry, tmp_path):
     first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
     assert await add_to_sequence(first, "a", "1") == 1
     second = await registry.register_path(
@@ -278,7 +282,7 @@ async def test_sequences_stay_with_the_version_that_has_their_state_until_they_e
     assert await add_to_sequence(third, "c", "1") == 2002
 
 
-async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
+async def test_a_stop_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
     async with a_registry(unregister_model_timeout=10_000) as registry:
         first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
         assert await add_to_sequence(first, "a", "1") == 1
@@ -291,7 +295,7 @@ async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versi
     ("settings", "idle_ms", "reason"),
     [({"unregister_model_timeout": 1}, 60_000, "is over"), ({}, 200, "has expired")],
 )
-async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
+async def test_sequences_of_a_replaced_version_end_by_a_timeout(
     tmp_path, settings, idle_ms, reason
 ):
     async with a_registry(**settings) as registry:

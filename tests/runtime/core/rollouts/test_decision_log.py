@@ -9,18 +9,18 @@ import pytest
 from tsx_runtime.core.rollouts.decision_log import MAX_LINES, DecisionLog
 
 
-def test_the_next_server_has_what_was_decided_before(tmp_path: Path) -> None:
+def test_decisions_survive_a_server_restart(tmp_path: Path) -> None:
     logs = DecisionLog(tmp_path)
     for number in range(MAX_LINES + 5):
         logs.add("digits", {"step": number})
     logs.close()
-    again = DecisionLog(tmp_path)
-    assert [line["step"] for line in again.read("digits")] == list(range(5, MAX_LINES + 5))
-    assert again.read("faces") == []
-    again.close()
+    reloaded_log = DecisionLog(tmp_path)
+    assert [line["step"] for line in reloaded_log.read("digits")] == list(range(5, MAX_LINES + 5))
+    assert reloaded_log.read("faces") == []
+    reloaded_log.close()
 
 
-def test_a_line_that_did_not_come_whole_costs_no_other(tmp_path: Path) -> None:
+def test_an_incomplete_line_does_not_lose_others(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "digits.jsonl").write_text('{"step": 1}\n{"ste\n[]\n{"step": 2}\n{"st')
     logs = DecisionLog(tmp_path)
@@ -28,7 +28,7 @@ def test_a_line_that_did_not_come_whole_costs_no_other(tmp_path: Path) -> None:
     logs.close()
 
 
-def test_nothing_is_read_once_the_server_runs(
+def test_the_file_is_read_only_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = DecisionLog(tmp_path)
@@ -38,7 +38,7 @@ def test_nothing_is_read_once_the_server_runs(
     logs.close()
 
 
-def test_a_link_in_the_place_of_a_log_is_not_followed(
+def test_a_symlink_at_the_log_is_not_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "rollouts").mkdir()

@@ -1,4 +1,4 @@
-"""Tests of proportions and their intervals, compared with scipy and textbooks."""
+"""Statistical tests and intervals of proportions, compared with scipy and textbook values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def stats() -> Any:
     return pytest.importorskip("scipy.stats")
 
 
-@given(count=st.integers(1, 5000), share=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
-def test_more_than_a_rate_is_as_likely_as_scipy_says(
-    stats: Any, count: int, share: float, rate: float
+@given(count=st.integers(1, 5000), proportion=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
+def test_the_binomial_test_agrees_with_scipy(
+    stats: Any, count: int, proportion: float, rate: float
 ) -> None:
-    hits = round(count * share)
+    hits = round(count * proportion)
     if hits <= count * rate:
         assert excess_probability(hits, count, rate) == 1.0
     else:
@@ -37,13 +37,13 @@ def test_more_than_a_rate_is_as_likely_as_scipy_says(
 @given(
     count=st.integers(1, 3000),
     base_count=st.integers(1, 3000),
-    share=st.floats(0, 1),
-    base_share=st.floats(0, 1),
+    proportion=st.floats(0, 1),
+    base_proportion=st.floats(0, 1),
 )
-def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
-    stats: Any, count: int, base_count: int, share: float, base_share: float
+def test_the_two_sample_test_agrees_with_fishers(
+    stats: Any, count: int, base_count: int, proportion: float, base_proportion: float
 ) -> None:
-    hits, base_hits = round(count * share), round(base_count * base_share)
+    hits, base_hits = round(count * proportion), round(base_count * base_proportion)
     table = [[hits, count - hits], [base_hits, base_count - base_hits]]
     if hits * base_count <= base_hits * count:
         assert difference_probability(hits, count, base_hits, base_count) == 1.0
@@ -53,14 +53,14 @@ def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
         )
 
 
-def test_large_samples_are_compared_by_the_normal_distribution(stats: Any) -> None:
-    exact = stats.hypergeom.sf(20_299, 8_040_300, 40_300, 4_000_000)
+def test_large_samples_use_the_normal_approximation(stats: Any) -> None:
+    exact_probability = stats.hypergeom.sf(20_299, 8_040_300, 40_300, 4_000_000)
     assert difference_probability(20_300, 4_000_000, 20_000, 4_040_300) == pytest.approx(
-        exact, rel=0.05
+        exact_probability, rel=0.05
     )
 
 
-def test_nothing_seen_is_no_difference() -> None:
+def test_empty_samples_do_not_differ() -> None:
     assert (
         difference_probability(0, 0, 0, 0)
         == difference_probability(0, 10, 0, 0)
@@ -73,17 +73,17 @@ def test_nothing_seen_is_no_difference() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(
+def test_an_interval_contains_its_rate_and_shrinks_with_more_requests(
     first: int, second: int
 ) -> None:
     hits, count = min(first, second), max(first, second)
-    low, high = wilson_interval(hits, count)
-    assert 0 <= low <= (hits / count if count else 0) <= high <= 1
-    more = wilson_interval(hits * 4, count * 4)
-    assert more[1] - more[0] <= high - low
+    lower, upper = wilson_interval(hits, count)
+    assert 0 <= lower <= (hits / count if count else 0) <= upper <= 1
+    narrower_interval = wilson_interval(hits * 4, count * 4)
+    assert narrower_interval[1] - narrower_interval[0] <= upper - lower
 
 
-def test_an_interval_is_that_of_the_books() -> None:
+def test_intervals_match_textbook_values() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
     assert wilson_interval(5, 100) == pytest.approx((0.02154, 0.11175), abs=1e-4)
     assert wilson_interval(0, 300) == pytest.approx((0.0, 0.01264), abs=1e-4)

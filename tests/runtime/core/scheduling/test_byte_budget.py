@@ -1,4 +1,4 @@
-"""The budget of bytes in flight: requests that fit, are refused, or are cut off."""
+"""The budget of bytes in flight: requests are admitted, refused or cut off."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class SlowReader:
         self.is_cut_off = True
 
 
-def test_bodies_fit_into_seven_eighths_and_what_does_not_takes_nothing() -> None:
+def test_bodies_may_take_seven_eighths_and_refused_ones_take_nothing() -> None:
     budget = ByteBudget(800)
     budget.take(700)
-    with pytest.raises(NoRoom, match="max_inflight_bytes") as caught:
+    with pytest.raises(NoRoom, match="max_inflight_bytes") as exc_info:
         budget.take(1)
-    assert (budget.used, budget.refused, caught.value.retry_after) == (700, 1, 1)
+    assert (budget.used, budget.refused, exc_info.value.retry_after) == (700, 1, 1)
     budget.give(700)
     assert budget.used == 0
 
 
-def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None:
+def test_clients_with_the_most_unread_bytes_are_cut_off() -> None:
     budget = ByteBudget(1000)
     readers = [SlowReader() for _ in range(4)]
     for reader, size in zip(readers, (100, 300, 50, 200), strict=True):
@@ -41,7 +41,7 @@ def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None
     budget.shed()
     assert [reader.is_cut_off for reader in readers] == [False, True, False, False]
     budget.take(500)
-    # These are 1000 bytes in all, which fit.
+    # The total is now 1000 bytes, which fit.
     budget.set_unread(readers[0], 250)
     assert not budget.overdrawn
     budget.set_unread(readers[0], 251)
@@ -50,14 +50,14 @@ def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None
     assert (budget.used, budget.unread, budget.cut_off) == (750, 250, 2)
 
 
-def test_unread_bytes_of_a_client_are_counted_once() -> None:
+def test_unread_bytes_per_client_are_counted_once() -> None:
     budget, reader = ByteBudget(1000), SlowReader()
     for size in (10, 400, 400, 3, 0, 0):
         budget.set_unread(reader, size)
         assert (budget.used, budget.unread) == (size, size)
 
 
-async def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
+async def test_memory_is_returned_after_most_bytes_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     returned = asyncio.Event()

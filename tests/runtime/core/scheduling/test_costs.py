@@ -1,4 +1,4 @@
-"""Batches by cost and preferred_size sizes, as properties of the queue."""
+"""Batches limited by cost or by preferred_size sizes, as properties of the queue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.wire import BATCH_COST, MetricDelta, request_meta
 
 NOW = 100.0
-# The highest cost that a client is believed.
-MOST = 1000
+# The highest cost that is accepted from a client.
+MAX_DECLARED_COST = 1000
 jobs_of_cost = st.builds(
-    lambda size, claimed, priority: FakeJob(cost_header(claimed), b"x" * size, priority=priority),
+    lambda size, declared_cost, priority: FakeJob(
+        cost_header(declared_cost), b"x" * size, priority=priority
+    ),
     st.integers(0, 30),
     st.none() | st.integers(0, 50),
     st.sampled_from([0, 0, 0, 1]),
@@ -38,7 +40,7 @@ def cost_header(cost: int | None = None) -> bytes:
 
 
 def fill_queue(*jobs: FakeJob, rate: float = 1.0) -> CostQueue:
-    queue = CostQueue(rate, MOST)
+    queue = CostQueue(rate, MAX_DECLARED_COST)
     for job in jobs:
         queue.put(job, len(job.body))
     return queue
@@ -51,29 +53,27 @@ def cost_metrics(cost: float) -> list[MetricDelta]:
 
 
 @given(st.lists(jobs_of_cost, max_size=40), bounds)
-def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(
+def test_batches_contain_the_first_job_and_keep_the_limits(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
     queue = fill_queue(*jobs)
-    remaining = list(queue.jobs)
+    remaining_jobs = list(queue.jobs)
     while queue.jobs:
         batch = queue.take(limits)
-        assert batch[0] is remaining[0], (
+        assert batch[0] is remaining_jobs[0], (
             "so a request waits for no more batches than requests stood before it"
         )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= limits.max_bytes
-        taken = {id(job) for job in batch}
-        remaining = [job for job in remaining if id(job) not in taken]
-        assert list(queue.jobs) == remaining, "the others keep their order"
-        assert queue.size == sum(len(job.body) for job in remaining)
+        batch_ids = {id(job) for job in batch}
+        remaining_jobs = [job for job in remaining_jobs if id(job) not in batch_ids]
+        assert list(queue.jobs) == remaining_jobs, "the others keep their order"
+        assert queue.size == sum(len(job.body) for job in remaining_jobs)
 
 
 @given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)
-def test_a_full_batch_is_one_that_nothing_could_join(
-    jobs: list[FakeJob], limits: BatchLimits
-) -> None:
+def test_a_batch_is_full_if_no_waiting_job_fits(jobs: list[FakeJob], limits: BatchLimits) -> None:
     limits = limits._replace(buckets=())
     queue = fill_queue(*jobs)
     if not queue.has_full_batch(limits):
@@ -81,7 +81,7 @@ def test_a_full_batch_is_one_that_nothing_could_join(
 
 
 @given(st.lists(jobs_of_cost, max_size=40), bounds)
-def test_an_idle_worker_gets_what_the_bounds_allow(
+def test_an_idle_worker_gets_a_batch_up_to_the_limits(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
     queue = fill_queue(*jobs)
@@ -90,7 +90,7 @@ def test_an_idle_worker_gets_what_the_bounds_allow(
     )
 
 
-def test_requests_of_like_cost_go_together() -> None:
+def test_requests_of_similar_cost_share_a_batch() -> None:
     costs = [10, 90, 12, 95, 9]
     queue = fill_queue(*(FakeJob(cost_header(cost)) for cost in costs))
     limits = BatchLimits(max_items=3, max_cost=300.0)
@@ -100,7 +100,7 @@ def test_requests_of_like_cost_go_together() -> None:
     ]
 
 
-def test_a_more_urgent_request_goes_before_one_of_like_cost() -> None:
+def test_urgency_precedes_similar_cost() -> None:
     queue = fill_queue(
         FakeJob(cost_header(10)),
         FakeJob(cost_header(90), priority=1),
@@ -112,7 +112,7 @@ def test_a_more_urgent_request_goes_before_one_of_like_cost() -> None:
     ]
 
 
-def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
+def test_the_cost_per_byte_is_learned_from_workers() -> None:
     job = FakeJob(cost_header(), b"x" * 100)
     queue = fill_queue(job)
     assert queue.cost(job) == 100
@@ -127,15 +127,20 @@ def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "claimed", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)]
+    ("max_cost", "declared_cost", "cost"),
+    [
+        (MAX_DECLARED_COST, 10**15 - 1, MAX_DECLARED_COST),
+        (MAX_DECLARED_COST, 0, 1),
+        (0, 10**15 - 1, 2),
+    ],
 )
-def test_a_client_is_believed_up_to_what_fills_a_batch(
-    most: int, claimed: int, cost: float
+def test_a_declared_cost_is_limited_to_a_full_batch(
+    max_cost: int, declared_cost: int, cost: float
 ) -> None:
-    assert CostQueue(1.0, most).cost(FakeJob(cost_header(claimed), b"xy")) == cost
+    assert CostQueue(1.0, max_cost).cost(FakeJob(cost_header(declared_cost), b"xy")) == cost
 
 
-def test_tokens_are_not_guessed_from_bytes() -> None:
+def test_token_costs_are_not_estimated_from_bytes() -> None:
     jobs = [
         FakeJob(cost_header(), b"x"),
         FakeJob(cost_header(), b"y"),
@@ -152,14 +157,14 @@ def test_tokens_are_not_guessed_from_bytes() -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(1, 16), max_size=6))
-def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
-    count: int, remaining: int, buckets: list[int]
+def test_a_preferred_size_delays_requests_by_at_most_one_batch(
+    count: int, waiting_count: int, preferred_sizes: list[int]
 ) -> None:
-    size = preferred_size(count, remaining, buckets)
+    size = preferred_size(count, waiting_count, preferred_sizes)
     assert 0 < size <= count
-    assert size == count or size in buckets
-    if not remaining and size < count:
-        assert preferred_size(count - size, 0, buckets) == count - size
+    assert size == count or size in preferred_sizes
+    if not waiting_count and size < count:
+        assert preferred_size(count - size, 0, preferred_sizes) == count - size
 
 
 @pytest.mark.parametrize(

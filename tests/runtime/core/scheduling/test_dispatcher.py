@@ -1,4 +1,4 @@
-"""The dispatcher and its channels, against workers' ends that the test moves."""
+"""The dispatcher and its channels; the test plays the workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DIED = WorkerDied("Worker died.")
 
 
 async def start_dispatcher(batch: int = 4, wait: float | None = None, **bounds: int):
-    """Start a dispatcher with one worker, whose batches it takes for short ones."""
+    """Start a dispatcher with one worker, whose batches count as short."""
     dispatcher = Dispatcher(
         'Model "m" [Version 1.0]', BatchLimits(batch, wait=wait), Bounds(**bounds)
     )
@@ -58,7 +58,7 @@ async def start_dispatcher(batch: int = 4, wait: float | None = None, **bounds: 
 
 
 async def start_busy_dispatcher(batch: int = 2, **bounds: int):
-    """Start a dispatcher whose only worker holds all that it takes."""
+    """Start a dispatcher whose only worker never answers."""
     dispatcher, channel, peer = await start_dispatcher(batch, **bounds)
     for _ in range(2):
         submit(dispatcher, *[b"before"] * batch)
@@ -66,7 +66,7 @@ async def start_busy_dispatcher(batch: int = 2, **bounds: int):
     return dispatcher, channel, peer
 
 
-async def test_requests_that_arrive_together_are_one_batch_and_get_their_own_answers():
+async def test_concurrent_requests_share_a_batch_and_get_their_own_answers():
     dispatcher, _, peer = await start_dispatcher()
     jobs, frame = await send(dispatcher, peer, b"a", b"b", b"c")
     assert bodies(frame) == [b"a", b"b", b"c"]
@@ -78,7 +78,7 @@ async def test_requests_that_arrive_together_are_one_batch_and_get_their_own_ans
 
 
 @pytest.mark.parametrize("size", [300_000, 5_000_000])
-async def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
+async def test_bodies_larger_than_the_read_buffer_are_complete(size):
     dispatcher, _, peer = await start_dispatcher()
     bodies = [bytes([number]) * size for number in range(3)]
     jobs, frame = await send(dispatcher, peer, *bodies)
@@ -86,20 +86,20 @@ async def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
     assert [await answer(job) for job in jobs] == bodies
 
 
-async def test_a_full_queue_refuses_at_once():
+async def test_a_full_queue_refuses_requests_at_once():
     dispatcher, _, peer = await start_dispatcher(1, items=2)
     first = submit(dispatcher, b"1")
     await peer.read()
     # The only worker may hold one more full batch.
-    early = submit(dispatcher, b"2")
+    earlier_jobs = submit(dispatcher, b"2")
     await peer.read()
     submit(dispatcher, b"3", b"4")
     await overflow(dispatcher, "2 requests wait")
     assert not first[0].done.done()
-    assert not early[0].done.done()
+    assert not earlier_jobs[0].done.done()
 
 
-async def test_a_burst_is_not_refused_while_workers_idle():
+async def test_a_burst_is_not_refused_if_workers_are_idle():
     dispatcher, _, peer = await start_dispatcher(items=4)
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
     for _ in range(2):
@@ -107,21 +107,21 @@ async def test_a_burst_is_not_refused_while_workers_idle():
     assert [await answer(job) for job in jobs] == [bytes([number]) for number in range(8)]
 
 
-async def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
+async def test_requests_wait_for_a_starting_worker_but_not_without_one():
     dispatcher = Dispatcher("Model", BatchLimits(4), Bounds(10))
     await refusal_of(submit(dispatcher, b"a")[0], NoWorker)
     dispatcher.accept(True)
-    [waiting] = submit(dispatcher, b"b")
+    [waiting_job] = submit(dispatcher, b"b")
     channel, peer = await add_worker(dispatcher)
     await peer.serve()
-    assert await answer(waiting) == b"b"
+    assert await answer(waiting_job) == b"b"
     [last] = submit(dispatcher, b"c")
     dispatcher.remove(channel)
     dispatcher.accept(False)
     await refusal_of(last, NoWorker)
 
 
-async def test_requests_that_a_dead_worker_had_not_begun_keep_their_places():
+async def test_unstarted_requests_of_a_dead_worker_keep_their_places():
     dispatcher, channel, peer = await start_dispatcher(2)
     jobs = submit(dispatcher, b"1", b"2")
     await peer.read()
@@ -142,7 +142,7 @@ async def test_requests_that_a_dead_worker_had_not_begun_keep_their_places():
     await wait_idle(dispatcher)
 
 
-async def test_requests_that_the_last_worker_had_not_begun_are_refused_when_it_dies():
+async def test_unstarted_requests_are_refused_if_the_last_worker_dies():
     dispatcher, channel, peer = await start_dispatcher(1)
     jobs = submit(dispatcher, b"1")
     await peer.read()
@@ -156,7 +156,7 @@ async def test_requests_that_the_last_worker_had_not_begun_are_refused_when_it_d
     await wait_idle(dispatcher)
 
 
-async def test_after_a_death_requests_are_tried_in_halves_and_then_alone():
+async def test_after_a_worker_death_requests_are_retried_in_halves_then_singly():
     dispatcher = Dispatcher("Model", BatchLimits(8), Bounds(100))
     dispatcher.accept(True)
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
@@ -176,7 +176,7 @@ async def test_after_a_death_requests_are_tried_in_halves_and_then_alone():
     await wait_idle(dispatcher)
 
 
-async def test_a_request_whose_answer_has_begun_is_not_tried_again():
+async def test_a_request_that_has_begun_to_stream_is_not_retried():
     dispatcher, channel, peer = await start_dispatcher(2)
     [streaming, second], frame = await send(dispatcher, peer, b"1", b"2")
     await peer.stream(frame, b"one ")
@@ -192,18 +192,18 @@ async def test_a_request_whose_answer_has_begun_is_not_tried_again():
     assert await answer(second) == b"2"
 
 
-async def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run():
+async def test_requests_without_client_or_past_their_deadline_do_not_run():
     dispatcher, _, peer = await start_dispatcher()
-    [gone, late, fine] = submit(
+    [gone_job, late_job, valid_job] = submit(
         dispatcher, b"gone", a_waiting_job(b"late", deadline=time.monotonic() - 1), b"fine"
     )
-    dispatcher.leave(gone)
+    dispatcher.leave(gone_job)
     frame = await peer.read()
     assert bodies(frame) == [b"fine"]
-    for job in (gone, late):
+    for job in (gone_job, late_job):
         await refusal_of(job, Unavailable)
     await peer.reply(frame)
-    assert await answer(fine) == b"fine"
+    assert await answer(valid_job) == b"fine"
 
 
 async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
@@ -218,7 +218,7 @@ async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
     assert [part async for part in first.parts()] == [b"one ", b"two ", b"three"]
 
 
-async def test_pieces_that_nobody_waits_for_are_not_kept():
+async def test_pieces_without_a_client_are_dropped():
     dispatcher, _, peer = await start_dispatcher()
     [job], frame = await send(dispatcher, peer, b"x")
     await peer.stream(frame, b"one ")
@@ -230,7 +230,7 @@ async def test_pieces_that_nobody_waits_for_are_not_kept():
     await wait_idle(dispatcher)
 
 
-async def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_text():
+async def test_a_stream_that_fails_midway_raises_the_error():
     dispatcher, _, peer = await start_dispatcher()
     [job], frame = await send(dispatcher, peer, b"x")
     await peer.stream(frame, b"one ")
@@ -241,7 +241,7 @@ async def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_wit
         await anext(parts)
 
 
-async def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
+async def test_a_partial_batch_is_sent_after_the_batch_delay():
     dispatcher, _, peer = await start_dispatcher(8, wait=0.05)
     jobs = submit(dispatcher, b"a")
     await asyncio.sleep(0)
@@ -285,7 +285,7 @@ OK = (200, b"", b"")
         wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MAX_REPORT_BYTES + b'"}'),
     ],
 )
-async def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(buffers):
+async def test_a_worker_that_sends_invalid_frames_is_disconnected(buffers):
     dispatcher, channel, peer = await start_dispatcher()
     submit(dispatcher, b"x")
     await peer.read()
@@ -295,7 +295,7 @@ async def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(buffers):
     assert channel not in dispatcher.channels
 
 
-async def test_a_worker_reports_that_it_has_loaded_or_why_not():
+async def test_a_worker_reports_its_load_or_the_reason_of_its_failure():
     dispatcher = Dispatcher("Model", BatchLimits(4), Bounds(10))
     channel, peer = await connect(dispatcher)
     await peer.write(*wire.encode(wire.Kind.LOADED, 0, extra=b'{"device": "cpu"}'))
@@ -314,34 +314,36 @@ async def test_a_worker_reports_that_it_has_loaded_or_why_not():
         await asyncio.wait_for(channel.loaded, TIMEOUT)
 
 
-async def test_a_deadline_is_acted_on_while_every_worker_is_busy():
+async def test_a_deadline_is_enforced_while_all_workers_are_busy():
     dispatcher, _, _ = await start_busy_dispatcher()
-    [late, patient] = submit(dispatcher, a_waiting_job(deadline=time.monotonic() + 0.03), b"x")
-    refused = await refusal_of(late, DeadlinePassed, "before its deadline")
-    assert refused.retry_after == 1
-    assert not patient.done.done()
-    assert list(dispatcher.queue.jobs) == [patient]
+    [late_job, patient_job] = submit(
+        dispatcher, a_waiting_job(deadline=time.monotonic() + 0.03), b"x"
+    )
+    refusal = await refusal_of(late_job, DeadlinePassed, "before its deadline")
+    assert refusal.retry_after == 1
+    assert not patient_job.done.done()
+    assert list(dispatcher.queue.jobs) == [patient_job]
 
 
-async def test_a_refusal_while_workers_load_says_when_one_will_serve():
+async def test_a_refusal_during_loading_gives_retry_after():
     dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(1), Bounds(1))
     dispatcher.accept(True)
     submit(dispatcher, b"waits")
-    for seconds, reported in ((41.2, 42), (3.0, 3), (None, 1)):
+    for seconds, retry_after in ((41.2, 42), (3.0, 3), (None, 1)):
         dispatcher.seconds_until_ready = lambda seconds=seconds: seconds
-        caught = await overflow(dispatcher, f"try again in {reported} s")
-        assert caught.retry_after == reported
+        error = await overflow(dispatcher, f"try again in {retry_after} s")
+        assert error.retry_after == retry_after
     channel, peer = await connect(dispatcher)
     dispatcher.seconds_until_ready = lambda: 1000.0
     dispatcher.add(channel)
     await peer.read()
     submit(dispatcher, b"waits")
-    caught = await overflow(dispatcher)
-    assert caught.retry_after == 1
+    error = await overflow(dispatcher)
+    assert error.retry_after == 1
     peer.close()
 
 
-async def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
+async def test_a_closed_dispatcher_leaves_no_timer():
     dispatcher, _, peer = await start_busy_dispatcher()
     dispatcher.submit(a_waiting_job(b"late", time.monotonic() + 600))
     await asyncio.sleep(0)
@@ -369,29 +371,29 @@ async def test_the_more_urgent_is_served_first():
         a_waiting_job(b"0", priority=1),
         a_waiting_job(b"4", now + 30, -1),
     )
-    order = []
+    completion_order = []
     for _ in range(5):
         await peer.reply(frames.pop(0))
         frames.append(await peer.read())
-        order.append(bytes(frames[-1].items[0][2]))
-    assert order == [b"0", b"1", b"2", b"3", b"4"]
+        completion_order.append(bytes(frames[-1].items[0][2]))
+    assert completion_order == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
+async def test_a_request_starts_early_enough_to_meet_its_deadline():
     dispatcher, _, _ = await start_busy_dispatcher()
     dispatcher.service_rate.add(2, 10.0, 10.0)
-    hurried, far = (
+    urgent_job, relaxed_job = (
         a_waiting_job(deadline=time.monotonic() + 0.04),
         a_waiting_job(deadline=time.monotonic() + 60),
     )
-    arrived, deadline = hurried.arrived, hurried.deadline
-    submit(dispatcher, hurried, far)
-    await refusal_of(hurried, DeadlinePassed)
+    arrived, deadline = urgent_job.arrived, urgent_job.deadline
+    submit(dispatcher, urgent_job, relaxed_job)
+    await refusal_of(urgent_job, DeadlinePassed)
     assert time.monotonic() >= (arrived + deadline) / 2
-    assert far.deadline == pytest.approx(far.arrived + 50, abs=0.1)
+    assert relaxed_job.deadline == pytest.approx(relaxed_job.arrived + 50, abs=0.1)
 
 
-async def test_a_client_that_leaves_gives_up_its_place_at_once():
+async def test_a_client_that_leaves_frees_its_place_at_once():
     dispatcher, _, _ = await start_busy_dispatcher(1, items=2)
     first, second = submit(dispatcher, b"1", b"2")
     dispatcher.leave(first)
@@ -401,15 +403,15 @@ async def test_a_client_that_leaves_gives_up_its_place_at_once():
     assert dispatcher.stats.refusals == {"ClientLeft": 1}
 
 
-async def test_neither_a_batch_nor_suspects_run_once_all_clients_have_left():
+async def test_batches_and_suspects_without_clients_do_not_run():
     dispatcher, channel, peer = await start_dispatcher()
-    suspects = submit(dispatcher, b"1", b"2", b"3", b"4")
+    suspect_jobs = submit(dispatcher, b"1", b"2", b"3", b"4")
     await peer.read()
     dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
-    waiting = submit(dispatcher, b"5")
-    for job in (*suspects[2:], *waiting):
+    waiting_job = submit(dispatcher, b"5")
+    for job in (*suspect_jobs[2:], *waiting_job):
         dispatcher.leave(job)
-    for job in (*suspects[2:], *waiting):
+    for job in (*suspect_jobs[2:], *waiting_job):
         await refusal_of(job, ClientLeft)
     second, new_peer = await add_worker(dispatcher)
     frame = await new_peer.read()
@@ -421,71 +423,69 @@ async def test_neither_a_batch_nor_suspects_run_once_all_clients_have_left():
 
 async def test_a_client_that_leaves_while_its_request_runs_is_counted_once():
     dispatcher, _, peer = await start_dispatcher()
-    [leaving, staying], frame = await send(dispatcher, peer, b"1", b"2")
-    dispatcher.leave(leaving)
-    dispatcher.leave(leaving)
+    [leaving_job, staying_job], frame = await send(dispatcher, peer, b"1", b"2")
+    dispatcher.leave(leaving_job)
+    dispatcher.leave(leaving_job)
     await peer.reply(frame)
-    assert await answer(staying) == b"2"
+    assert await answer(staying_job) == b"2"
     await wait_idle(dispatcher)
     assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({200: 2}, {})
 
 
-@pytest.mark.parametrize("retired", [False, True])
-async def test_a_request_that_runs_past_its_deadline_is_refused_alone(
-    retired,
-):
+@pytest.mark.parametrize("is_retired", [False, True])
+async def test_only_the_late_request_of_a_batch_is_refused(is_retired):
     dispatcher, channel, peer = await start_dispatcher()
-    [late, patient], frame = await send(
+    [late_job, patient_job], frame = await send(
         dispatcher, peer, a_waiting_job(b"late", soon()), b"patient"
     )
-    if retired:
+    if is_retired:
         dispatcher.remove(channel)
-    refused = await refusal_of(late, DeadlinePassed, "did not answer")
-    assert refused.retry_after == 1
-    assert not patient.done.done()
+    refusal = await refusal_of(late_job, DeadlinePassed, "did not answer")
+    assert refusal.retry_after == 1
+    assert not patient_job.done.done()
     assert counts(dispatcher) == (2, {}, {"AnswerLate": 1})
     assert dispatcher.in_flight == 2
     await peer.reply(frame)
-    assert await answer(patient) == b"patient"
+    assert await answer(patient_job) == b"patient"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert (dispatcher.in_flight, dispatcher._deadlines) == (0, {})
     await wait_idle(dispatcher)
 
 
-async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
+async def test_a_running_batch_without_clients_is_cancelled():
     dispatcher, _, peer = await start_dispatcher()
-    [late, leaving], frame = await send(
+    [late_job, leaving_job], frame = await send(
         dispatcher, peer, a_waiting_job(b"late", soon()), b"leaving"
     )
-    await refusal_of(late, DeadlinePassed)
-    dispatcher.leave(leaving)
-    called_off = await peer.read()
-    assert (called_off.kind, called_off.batch) == (wire.Kind.CANCEL, frame.batch)
+    await refusal_of(late_job, DeadlinePassed)
+    dispatcher.leave(leaving_job)
+    cancel_frame = await peer.read()
+    assert (cancel_frame.kind, cancel_frame.batch) == (wire.Kind.CANCEL, frame.batch)
     await peer.reply(frame)
-    assert (await answer(leaving), counts(dispatcher)) == (
+    assert (await answer(leaving_job), counts(dispatcher)) == (
         b"leaving",
         (2, {200: 1}, {"AnswerLate": 1}),
     )
-    dispatcher.submit(alone := a_waiting_job(b"alone", soon()))
+    dispatcher.submit(only_late_job := a_waiting_job(b"alone", soon()))
     frame = await peer.read()
-    await refusal_of(alone, DeadlinePassed)
+    await refusal_of(only_late_job, DeadlinePassed)
     assert (await peer.read()).kind is wire.Kind.CANCEL
-    before = dispatcher.stats.busy_seconds
+    busy_before = dispatcher.stats.busy_seconds
     await peer.reply(frame)
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (3, {200: 1}, {"AnswerLate": 2})
-    # The time of the worker counts all the same.
-    assert dispatcher.stats.busy_seconds > before
+    # The worker's time is counted nevertheless.
+    assert dispatcher.stats.busy_seconds > busy_before
     assert dispatcher.service_rate.answer_time > 0
 
 
-async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
+async def test_a_started_stream_continues_past_its_deadline():
     dispatcher, _, peer = await start_dispatcher()
-    begun, late = a_waiting_job(b"begun", now := soon()), a_waiting_job(b"late", now)
-    _, frame = await send(dispatcher, peer, begun, late)
+    started_job, late_job = a_waiting_job(b"begun", now := soon()), a_waiting_job(b"late", now)
+    _, frame = await send(dispatcher, peer, started_job, late_job)
     await peer.stream(frame, b"one ")
-    first = await answer_of(begun)
-    await refusal_of(late, DeadlinePassed)
+    first = await answer_of(started_job)
+    await refusal_of(late_job, DeadlinePassed)
     await peer.stream(frame, b"to nobody", index=1)
     await peer.answer(frame, (200, b"", b"two"), (200, b"", b"to nobody"))
     assert [part async for part in first.parts()] == [b"one ", b"two"]
@@ -494,12 +494,10 @@ async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadl
 
 @pytest.mark.parametrize("deadline_passes", ["alive", "dead", "queued"])
 @pytest.mark.parametrize("end", ["retry_lost", "requeue"])
-async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(
-    deadline_passes, end
-):
-    """The deadline passes while the worker is alive, dead, or its requests are queued again."""
+async def test_a_worker_death_with_a_late_request_counts_every_request_once(deadline_passes, end):
+    """Let the deadline pass while the worker is alive, dead, or its requests are queued again."""
 
-    async def die() -> None:
+    async def kill_worker() -> None:
         peer.close()
         await channel.closed
 
@@ -507,36 +505,36 @@ async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(
         getattr(dispatcher, end)(channel.sent.popleft(), channel.streaming, DIED)
 
     dispatcher, channel, peer = await start_dispatcher()
-    late = a_waiting_job(b"late", soon())
-    [_, first, second], _ = await send(dispatcher, peer, late, b"first", b"second")
+    late_job = a_waiting_job(b"late", soon())
+    [_, first, second], _ = await send(dispatcher, peer, late_job, b"first", b"second")
     if deadline_passes != "alive":
-        await die()
+        await kill_worker()
     if deadline_passes == "queued":
         queue_again()
-    await refusal_of(late, AnswerLate, "did not answer")
+    await refusal_of(late_job, AnswerLate, "did not answer")
     if deadline_passes == "alive":
-        await die()
+        await kill_worker()
     if deadline_passes != "queued":
         queue_again()
     _, peer = await add_worker(dispatcher)
-    served = []
+    served_bodies = []
     while not (first.done.done() and second.done.done()):
-        served += await peer.serve()
+        served_bodies += await peer.serve()
         await asyncio.wait(
             [first.done, second.done], timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
-    assert served == [b"first", b"second"]
+    assert served_bodies == [b"first", b"second"]
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (3, {200: 2}, {"AnswerLate": 1})
     assert not dispatcher._deadlines
     assert not dispatcher._restarted
 
 
-async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound():
+async def test_waiting_bytes_are_limited_except_for_a_single_request():
     dispatcher, _, _ = await start_busy_dispatcher(1, items=10, size=100)
-    [large] = submit(dispatcher, bytes(200))
+    [large_job] = submit(dispatcher, bytes(200))
     await overflow(dispatcher, r"requests with 200 bytes wait \(maxQueueBytes\)")
-    dispatcher.leave(large)
+    dispatcher.leave(large_job)
     submit(dispatcher, bytes(60), bytes(40))
     await overflow(dispatcher)
     assert dispatcher.queue.size == 100
@@ -544,16 +542,16 @@ async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_
     await overflow(dispatcher, "10 requests wait", body=b"")
 
 
-async def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
+async def test_retry_after_is_computed_from_the_measured_service_rate():
     dispatcher, _, _ = await start_busy_dispatcher(2, items=6, overload_status=429)
     # One worker answers 2 requests a second, so 6 take 3 seconds.
     dispatcher.service_rate.add(2, 1.0, 1.0)
-    [*_, refused] = submit(dispatcher, *[b"x"] * 7)
-    caught = await refusal_of(refused, QueueFull, "6 requests wait")
-    assert (caught.status, caught.retry_after) == (429, 3)
+    [*_, refused_job] = submit(dispatcher, *[b"x"] * 7)
+    error = await refusal_of(refused_job, QueueFull, "6 requests wait")
+    assert (error.status, error.retry_after) == (429, 3)
 
 
-async def test_limits_and_bounds_change_while_requests_wait():
+async def test_limits_can_change_while_requests_wait():
     dispatcher, _, peer = await start_dispatcher(8, wait=60.0, items=2)
     submit(dispatcher, b"1", b"2")
     await overflow(dispatcher)
@@ -563,41 +561,41 @@ async def test_limits_and_bounds_change_while_requests_wait():
     assert len(dispatcher.queue) == 5
 
 
-async def test_the_pace_is_measured_from_reply_to_reply():
+async def test_the_service_rate_is_measured_from_reply_to_reply():
     dispatcher, channel, peer = await start_busy_dispatcher()
-    for sent in list(channel.sent):
-        items = [(200, b"", b"")] * len(sent.jobs)
-        await peer.write(*wire.encode(wire.Kind.REPLY, sent.batch, items))
-        await answer(sent.jobs[-1])
+    for sent_batch in list(channel.sent):
+        items = [(200, b"", b"")] * len(sent_batch.jobs)
+        await peer.write(*wire.encode(wire.Kind.REPLY, sent_batch.batch, items))
+        await answer(sent_batch.jobs[-1])
     assert dispatcher.service_rate.rate > 0
     assert 0 < dispatcher.service_rate.answer_time < TIMEOUT
 
 
-async def test_the_least_urgent_request_of_a_full_queue_gives_way_to_a_greater_priority():
+async def test_a_full_queue_drops_its_least_urgent_request_for_a_priority():
     dispatcher, _, _ = await start_busy_dispatcher(1, items=3)
-    [low, plain, later] = submit(dispatcher, a_waiting_job(priority=-1), b"x", b"x")
-    [refused] = submit(dispatcher, b"x")
-    await refusal_of(low, QueueFull)
-    assert not refused.done.done()
-    important = a_waiting_job(priority=5)
-    dispatcher.submit(important)
-    await refusal_of(refused, QueueFull)
-    assert list(dispatcher.queue.jobs) == [important, plain, later]
+    [low_job, plain_job, later_job] = submit(dispatcher, a_waiting_job(priority=-1), b"x", b"x")
+    [refused_job] = submit(dispatcher, b"x")
+    await refusal_of(low_job, QueueFull)
+    assert not refused_job.done.done()
+    important_job = a_waiting_job(priority=5)
+    dispatcher.submit(important_job)
+    await refusal_of(refused_job, QueueFull)
+    assert list(dispatcher.queue.jobs) == [important_job, plain_job, later_job]
     [equal] = submit(dispatcher, b"x")
     await refusal_of(equal, QueueFull)
     assert dispatcher.queue.size == 3
 
 
-async def test_a_request_whose_client_left_before_its_worker_died_is_not_run():
+async def test_a_lost_request_without_a_client_is_not_retried():
     dispatcher, channel, peer = await start_dispatcher(1)
-    [begun] = submit(dispatcher, b"1")
+    [started_job] = submit(dispatcher, b"1")
     await peer.read()
-    [early] = submit(dispatcher, b"2")
+    [early_job] = submit(dispatcher, b"2")
     await peer.read()
-    dispatcher.leave(begun)
-    dispatcher.leave(early)
+    dispatcher.leave(started_job)
+    dispatcher.leave(early_job)
     await asyncio.sleep(0)
-    # This flush looks for clients that have left, and finds none in the queue.
+    # This flush removes jobs whose clients have left; none of them is in the queue.
     submit(dispatcher, b"3")
     await asyncio.sleep(0)
     dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
@@ -606,30 +604,30 @@ async def test_a_request_whose_client_left_before_its_worker_died_is_not_run():
     assert dispatcher.stats.refusals["ClientLeft"] == 1
 
 
-async def test_a_channel_that_closed_before_it_was_added_gets_nothing():
+async def test_a_closed_channel_gets_no_batch():
     dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds())
     dispatcher.accept(True)
     channel, peer = await connect(dispatcher)
     peer.close()
     await asyncio.wait_for(asyncio.shield(channel.closed), TIMEOUT)
-    [waiting] = submit(dispatcher, b"1")
+    [waiting_job] = submit(dispatcher, b"1")
     dispatcher.add(channel)
     _, second = await add_worker(dispatcher)
     await second.serve()
-    assert await answer(waiting) == b"1"
+    assert await answer(waiting_job) == b"1"
 
 
-async def test_an_aborted_channel_gets_nothing_more():
+async def test_an_aborted_channel_gets_no_further_batch():
     dispatcher, channel, _ = await start_dispatcher()
     channel.abort()
-    [waiting] = submit(dispatcher, b"1")
+    [waiting_job] = submit(dispatcher, b"1")
     _, second = await add_worker(dispatcher)
     await second.serve()
-    assert await answer(waiting) == b"1"
+    assert await answer(waiting_job) == b"1"
 
 
 class TimedJob(WaitingJob):
-    """A job that keeps the batch in which it was answered."""
+    """A job that remembers the batch in which it was answered."""
 
     def answer(self, status, headers, body, batch):
         self.batch = batch
@@ -640,29 +638,36 @@ def a_timed_job() -> TimedJob:
     return TimedJob(wire.request_meta("id", b"", []), b"", time.monotonic())
 
 
-async def test_the_queue_ends_when_a_worker_is_free_and_the_worker_reports_its_own_times():
+async def test_queue_time_ends_when_a_worker_is_free():
     dispatcher, _, peer = await start_dispatcher(2)
     [first], frame = await send(dispatcher, peer, a_timed_job())
-    behind = submit(dispatcher, a_timed_job(), a_timed_job())
-    early = await peer.read()
-    began = time.monotonic()
-    await peer.reply(frame, wire.TIMES.pack(began, 0.0, math.nan, 0.0, math.nan))
+    later_jobs = submit(dispatcher, a_timed_job(), a_timed_job())
+    early_frame = await peer.read()
+    start_s = time.monotonic()
+    await peer.reply(frame, wire.TIMES.pack(start_s, 0.0, math.nan, 0.0, math.nan))
     await answer(first)
-    await peer.reply(early, wire.TIMES.pack(time.monotonic(), 1e9, 2.0, -1.0, math.nan))
-    await answer(behind[1])
-    alone, pair = times_of(first.batch), times_of(behind[0].batch)
-    assert behind[0].batch is behind[1].batch
-    assert (alone.size, pair.size) == (1, 2)
-    assert alone.free <= first.arrived <= alone.sent <= alone.began == began <= alone.answered
-    assert alone.queue(first.arrived) == 0.0
-    assert alone.wait(first.arrived) == began - first.arrived
-    # Nobody else could have taken the pair, which cannot have run for longer than it was there.
-    assert pair.free == pair.sent == pair.began
-    assert pair.preprocess == pair.answered - pair.sent
-    assert math.isnan(pair.inference)
+    await peer.reply(early_frame, wire.TIMES.pack(time.monotonic(), 1e9, 2.0, -1.0, math.nan))
+    await answer(later_jobs[1])
+    single_times, pair_times = times_of(first.batch), times_of(later_jobs[0].batch)
+    assert later_jobs[0].batch is later_jobs[1].batch
+    assert (single_times.size, pair_times.size) == (1, 2)
+    assert (
+        single_times.free
+        <= first.arrived
+        <= single_times.sent
+        <= single_times.began
+        == start_s
+        <= single_times.answered
+    )
+    assert single_times.queue(first.arrived) == 0.0
+    assert single_times.wait(first.arrived) == start_s - first.arrived
+    # The worker reports an impossible duration; it is limited to the time since the send.
+    assert pair_times.free == pair_times.sent == pair_times.began
+    assert pair_times.preprocess == pair_times.answered - pair_times.sent
+    assert math.isnan(pair_times.inference)
 
 
-async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have_come():
+async def test_one_loop_iteration_reads_a_bounded_number_of_stream_pieces():
     class CountingJob(WaitingJob):
         pieces = 0
 
@@ -683,21 +688,21 @@ async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have
         for buffer in wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", part)])
     ]
     end = wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"end")])
-    writing = asyncio.ensure_future(peer.write(*pieces, *end))
-    reading = asyncio.ensure_future(read())
-    most = 0
-    while not reading.done():
-        before = streaming.pieces
+    write_task = asyncio.ensure_future(peer.write(*pieces, *end))
+    read_task = asyncio.ensure_future(read())
+    max_per_turn = 0
+    while not read_task.done():
+        count_before = streaming.pieces
         await asyncio.sleep(0)
-        most = max(most, streaming.pieces - before)
-    assert await reading == [*parts, b"end"]
-    # A read, and a turn for the pieces that had come before.
-    assert 1 < most <= 2 * (MAX_PIECES_PER_TURN + 1)
-    await writing
+        max_per_turn = max(max_per_turn, streaming.pieces - count_before)
+    assert await read_task == [*parts, b"end"]
+    # One read, and one iteration for the pieces that had arrived before.
+    assert 1 < max_per_turn <= 2 * (MAX_PIECES_PER_TURN + 1)
+    await write_task
     assert channel.answered == 1
 
 
-async def test_batches_that_take_long_are_not_sent_early():
+async def test_long_batches_are_not_sent_ahead():
     dispatcher, channel, peer = await start_dispatcher(1)
     dispatcher.service_rate.has_short_batches = False
     submit(dispatcher, b"running", b"waiting")
@@ -706,16 +711,16 @@ async def test_batches_that_take_long_are_not_sent_early():
     assert channel.batches == 1
 
 
-async def test_a_closed_connection_is_not_asked_for_a_sign_of_life():
-    """The transports of asyncio raise TypeError there, from Python 3.12 on."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel, written = Channel(None), []
+async def test_a_closed_connection_is_not_pinged():
+    """Avoid the TypeError that closed asyncio transports raise from Python 3.12 on."""
+    own_socket, other_socket = socket.socketpair()
+    with other_socket:
+        channel, written_data = Channel(None), []
         channel._transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-            asyncio.Protocol, ours
+            asyncio.Protocol, own_socket
         )
-        channel._transport.writelines = written.extend
+        channel._transport.writelines = written_data.extend
         channel.ping()
         channel._transport.close()
         channel.ping()
-        assert len(written) == len(wire.encode(wire.Kind.PING, 0))
+        assert len(written_data) == len(wire.encode(wire.Kind.PING, 0))

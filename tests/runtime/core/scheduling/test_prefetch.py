@@ -1,4 +1,4 @@
-"""Workers that prepare the next batch while the model runs, and so hold two batches."""
+"""Workers that prefetch the next batch while the model runs, and so hold two batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def count_batches(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
-async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(registry, tmp_path):
+async def test_every_worker_prefetches_one_full_batch(registry, tmp_path):
     version = await a_talker(
         registry, tmp_path, HANDLER, config=CONFIG, initial_workers=2, batch_size=2
     )
@@ -59,21 +59,19 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_request_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
-    registry, tmp_path, workers
-):
+async def test_a_prefetched_request_that_kills_its_worker_fails_alone(registry, tmp_path, workers):
     version = await a_talker(
         registry, tmp_path, HANDLER, config=CONFIG, initial_workers=workers, batch_size=4
     )
     gate = tmp_path / "gate"
-    running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
+    running_jobs = [submit(version, f"until {gate}") for _ in range(4 * workers)]
     await until(lambda: count_batches(version) == [1] * workers)
-    prepared = [submit(version, body) for body in ("a", "b", "exit", "d")]
+    prefetched_jobs = [submit(version, body) for body in ("a", "b", "exit", "d")]
     await until(lambda: sum(count_batches(version)) < workers + 1)
     gate.touch()
-    for job in running:
+    for job in running_jobs:
         assert (await answer_of(job)).body.decode() == f"until {gate}"
-    for job, body in zip(prepared, ("a", "b", "exit", "d"), strict=True):
+    for job, body in zip(prefetched_jobs, ("a", "b", "exit", "d"), strict=True):
         if body == "exit":
             await refusal_of(job, WorkerDied)
         else:

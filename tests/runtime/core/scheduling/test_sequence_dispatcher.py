@@ -1,4 +1,4 @@
-"""The dispatcher of stateful models, whose decisions `test_sequences.py` has."""
+"""The dispatcher of stateful models; `test_sequences.py` tests its decisions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def start_dispatcher():
     )
 
 
-async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_answered():
+async def test_a_sequence_named_by_the_server_is_forgotten_after_its_answer():
     dispatcher, _, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b")
     await peer.serve()
@@ -44,7 +44,7 @@ async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_a
     assert not dispatcher._generated
 
 
-async def test_a_retiring_process_ends_when_its_worker_is_taken_away():
+async def test_a_retiring_process_ends_when_its_worker_is_removed():
     dispatcher, channel, peer = await start_dispatcher()
     first = a_waiting_job(b"a")
     first.meta += wire.header_block(
@@ -60,20 +60,20 @@ async def test_a_retiring_process_ends_when_its_worker_is_taken_away():
     await asyncio.wait_for(retiring, TIMEOUT)
 
 
-async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
+async def test_a_sequence_continues_only_after_its_late_request_has_ended():
     dispatcher, channel, peer = await start_dispatcher()
-    late, following = a_waiting_job(b"late", soon()), a_waiting_job(b"following")
-    for job in (late, following):
+    late_job, next_job = a_waiting_job(b"late", soon()), a_waiting_job(b"following")
+    for job in (late_job, next_job):
         job.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
-    dispatcher.submit(late)
+    dispatcher.submit(late_job)
     frame = await peer.read()
-    dispatcher.submit(following)
-    await refusal_of(late, DeadlinePassed, "did not answer")
+    dispatcher.submit(next_job)
+    await refusal_of(late_job, DeadlinePassed, "did not answer")
     assert (await peer.read()).kind is wire.Kind.CANCEL
     dispatcher._flush()
     assert (channel.batches, dispatcher.pending) == (1, 1)
     await peer.reply(frame)
     await peer.serve()
-    assert await answer(following) == b"following"
+    assert await answer(next_job) == b"following"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert not dispatcher._deadlines

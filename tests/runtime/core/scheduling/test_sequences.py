@@ -1,4 +1,4 @@
-"""Sequences as properties: random requests, workers and a clock that the test turns."""
+"""Sequences as properties: random requests, random worker deaths, and a simulated clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start_sequences(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences
 
 
 class Play(RuleBasedStateMachine):
-    """A play in which each accepted request is sent once, or refused once.
+    """A state machine in which each accepted request is either sent once or refused once.
 
     Requests of a sequence are sent one at a time, in order, to one worker.
     """
@@ -62,35 +62,37 @@ class Play(RuleBasedStateMachine):
         self.streams: set[FakeJob] = set()
         self.workers = [FakeWorker(), FakeWorker()]
         self.joining = False
-        self.waiting: dict[str, list[FakeJob]] = {}
-        self.under_way: list[tuple[FakeWorker, FakeJob, str]] = []
-        self.place: dict[str, FakeWorker] = {}
+        self.waiting_jobs: dict[str, list[FakeJob]] = {}
+        self.running_jobs: list[tuple[FakeWorker, FakeJob, str]] = []
+        self.workers_by_sequence: dict[str, FakeWorker] = {}
 
     @rule(
         id=st.sampled_from("abcde"),
         start=st.booleans(),
         end=st.booleans(),
-        late=st.none() | st.floats(1, 20),
+        time_left_s=st.none() | st.floats(1, 20),
     )
-    def request(self, id: str, start: bool, end: bool, late: float | None) -> None:
+    def request(self, id: str, start: bool, end: bool, time_left_s: float | None) -> None:
         self.expire()
         job = FakeJob(
-            meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late
+            meta=id.encode(),
+            arrived=self.now,
+            deadline=None if time_left_s is None else self.now + time_left_s,
         )
-        known = self.sequences._sequences.get(id)
+        chain = self.sequences._sequences.get(id)
         error = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
         if error is None:
-            self.waiting.setdefault(id, []).append(job)
+            self.waiting_jobs.setdefault(id, []).append(job)
         else:
             assert (
-                not known
-                or known.ending
-                or len(known.waiting) == TERMS.max_waiting
-                or self.now >= known.began + 60
+                not chain
+                or chain.ending
+                or len(chain.waiting) == TERMS.max_waiting
+                or self.now >= chain.began + 60
             )
-            assert known or not start or self.sequences.active == TERMS.max_sequences
+            assert chain or not start or self.sequences.active == TERMS.max_sequences
             assert (
-                known
+                chain
                 or self.sequences.active == TERMS.max_sequences
                 or error.startswith(f"Sequence {id} ")
             )
@@ -104,18 +106,20 @@ class Play(RuleBasedStateMachine):
             assert joining or worker.batches == 0
             for job in jobs:
                 id = job.meta.decode()
-                assert self.waiting[id].pop(0) is job
+                assert self.waiting_jobs[id].pop(0) is job
                 assert all(
-                    earlier in self.streams for _, earlier, owner in self.under_way if owner == id
+                    earlier in self.streams
+                    for _, earlier, owner in self.running_jobs
+                    if owner == id
                 )
-                assert self.place.setdefault(id, worker) is worker
-                self.under_way.append((worker, job, id))
+                assert self.workers_by_sequence.setdefault(id, worker) is worker
+                self.running_jobs.append((worker, job, id))
             worker.batches += len(jobs) if joining else 1
             assert (
-                len({id for user, _, id in self.under_way if user is worker}) <= LIMITS.max_items
+                len({id for user, _, id in self.running_jobs if user is worker}) <= LIMITS.max_items
                 or not joining
             )
-        # Nobody waits who could be served.
+        # No sequence waits if an idle worker could serve it.
         for worker in self.workers:
             if worker.batches == 0:
                 assert not [
@@ -124,82 +128,86 @@ class Play(RuleBasedStateMachine):
                     if chain.ready and chain.worker in (None, worker)
                 ]
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.running_jobs)
     @rule(data=st.data(), last=st.booleans())
     def answer(self, data: st.DataObject, last: bool) -> None:
-        worker, job, id = data.draw(st.sampled_from(self.under_way))
-        self.under_way.remove((worker, job, id))
-        worker.batches = len([True for user, _, _ in self.under_way if user is worker])
-        self.refused(self.sequences.on_answered(job, self.now, last=last))
+        worker, job, id = data.draw(st.sampled_from(self.running_jobs))
+        self.running_jobs.remove((worker, job, id))
+        worker.batches = len([True for user, _, _ in self.running_jobs if user is worker])
+        self.record_refusals(self.sequences.on_answered(job, self.now, last=last))
         self.forget_ended()
 
     @rule(index=st.integers(0, 1))
     def die(self, index: int) -> None:
         worker, self.workers[index] = self.workers[index], FakeWorker()
-        self.refused(self.sequences.on_worker_lost(worker, "died"))
-        for entry in [entry for entry in self.under_way if entry[0] is worker]:
-            self.under_way.remove(entry)
+        self.record_refusals(self.sequences.on_worker_lost(worker, "died"))
+        for entry in [entry for entry in self.running_jobs if entry[0] is worker]:
+            self.running_jobs.remove(entry)
             assert self.sequences.on_answered(entry[1], self.now) == []
         self.forget_ended()
 
     @rule(seconds=st.floats(0.1, 15))
-    def turn_the_clock(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
         self.now += seconds
         self.expire()
 
-    @precondition(lambda self: any(self.waiting.values()))
+    @precondition(lambda self: any(self.waiting_jobs.values()))
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from([job for jobs in self.waiting.values() for job in jobs]))
+        job = data.draw(
+            st.sampled_from([job for jobs in self.waiting_jobs.values() for job in jobs])
+        )
         job.gone = True
         self.sequences.some_clients_left = True
         self.expire()
 
     def expire(self) -> None:
         if self.sequences.some_clients_left or self.sequences.earliest_deadline <= self.now:
-            self.refused([(job, "") for job in self.sequences.drop_expired(self.now)])
-        self.refused(self.sequences.expire(self.now))
+            self.record_refusals([(job, "") for job in self.sequences.drop_expired(self.now)])
+        self.record_refusals(self.sequences.expire(self.now))
         assert self.sequences.next_end > self.now
         assert self.sequences.earliest_deadline > self.now
         self.forget_ended()
 
-    def refused(self, refusals: list[tuple[FakeJob, str]]) -> None:
+    def record_refusals(self, refusals: list[tuple[FakeJob, str]]) -> None:
         for job, _ in refusals:
-            self.waiting[job.meta.decode()].remove(job)
+            self.waiting_jobs[job.meta.decode()].remove(job)
 
     def forget_ended(self) -> None:
-        self.place = {
-            id: worker for id, worker in self.place.items() if id in self.sequences._sequences
+        self.workers_by_sequence = {
+            id: worker
+            for id, worker in self.workers_by_sequence.items()
+            if id in self.sequences._sequences
         }
 
     @invariant()
-    def what_waits_here_waits_there(self) -> None:
-        assert {id: jobs for id, jobs in self.waiting.items() if jobs} == {
+    def waiting_jobs_match_the_model(self) -> None:
+        assert {id: jobs for id, jobs in self.waiting_jobs.items() if jobs} == {
             chain.id: list(chain.waiting)
             for chain in self.sequences._sequences.values()
             if chain.waiting
         }
-        assert len(self.sequences) == sum(map(len, self.waiting.values()))
+        assert len(self.sequences) == sum(map(len, self.waiting_jobs.values()))
         assert self.sequences.size == sum(
-            len(job.body) for jobs in self.waiting.values() for job in jobs
+            len(job.body) for jobs in self.waiting_jobs.values() for job in jobs
         )
         assert self.sequences.active <= TERMS.max_sequences
 
 
 class PlayOverlapping(Play):
-    """A play in which requests of a sequence overlap.
+    """A state machine in which requests of a sequence overlap.
 
-    The next request is sent once those before it stream, though its worker has no free place.
+    A request is sent once its predecessors stream, even if its worker has no free slot.
     """
 
     terms = TERMS._replace(overlap=True)
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.running_jobs)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        _, job, id = data.draw(st.sampled_from(self.under_way))
+        _, job, id = data.draw(st.sampled_from(self.running_jobs))
         if self.sequences.on_begun(job):
-            assert self.waiting[id]
+            assert self.waiting_jobs[id]
         self.streams.add(job)
 
 
@@ -208,27 +216,27 @@ for play in (Play, PlayOverlapping):
 TestPlay, TestPlayOverlapping = Play.TestCase, PlayOverlapping.TestCase
 
 
-def test_a_later_request_is_sent_while_the_one_before_it_streams():
+def test_the_next_request_is_sent_while_the_previous_one_streams():
     sequences, worker = start_sequences(TERMS._replace(overlap=True), "a", "b")
-    single = BatchLimits(1)
+    one_item = BatchLimits(1)
     stream, cancel, of_b = (FakeJob() for _ in range(3))
     assert sequences.admit(stream, mark("a"), 0.0) is None
-    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [stream])]
+    assert sequences.assign([worker], 0.0, one_item, joining=True) == [(worker, [stream])]
     worker.batches = 1
     assert sequences.admit(cancel, mark("a"), 0.0) is None
     assert sequences.admit(of_b, mark("b"), 0.0) is None
-    assert sequences.assign([worker], 0.0, single, joining=True) == [], (
+    assert sequences.assign([worker], 0.0, one_item, joining=True) == [], (
         "its first call may still be running"
     )
     assert sequences.on_begun(stream)
-    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [cancel])]
+    assert sequences.assign([worker], 0.0, one_item, joining=True) == [(worker, [cancel])]
     worker.batches = 2
     assert sequences.on_answered(stream, 0.0) == sequences.on_answered(cancel, 0.0) == []
     worker.batches = 0
-    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [of_b])]
+    assert sequences.assign([worker], 0.0, one_item, joining=True) == [(worker, [of_b])]
 
 
-def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answer():
+def test_a_streaming_sequence_stays_open_until_its_last_answer():
     sequences, worker = start_sequences(TERMS._replace(overlap=True))
     stream, end = FakeJob(), FakeJob()
     sequences.admit(stream, mark("a"), 0.0)
@@ -243,7 +251,7 @@ def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answ
     assert sequences.active == 0
 
 
-def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
+def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest_sequences():
     sequences, first = start_sequences()
     second = FakeWorker()
     job = FakeJob()
@@ -251,15 +259,15 @@ def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
     assert sequences.assign([first, second], 1.0, LIMITS) == [(second, [job])]
 
 
-def test_a_worker_that_leaves_serves_its_sequences_and_gets_no_new_one():
+def test_a_retiring_worker_serves_its_sequences_but_gets_no_new_one():
     sequences, worker = start_sequences()
-    old, new = FakeJob(), FakeJob()
-    sequences.admit(new, mark("b", start=True), 1.0)
-    sequences.admit(old, mark("a"), 1.0)
-    assert sequences.assign([worker], 1.0, LIMITS, leaving=[worker]) == [(worker, [old])]
+    first_job, second_job = FakeJob(), FakeJob()
+    sequences.admit(second_job, mark("b", start=True), 1.0)
+    sequences.admit(first_job, mark("a"), 1.0)
+    assert sequences.assign([worker], 1.0, LIMITS, leaving=[worker]) == [(worker, [first_job])]
 
 
-def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
+def test_the_next_request_of_an_expired_sequence_is_refused():
     sequences, _ = start_sequences()
     assert sequences.next_end == 10.0
     assert sequences.expire(10.0) == []
@@ -268,7 +276,7 @@ def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
     assert admit(sequences, 11.0) is None
 
 
-def test_many_that_expire_at_once_are_ended_in_several_calls():
+def test_many_expirations_are_processed_in_several_calls():
     sequences, _ = start_sequences(
         SequenceConfig(max_idle=10, timeout=None, max_sequences=2500, max_waiting=1),
         *map(str, range(2500)),
@@ -280,13 +288,13 @@ def test_many_that_expire_at_once_are_ended_in_several_calls():
     assert active == [1500, 500, 0]
 
 
-def test_a_request_that_starts_a_lost_sequence_again_is_accepted():
+def test_a_lost_sequence_can_be_restarted():
     sequences, worker = start_sequences()
     sequences.on_worker_lost(worker, "is over")
     assert admit(sequences, 1.0, start=True) is None
 
 
-def test_a_sequence_is_over_after_its_time_however_busy_it_is():
+def test_a_busy_sequence_ends_at_its_maximum_age():
     sequences, worker = start_sequences()
     for now in range(5, 60, 5):
         job = FakeJob()
@@ -297,7 +305,7 @@ def test_a_sequence_is_over_after_its_time_however_busy_it_is():
     assert re.match(r"Sequence a is over: .* 60 s .*sequenceTimeoutMSec", error)
 
 
-def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
+def test_a_sequence_with_a_running_request_does_not_expire():
     sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(), 1.0)
@@ -307,7 +315,7 @@ def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
     assert sequences.on_answered(job, 100.0) == []
 
 
-def test_the_last_request_closes_its_sequence_once_it_is_answered():
+def test_the_end_request_closes_its_sequence_after_its_answer():
     sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(end=True), 1.0)
@@ -318,38 +326,38 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
     assert admit(sequences, 3.0) is None
 
 
-def test_the_number_of_sequences_and_their_queues_are_bounded():
-    sequences, _ = start_sequences(SequenceConfig(10, None, max_sequences=1, max_waiting=1))
+def test_the_number_of_sequences_and_their_queues_are_limited():
+    sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
     assert "maxNumSequence" in admit(sequences, 1.0, "b", start=True)
     admit(sequences, 1.0)
     assert "maxSequenceJobQueueSize" in admit(sequences, 1.0)
 
 
-def test_a_lost_worker_ends_its_sequences_and_no_others():
+def test_a_lost_worker_ends_only_its_own_sequences():
     sequences, worker = start_sequences()
-    second, job, waits = FakeWorker(), FakeJob(), FakeJob()
+    second, job, waiting_job = FakeWorker(), FakeJob(), FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
     sequences.assign([second], 1.0, LIMITS)
-    sequences.admit(waits, mark(), 1.0)
+    sequences.admit(waiting_job, mark(), 1.0)
     assert sequences.on_worker_lost(worker, "is over: its worker has died") == [
-        (waits, "Sequence a is over: its worker has died")
+        (waiting_job, "Sequence a is over: its worker has died")
     ]
     assert sequences.active == 1
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8))
-def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bodies: list[bytes]):
-    sequences: Sequences = Sequences(SequenceConfig(10, None, max_sequences=8, max_waiting=1))
+def test_a_batch_keeps_its_byte_limit_except_for_a_single_request(bodies: list[bytes]):
+    sequences: Sequences = Sequences(SequenceConfig(10, None, most=8, queue=1))
     for number, body in enumerate(bodies):
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
     ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, BatchLimits(8, 20))
     assert len(jobs) == 1 or sum(len(job.body) for job in jobs) <= 20
 
 
-def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
-    """The costs are calls of Python functions, since seconds vary."""
-    few, many = (count_calls(count) for count in (10, 5000))
-    assert many < few + 20
+def test_the_cost_per_request_is_independent_of_the_sequence_count() -> None:
+    """Count calls of Python functions, since run times vary."""
+    few_calls, many_calls = (count_calls(count) for count in (10, 5000))
+    assert many_calls < few_calls + 20
 
 
 def count_calls(count: int) -> int:
@@ -357,11 +365,11 @@ def count_calls(count: int) -> int:
         SequenceConfig(max_idle=10, timeout=60, max_sequences=count, max_waiting=1),
         *map(str, range(count)),
     )
-    seen = 0
+    call_count = 0
 
     def count_call(frame: object, event: str, argument: object) -> None:
-        nonlocal seen
-        seen += event == "call" or event == "c_call"
+        nonlocal call_count
+        call_count += event == "call" or event == "c_call"
 
     job = FakeJob()
     sys.setprofile(count_call)
@@ -374,13 +382,11 @@ def count_calls(count: int) -> int:
     finally:
         sys.setprofile(None)
     assert batches == [(worker, [job])]
-    return seen
+    return call_count
 
 
-def test_sequences_that_ended_leave_nothing_behind() -> None:
-    sequences: Sequences = Sequences(
-        SequenceConfig(max_idle=3600, timeout=7200, max_sequences=2, max_waiting=1)
-    )
+def test_ended_sequences_leave_no_state() -> None:
+    sequences: Sequences = Sequences(SequenceConfig(max_idle=3600, timeout=7200, most=2, queue=1))
     worker = FakeWorker()
     for number in range(1000):
         job = FakeJob()
@@ -396,7 +402,7 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
     )
 
 
-async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is_refused() -> None:
+async def test_a_request_after_an_abandoned_first_one_is_refused() -> None:
     dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
     dispatcher.accept(True)
     jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
@@ -408,8 +414,8 @@ async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is
     assert len(dispatcher.sequences) == 0
 
 
-def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
-    long = "a" * 10_000
-    sequences, worker = start_sequences(TERMS, long)
+def test_long_sequence_ids_are_not_remembered():
+    long_id = "a" * 10_000
+    sequences, worker = start_sequences(TERMS, long_id)
     sequences.on_worker_lost(worker, "is over")
-    assert admit(sequences, 1.0, long) is None
+    assert admit(sequences, 1.0, long_id) is None

@@ -1,4 +1,4 @@
-"""Comparisons of two answers: exact, within a tolerance, by the best labels, and by a plugin."""
+"""Comparisons of two answers: exact, with a tolerance, by the best labels, or by a plugin."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ EXACT, NUMERIC, TOP_K = Compare(kind="exact"), Compare(kind="numeric"), Compare(
 numbers = st.integers() | st.floats()
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),
-    lambda inside: (
-        st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=3), inside, max_size=4)
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=3), children, max_size=4)
     ),
     max_leaves=20,
 )
 rankings = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4) | st.floats(), min_size=1)
 bodies = st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode())
-ways = st.sampled_from(
+configurations = st.sampled_from(
     [
         EXACT,
         NUMERIC,
@@ -62,13 +62,13 @@ def difference_of(
     return None if difference is None else difference.between("client", "shadow")
 
 
-@given(ways, bodies)
+@given(configurations, bodies)
 def test_an_answer_agrees_with_itself(config: Compare, body: bytes) -> None:
     assert difference_of(config, body, bytes(bytearray(body))) is None
 
 
-@given(ways, bodies, bodies)
-def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(
+@given(configurations, bodies, bodies)
+def test_agreement_is_symmetric_without_a_relative_tolerance(
     config: Compare, first: bytes, second: bytes
 ) -> None:
     if config.kind != "numeric" or config.rtol == 0:
@@ -78,32 +78,36 @@ def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_re
 
 
 @given(bodies, bodies)
-def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
+def test_equal_answers_agree_within_a_tolerance(first: bytes, second: bytes) -> None:
     if difference_of(EXACT, first, second) is None:
         assert difference_of(NUMERIC, first, second) is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
-def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
+def test_numbers_agree_exactly_up_to_the_tolerance(
     values: list[float], rtol: float, atol: float, data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(values) - 1))
-    room = atol + rtol * abs(values[position])
+    tolerance = atol + rtol * abs(values[position])
     config = Compare(kind="numeric", rtol=rtol, atol=atol)
 
-    def moved(by: float) -> dict[str, Any]:
+    def answer_shifted_by(shift: float) -> dict[str, Any]:
         return {
             "scores": [
-                value + by if position == index else value for index, value in enumerate(values)
+                value + shift if position == index else value for index, value in enumerate(values)
             ]
         }
 
-    # Sums are rounded.
-    if abs(values[position] + room * 0.99 - values[position]) <= room:
-        assert difference_of(config, moved(0), moved(room * 0.99)) is None
-    beyond = difference_of(config, moved(0), moved(room * 1.01 + 1e-3))
-    assert beyond is not None
-    assert beyond.startswith(f"scores.{position}: ")
+    # Rounding of the sum can exceed the tolerance; such cases are skipped.
+    if abs(values[position] + tolerance * 0.99 - values[position]) <= tolerance:
+        assert (
+            difference_of(config, answer_shifted_by(0), answer_shifted_by(tolerance * 0.99)) is None
+        )
+    difference = difference_of(
+        config, answer_shifted_by(0), answer_shifted_by(tolerance * 1.01 + 1e-3)
+    )
+    assert difference is not None
+    assert difference.startswith(f"scores.{position}: ")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,9 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
         (b"{}", b"plain", "the answer: JSON (client), not JSON (shadow)"),
     ],
 )
-def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: str | None) -> None:
+def test_the_position_of_a_difference_is_reported(
+    first: Any, second: Any, difference: str | None
+) -> None:
     report = difference_of(NUMERIC, first, second)
     assert (
         report is None
@@ -148,7 +154,7 @@ def largest_of(first: Any, second: Any, config: Compare = NUMERIC) -> float | No
     return compare(config, b"", an_answer(first), an_answer(second)).largest
 
 
-def test_small_differences_agree_and_the_largest_difference_is_known() -> None:
+def test_small_differences_agree_and_the_largest_is_reported() -> None:
     first = [5.00095e-07, 0.25, {"a": [1.0, 3.0]}]
     second = [5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]
     assert difference_of(NUMERIC, first, second) is None
@@ -161,12 +167,12 @@ def test_small_differences_agree_and_the_largest_difference_is_known() -> None:
     assert largest_of(first, second, Compare(ignore=["a.*"])) == 0.5
 
 
-def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
+def test_the_coarser_precision_sets_the_default_tolerance() -> None:
     assert tolerance_of(NUMERIC) == tolerance_of(NUMERIC, "fp32", None) == (1e-4, 1e-6)
-    for coarse in ((None, "BF16"), ("fp16", "fp32")):
-        assert tolerance_of(NUMERIC, *coarse) == (1e-2, 1e-3)
-    for coarser in (("bf16", "int8"), ("pruned",)):
-        assert tolerance_of(NUMERIC, *coarser) == (1e-1, 1e-2)
+    for coarse_precision in ((None, "BF16"), ("fp16", "fp32")):
+        assert tolerance_of(NUMERIC, *coarse_precision) == (1e-2, 1e-3)
+    for coarser_precision in (("bf16", "int8"), ("pruned",)):
+        assert tolerance_of(NUMERIC, *coarser_precision) == (1e-1, 1e-2)
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
     primary, shadow = an_answer([0.5]), an_answer([0.502])
     assert compare(NUMERIC, b"", primary, shadow).difference is not None
@@ -181,7 +187,7 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     assert compare(Compare(rtol=1e-4), b"", *halves[:2]).difference is not None
 
 
-def test_exactly_means_each_byte() -> None:
+def test_the_exact_comparison_compares_every_byte() -> None:
     assert (
         difference_of(EXACT, b'{"a": 1}', b'{"a":1}')
         == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
@@ -194,7 +200,7 @@ def test_exactly_means_each_byte() -> None:
     )
 
 
-def test_statuses_come_first() -> None:
+def test_statuses_are_compared_first() -> None:
     for config in (EXACT, TOP_K, NUMERIC):
         difference = "status: 200 (client), 404 (shadow)"
         assert difference_of(config, an_answer(b"x"), an_answer(b"x", 404)) == difference
@@ -204,12 +210,12 @@ def test_statuses_come_first() -> None:
         assert difference_of(config, an_answer(b"no", 404), an_answer(b"not", 404)) is not None
 
 
-def test_fields_that_are_ignored_do_not_count() -> None:
+def test_ignored_fields_are_not_compared() -> None:
     first = {"id": "1", "outputs": [{"took": 5, "y": 1}, {"took": 6, "y": 2}]}
     second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
-    both = ["id", "outputs.*.took"]
+    ignored_fields = ["id", "outputs.*.took"]
     for kind in ("exact", "numeric", "top-k"):
-        assert difference_of(Compare(kind=kind, ignore=both), first, second) is None
+        assert difference_of(Compare(kind=kind, ignore=ignored_fields), first, second) is None
     assert (
         difference_of(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second)
         == "outputs.1.took: 6 (client), 8 (shadow)"
@@ -221,7 +227,7 @@ def test_fields_that_are_ignored_do_not_count() -> None:
 
 
 def tensor_answer(version: str, values: list[float]) -> ComparedAnswer:
-    """Answer as the Open Inference Protocol does, with JSON and binary tensors behind it."""
+    """Return an Open Inference Protocol answer: JSON followed by binary tensors."""
     raw = struct.pack(f"<{len(values)}f", *values)
     output = {
         "name": "scores",
@@ -233,15 +239,15 @@ def tensor_answer(version: str, values: list[float]) -> ComparedAnswer:
     return an_answer(head + raw, inference_header_content_length=str(len(head)))
 
 
-def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
+def test_tensors_are_compared_without_their_version() -> None:
     first, equal = tensor_answer("1.0", [0.1, 0.9]), tensor_answer("2.0", [0.1, 0.9])
-    near, far = tensor_answer("2.0", [0.10001, 0.9]), tensor_answer("2.0", [0.9, 0.1])
+    near_answer, far_answer = tensor_answer("2.0", [0.10001, 0.9]), tensor_answer("2.0", [0.9, 0.1])
     assert difference_of(EXACT, first, equal) is None
-    assert difference_of(Compare(kind="numeric", rtol=1e-3), first, near) is None
-    assert str(difference_of(NUMERIC, first, far)).startswith("outputs.0.data.")
-    assert difference_of(TOP_K, first, near) is None
-    assert difference_of(TOP_K, first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
-    assert str(difference_of(EXACT, first, near)).startswith("outputs.0.data.0: ")
+    assert difference_of(Compare(kind="numeric", rtol=1e-3), first, near_answer) is None
+    assert str(difference_of(NUMERIC, first, far_answer)).startswith("outputs.0.data.")
+    assert difference_of(TOP_K, first, near_answer) is None
+    assert difference_of(TOP_K, first, far_answer) == "outputs.0.data.0: 1 (client), 0 (shadow)"
+    assert str(difference_of(EXACT, first, near_answer)).startswith("outputs.0.data.0: ")
 
 
 def events(*values: Any) -> ComparedAnswer:
@@ -250,7 +256,7 @@ def events(*values: Any) -> ComparedAnswer:
 
 
 def chat(number: int, text: str) -> dict[str, Any]:
-    """Answer as `/v1/chat/completions` does, with an identifier and a time."""
+    """Return a `/v1/chat/completions` answer, which has an id and a time."""
     function = {"id": f"call_{number}", "function": {"name": text}}
     return {
         "id": f"chatcmpl-{number}",
@@ -274,7 +280,7 @@ def response(number: int, text: str) -> dict[str, Any]:
 
 
 def response_events(number: int, text: str) -> ComparedAnswer:
-    """Stream as `/v1/responses` does: some events hold the response, others its identifiers."""
+    """Stream as `/v1/responses` does; some events hold the response, others only its ids."""
     id = f"msg_{number}"
     parts = [
         {"type": "response.created", "response": response(number, "") | {"output": []}},
@@ -294,21 +300,19 @@ def ranking(number: int, text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("config", [EXACT, NUMERIC, TOP_K])
 @pytest.mark.parametrize("shape", [chat, chat_events, response, response_events, ranking])
-def test_answers_of_openais_api_are_compared_without_identifiers_and_times(
-    config: Compare, shape: Any
-) -> None:
+def test_openai_answers_are_compared_without_ids_and_times(config: Compare, shape: Any) -> None:
     assert difference_of(config, shape(1, "yes"), shape(2, "yes")) is None
     assert difference_of(config, shape(1, "yes"), shape(2, "no")) is not None
 
 
-def test_an_answer_that_only_looks_like_openais_is_compared_with_its_identifier() -> None:
+def test_answers_that_resemble_openais_are_compared_with_their_ids() -> None:
     first, second = (
         {"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2)
     )
     assert difference_of(EXACT, first, second) == "id: 1 (client), 2 (shadow)"
 
 
-def test_an_event_may_hold_any_character_of_json() -> None:
+def test_an_event_may_contain_any_json_character() -> None:
     text = "a\u2028b\u0085c"
     assert read_answer(events({"text": text})) == [{"text": text}]
     assert read_answer(
@@ -320,10 +324,17 @@ def test_an_event_may_hold_any_character_of_json() -> None:
 
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
-def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
-    complete = tensor_answer("1.0", [1.0, 2.0])
-    broken = ComparedAnswer(200, {"inference-header-content-length": length}, complete.body)
-    assert difference_of(NUMERIC, broken, broken._replace(body=broken.body + b"x")) is not None
+def test_invalid_tensors_are_compared_as_bytes(length: str) -> None:
+    whole_answer = tensor_answer("1.0", [1.0, 2.0])
+    broken_answer = ComparedAnswer(
+        200, {"inference-header-content-length": length}, whole_answer.body
+    )
+    assert (
+        difference_of(
+            NUMERIC, broken_answer, broken_answer._replace(body=broken_answer.body + b"x")
+        )
+        is not None
+    )
     for body in (
         b"{}",
         b"[]",
@@ -345,30 +356,32 @@ def test_a_ranking_agrees_with_itself_in_any_order(ranking: dict[str, float], k:
 
 
 @given(rankings, rankings, st.integers(1, 9))
-def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
+def test_rankings_agree_if_they_share_a_choice_of_k_best_labels(
     first: dict[str, float], second: dict[str, float], k: int
 ) -> None:
     def best_choices(ranking: dict[str, float], count: int) -> list[set[str]]:
         """List each choice of so many labels of which no other label is better."""
-        order = {
+        scores = {
             label: -math.inf if math.isnan(value) else value for label, value in ranking.items()
         }
         choices = [
-            {label for index, label in enumerate(order) if bits >> index & 1}
-            for bits in range(1 << len(order))
+            {label for index, label in enumerate(scores) if bits >> index & 1}
+            for bits in range(1 << len(scores))
         ]
         return [
-            chosen
-            for chosen in choices
-            if len(chosen) == count
+            choice
+            for choice in choices
+            if len(choice) == count
             and all(
-                order[inside] >= order[out] for inside in chosen for out in order.keys() - chosen
+                scores[label] >= scores[other_label]
+                for label in choice
+                for other_label in scores.keys() - choice
             )
         ]
 
     count = min(k, len(first))
     expected = count == min(k, len(second)) and any(
-        chosen in best_choices(second, count) for chosen in best_choices(first, count)
+        choice in best_choices(second, count) for choice in best_choices(first, count)
     )
     assert agree(first, second, k) == agree(second, first, k) == expected
 
@@ -427,30 +440,30 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
         ),
     ],
 )
-def test_the_best_labels_are_found_wherever_they_are(
+def test_the_best_labels_are_found_in_every_format(
     k: int, first: Any, second: Any, difference: str | None
 ) -> None:
     assert difference_of(Compare(kind="top-k", k=k), first, second) == difference
 
 
 @given(json_values)
-def test_a_ranking_is_found_or_not_in_anything(value: Any) -> None:
+def test_arbitrary_json_is_a_ranking_or_none(value: Any) -> None:
     ranking = ranking_of(value)
     assert ranking is None or (len(ranking) > 0 and agree(ranking, ranking, 3))
 
 
-def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
+def test_a_plugin_decides_if_the_statuses_are_equal() -> None:
     config = Compare(kind="plugin", name="mine")
-    seen: list[Any] = []
+    judged_pairs: list[Any] = []
 
     def judge(request: bytes, first: ComparedAnswer, second: ComparedAnswer) -> bool | str:
-        seen.append((request, first.body, second.body))
+        judged_pairs.append((request, first.body, second.body))
         return {b"same": True, b"other": False}.get(second.body, "the labels differ")
 
     assert difference_of(config, b"x", b"same", judge) is None
     assert difference_of(config, b"x", b"other", judge) == "the plugin says that they differ"
     assert difference_of(config, b"x", b"x", judge) == "the labels differ"
-    assert seen[0] == (b"asked", b"x", b"same")
+    assert judged_pairs[0] == (b"asked", b"x", b"same")
     assert (
         difference_of(config, b"x", an_answer(b"same", 201), judge)
         == "status: 200 (client), 201 (shadow)"

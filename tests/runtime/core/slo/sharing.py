@@ -1,4 +1,4 @@
-"""A simulation of models with latency targets that share a device, by several rules."""
+"""A simulation of models with latency targets that share a device under several rules."""
 
 from __future__ import annotations
 
@@ -51,39 +51,39 @@ class SharedDevice:
         self.end = min(model.arrivals[-1] for model in self.models)
 
     def run(self) -> list[SharingModel]:
-        coming = [(model.arrivals[0], index, 0) for index, model in enumerate(self.models)]
-        heapq.heapify(coming)
+        upcoming = [(model.arrivals[0], index, 0) for index, model in enumerate(self.models)]
+        heapq.heapify(upcoming)
         while True:
-            running = [model for model in self.models if model.batch]
-            slower = 1 if self.rule == "shares" else len(running)
-            first = min(running, key=lambda model: model.left, default=None)
-            arrival = coming[0][0] if coming else math.inf
-            if first is not None and self.now + first.left * slower <= arrival:
-                self._pass(running, first.left, slower)
+            busy_models = [model for model in self.models if model.batch]
+            slowdown = 1 if self.rule == "shares" else len(busy_models)
+            first = min(busy_models, key=lambda model: model.left, default=None)
+            arrival = upcoming[0][0] if upcoming else math.inf
+            if first is not None and self.now + first.left * slowdown <= arrival:
+                self._pass(busy_models, first.left, slowdown)
                 self._finish(first)
             elif arrival > self.end:
                 return self.models
             else:
-                self._pass(running, (arrival - self.now) / max(1, slower), max(1, slower))
-                self.now, index, number = heapq.heappop(coming)
+                self._pass(busy_models, (arrival - self.now) / max(1, slowdown), max(1, slowdown))
+                self.now, index, number = heapq.heappop(upcoming)
                 self._arrive(self.models[index])
                 if number + 1 < len(self.models[index].arrivals):
                     heapq.heappush(
-                        coming, (self.models[index].arrivals[number + 1], index, number + 1)
+                        upcoming, (self.models[index].arrivals[number + 1], index, number + 1)
                     )
 
-    def _pass(self, running: list[SharingModel], work: float, slower: int) -> None:
-        for model in running:
-            model.left -= work
-        self.now += work * slower
+    def _pass(self, busy_models: list[SharingModel], work_seconds: float, slowdown: int) -> None:
+        for model in busy_models:
+            model.left -= work_seconds
+        self.now += work_seconds * slowdown
 
     def _finish(self, model: SharingModel) -> None:
         batch, model.batch = model.batch, []
-        late = bisect_left(batch, self.now - model.case.bound)
-        model.control.learn(len(batch), self.now - model.began, self.now, 1, late)
+        late_count = bisect_left(batch, self.now - model.case.bound)
+        model.control.learn(len(batch), self.now - model.began, self.now, 1, late_count)
         if self.now > self.end / 4:
             model.accepted += len(batch)
-            model.in_time += len(batch) - late
+            model.in_time += len(batch) - late_count
         for sharer in self.models:
             sharer.control.invalidate()
         self._start()
@@ -96,39 +96,39 @@ class SharedDevice:
             if self.rule == "deadline"
             else (lambda now: (now, 0.0))
         )
-        held = WorkerBatches(model.began, [len(model.batch)] if model.batch else [])
-        if model.control.admits(model.waiting, [held], self.now, outlook=outlook):
+        held_batches = WorkerBatches(model.began, [len(model.batch)] if model.batch else [])
+        if model.control.admits(model.waiting, [held_batches], self.now, outlook=outlook):
             model.waiting.append(self.now)
             self._start()
 
     def _outlook(self, model: SharingModel, now: float) -> tuple[float, float]:
-        rivals = [rival for rival in self.models if rival is not model]
-        start = max([rival.end(now) for rival in rivals if rival.batch], default=now)
-        waiting = [rival.claim(rival.waiting[0]) for rival in rivals if rival.waiting]
-        idle = [rival.next_batch(now) for rival in rivals if not rival.waiting]
+        other_models = [peer for peer in self.models if peer is not model]
+        start = max([peer.end(now) for peer in other_models if peer.batch], default=now)
+        waiting_claims = [peer.claim(peer.waiting[0]) for peer in other_models if peer.waiting]
+        idle_claims = [peer.next_batch(now) for peer in other_models if not peer.waiting]
         between = sum(
-            rival.control.aim.duration for rival in rivals if rival.batch or rival.waiting
+            peer.control.aim.duration for peer in other_models if peer.batch or peer.waiting
         )
-        if not waiting and not any(rival.batch for rival in rivals):
+        if not waiting_claims and not any(peer.batch for peer in other_models):
             return now, between
         return start + expected_wait(
             model.next_batch(now),
-            waiting,
-            idle,
+            waiting_claims,
+            idle_claims,
             max(sharer.control.caution for sharer in self.models),
         ), between
 
     def _start(self) -> None:
-        while ready := [model for model in self.models if model.waiting and not model.batch]:
+        while ready_models := [model for model in self.models if model.waiting and not model.batch]:
             if self.rule == "deadline" and any(model.batch for model in self.models):
                 return
-            claims = [model.claim(model.waiting[0]) for model in ready]
+            claims = [model.claim(model.waiting[0]) for model in ready_models]
             keys = (
                 turn_order(claims, self.now)
                 if self.rule == "deadline"
                 else [claim.arrived for claim in claims]
             )
-            model = ready[keys.index(min(keys))]
+            model = ready_models[keys.index(min(keys))]
             size = model.control.batch_size(model.waiting, self.now, 1024)
             model.batch = model.waiting[:size]
             del model.waiting[:size]
@@ -140,17 +140,17 @@ class SharedDevice:
 
 
 def fleet(load: float, seed: int) -> list[Case]:
-    """Draw two to four models with bounds from 50 to 500 ms.
+    """Draw two to four models with latency bounds from 50 to 500 ms.
 
-    Together they have `load` times the load that the device can serve.
+    Their total load is `load` times the capacity of the device.
     """
-    chance = np.random.default_rng(seed)
-    count = int(chance.choice([2, 3, 4]))
+    random = np.random.default_rng(seed)
+    count = int(random.choice([2, 3, 4]))
     cases = []
     for number in range(count):
-        bound = float(chance.choice([0.05, 0.1, 0.2, 0.5]))
-        first = bound / float(chance.uniform(8, 20))
-        further = first * float(chance.uniform(0.02, 0.5))
+        bound = float(random.choice([0.05, 0.1, 0.2, 0.5]))
+        first = bound / float(random.uniform(8, 20))
+        further = first * float(random.uniform(0.02, 0.5))
         cases.append(
             Case("affine", first, further, 1024, bound, 1, load / count, seed * 10 + number)
         )

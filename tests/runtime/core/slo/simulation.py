@@ -1,4 +1,4 @@
-"""A simulation of workers that take batches, with a latency target and with fixed settings."""
+"""A simulation of workers that run batches, with a latency target or with fixed settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.control import SloControl, WorkerBatches
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-# Seconds that a batch takes, from its size and the time at which it begins.
+# A function from a batch's size and start time to its duration in seconds.
 Service = Callable[[float, float], float]
 
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     limit: float
     bound: float
     workers: int
-    # The load as a share of the capacity.
+    # The load as a fraction of the capacity.
     load: float
     seed: int
 
@@ -43,12 +43,12 @@ class Case(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Requests a second, of which the capacity is that of batches of half the bound.
+        """Requests per second, as `load` times the capacity of batches that take half the bound.
 
         The other half of the bound is for the queue.
         """
-        half = self._largest(self.bound / 2)
-        return self.load * self.workers * half / self.typical(half)
+        half_bound_size = self._largest(self.bound / 2)
+        return self.load * self.workers * half_bound_size / self.typical(half_bound_size)
 
     def _largest(self, seconds: float) -> int:
         return bisect_right(range(2, int(self.limit) + 1), seconds, key=self.typical) + 1
@@ -56,17 +56,17 @@ class Case(NamedTuple):
     def service(self) -> Service:
         chance = np.random.default_rng(self.seed)
         noise = repeat_draws(lambda: chance.lognormal(0.0, 0.05, 4096))
-        spread = repeat_draws(lambda: chance.random(4096))
-        tail = repeat_draws(lambda: chance.lognormal(0.0, 0.35, 4096))
+        uniform_draws = repeat_draws(lambda: chance.random(4096))
+        lognormal_draws = repeat_draws(lambda: chance.lognormal(0.0, 0.35, 4096))
 
         def seconds(size: float, start: float) -> float:
             typical = self.typical(size) * next(noise)
             if self.kind == "bimodal":
-                return typical * (1.6 if next(spread) < 0.2 else 1.0)
+                return typical * (1.6 if next(uniform_draws) < 0.2 else 1.0)
             if self.kind == "drifting":
                 return typical * (1 + 0.3 * math.sin(start / 3))
             if self.kind == "heavy-tailed":
-                return typical * next(tail)
+                return typical * next(lognormal_draws)
             return typical
 
         return seconds
@@ -76,9 +76,9 @@ class Case(NamedTuple):
         return np.cumsum(chance.exponential(1 / self.rate, count)).tolist()
 
 
-def repeat_draws(more: Callable[[], np.ndarray]) -> Iterator[float]:
+def repeat_draws(draw_block: Callable[[], np.ndarray]) -> Iterator[float]:
     while True:
-        yield from more().tolist()
+        yield from draw_block().tolist()
 
 
 class Outcome(NamedTuple):
@@ -97,24 +97,24 @@ class Outcome(NamedTuple):
 
 
 def simulate_fixed(
-    case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float
+    case: Case, arrivals: list[float], size: int, queue: int, delay: float, warmup_s: float
 ) -> Outcome:
-    """Simulate batches of up to `size`, for which a worker waits up to `delay`.
+    """Simulate batches of up to `size`; a worker waits up to `delay` for more requests.
 
-    Requests beyond the `queue` are refused.
+    Requests beyond `queue` waiting ones are refused.
     """
     service = case.service()
-    free = [0.0] * case.workers
+    free_times = [0.0] * case.workers
     waiting: list[float] = []
     position = accepted = in_time = 0
     end = arrivals[-1]
     while position < len(arrivals) or waiting:
-        start = free[0]
+        start = free_times[0]
         if start > end:
             break
-        more = bisect_right(arrivals, start, position)
-        waiting += arrivals[position : min(more, position + queue - len(waiting))]
-        position = more
+        next_position = bisect_right(arrivals, start, position)
+        waiting += arrivals[position : min(next_position, position + queue - len(waiting))]
+        position = next_position
         if not waiting:
             if position == len(arrivals):
                 break
@@ -122,51 +122,51 @@ def simulate_fixed(
             waiting.append(start)
             position += 1
         if len(waiting) < size and waiting[0] + delay > start:
-            more = bisect_right(
+            next_position = bisect_right(
                 arrivals,
                 waiting[0] + delay,
                 position,
                 min(len(arrivals), position + size - len(waiting)),
             )
-            waiting += arrivals[position:more]
-            position = more
+            waiting += arrivals[position:next_position]
+            position = next_position
             start = waiting[-1] if len(waiting) >= size else waiting[0] + delay
         batch = waiting[:size]
         del waiting[:size]
-        done = start + service(len(batch), start)
-        heapq.heapreplace(free, done)
-        if warm <= done <= end:
+        end_s = start + service(len(batch), start)
+        heapq.heapreplace(free_times, end_s)
+        if warmup_s <= end_s <= end:
             accepted += len(batch)
-            in_time += len(batch) - bisect_left(batch, done - case.bound)
-    offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, in_time, end - warm)
+            in_time += len(batch) - bisect_left(batch, end_s - case.bound)
+    offered = len(arrivals) - bisect_left(arrivals, warmup_s)
+    return Outcome(offered, accepted, in_time, end - warmup_s)
 
 
 def simulate_target(
     case: Case,
     arrivals: list[float],
     quantile: float,
-    warm: float,
+    warmup_s: float,
     costs: Sequence[float] = (),
-    known: bool = True,
-    matters: bool = True,
+    costs_known: bool = True,
+    costs_matter: bool = True,
 ) -> Outcome:
-    """Simulate a latency target as `SloDispatcher` keeps it, without batches that leave early.
+    """Simulate the latency target of `SloDispatcher`, without batches that are sent ahead.
 
-    The `costs` of requests are 1 on average. The control is told of them if they are `known`.
-    Batches take their time by their costs if it `matters`, or else by their sizes.
+    The `costs` of requests are 1 on average; the control learns them if `costs_known`.
+    A batch takes its time by the costs if `costs_matter`, or else by its size.
     """
     control = SloControl(LatencyTarget("", quantile, case.bound), LatencyCurve(quantile))
     service = case.service()
     # Busy workers: end, begin, weight, requests, requests that will be late, cost.
     workers: list[tuple[float, float, float, int, int, float]] = []
     waiting: list[float] = []
-    theirs: list[float] = []
+    waiting_costs: list[float] = []
     accepted = in_time = 0
     end = arrivals[-1]
 
     def weights() -> list[float]:
-        return [control.weights.weigh(1, cost) for cost in theirs] if control.weighs else []
+        return [control.weights.weigh(1, cost) for cost in waiting_costs] if control.weighs else []
 
     def begin(now: float) -> None:
         nonlocal accepted, in_time
@@ -174,35 +174,37 @@ def simulate_target(
             size = control.batch_size(waiting, now, 1024, weights())
             batch = waiting[: min(size, int(case.limit))]
             count = len(batch)
-            cost = sum(theirs[:count])
-            del waiting[:count], theirs[:count]
-            done = now + service(cost if costs and matters else count, now)
+            cost = sum(waiting_costs[:count])
+            del waiting[:count], waiting_costs[:count]
+            end_s = now + service(cost if costs and costs_matter else count, now)
             weight = control.weights.weigh(count, cost)
             heapq.heappush(
-                workers, (done, now, weight, count, bisect_left(batch, done - case.bound), cost)
+                workers, (end_s, now, weight, count, bisect_left(batch, end_s - case.bound), cost)
             )
             control.sent(weight, cut=count < size and bool(waiting))
-            if warm <= done <= end:
+            if warmup_s <= end_s <= end:
                 accepted += count
-                in_time += count - bisect_left(batch, done - case.bound)
+                in_time += count - bisect_left(batch, end_s - case.bound)
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
-            done, began, _, size, late, cost = heapq.heappop(workers)
-            control.learn(size, done - began, done, case.workers, late, cost if known else 0.0)
-            begin(done)
+            end_s, start_s, _, size, late_count, cost = heapq.heappop(workers)
+            control.learn(
+                size, end_s - start_s, end_s, case.workers, late_count, cost if costs_known else 0.0
+            )
+            begin(end_s)
 
     for number, now in enumerate(arrivals):
         until(now)
         cost = costs[number] if costs else 0.0
         weight = control.weights.weigh(1, cost)
         control.count_arrival(weight)
-        held = [WorkerBatches(worker[1], [worker[2]]) for worker in workers] + [
+        held_batches = [WorkerBatches(worker[1], [worker[2]]) for worker in workers] + [
             WorkerBatches(0.0, [])
         ] * (case.workers - len(workers))
-        if control.admits(waiting, held, now, weights, weight):
+        if control.admits(waiting, held_batches, now, weights, weight):
             waiting.append(now)
-            theirs.append(cost)
+            waiting_costs.append(cost)
             begin(now)
-    offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, in_time, end - warm)
+    offered = len(arrivals) - bisect_left(arrivals, warmup_s)
+    return Outcome(offered, accepted, in_time, end - warmup_s)

@@ -1,4 +1,4 @@
-"""Models with latency targets on one device, of which the most urgent goes first."""
+"""Models with latency targets on one device: the most urgent goes first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLAIMS = st.lists(
 
 
 @given(CLAIMS, st.floats(0, 20))
-def test_the_earliest_deadline_that_can_be_kept_goes_first(claims, now):
+def test_the_earliest_feasible_deadline_goes_first(claims, now):
     keys = turn_order(claims, now)
     in_time = [
         (claim.deadline, key)
@@ -41,48 +41,51 @@ def test_the_earliest_deadline_that_can_be_kept_goes_first(claims, now):
 
 
 @given(CLAIMS, st.floats(0, 20), st.floats(0.01, 5), st.floats(0, 5))
-def test_a_model_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
+def test_a_model_that_is_already_late_is_served_eventually(claims, now, target, duration):
     longest = max(target, *(claim.target for claim in claims))
-    old = Claim(
+    old_claim = Claim(
         now - 2 * longest - max(claim.duration for claim in claims) - 0.001,
         target,
-        max(ahead, 0.01),
+        max(duration, 0.01),
     )
-    fresh = [claim._replace(arrived=now) for claim in claims]
-    keys = turn_order([old, *fresh], now)
+    new_claims = [claim._replace(arrived=now) for claim in claims]
+    keys = turn_order([old_claim, *new_claims], now)
     assert keys[0] == min(keys)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
-def test_more_requests_are_answered_in_time_than_by_other_rules(
-    load,
-):
+def test_more_requests_are_answered_in_time_than_by_other_rules(load):
     results: dict[str, list[tuple[float, float]]] = {}
     for rule in ("deadline", "shares", "at once"):
         for seed in (21, 22):
             models = SharedDevice(fleet(load, seed), rule, 12).run()
-            accepted, on_time = (
+            accepted, in_time_count = (
                 sum(model.accepted for model in models),
                 sum(model.in_time for model in models),
             )
             results.setdefault(rule, []).append(
                 (
-                    1 - on_time / accepted,
+                    1 - in_time_count / accepted,
                     float(np.mean([model.in_time / model.offered for model in models])),
                 )
             )
-    late, in_time = (
-        {rule: float(np.mean(shares, axis=0)[column]) for rule, shares in results.items()}
+    late_fraction, in_time_fraction = (
+        {
+            rule: float(np.mean(result_pairs, axis=0)[column])
+            for rule, result_pairs in results.items()
+        }
         for column in (0, 1)
     )
-    assert late["deadline"] < 0.02
-    assert in_time["deadline"] > max(in_time["shares"], in_time["at once"])
+    assert late_fraction["deadline"] < 0.02
+    assert in_time_fraction["deadline"] > max(
+        in_time_fraction["shares"], in_time_fraction["at once"]
+    )
 
 
 async def start_models(
     count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1
 ) -> list[tuple[SloDispatcher, Peer]]:
-    """Start models on one device, each with one worker and a longer target than the one before."""
+    """Start models on one device; each has one worker and a longer target than the previous."""
     arbiter, models = DeviceArbiter(cores), []
     for number in range(count):
         target = latency_target(f"p99<{60 * (number + 1)}s")
@@ -104,30 +107,30 @@ async def start_models(
 
 
 async def is_silent(peer: Peer) -> bool:
-    """Return whether nothing is sent to a worker in some turns of the loop."""
-    reading = asyncio.ensure_future(peer.read())
+    """Return whether a worker receives nothing during some iterations of the event loop."""
+    read_task = asyncio.ensure_future(peer.read())
     for _ in range(20):
         await asyncio.sleep(0)
-    done = reading.done()
-    reading.cancel()
-    return not done
+    has_data = read_task.done()
+    read_task.cancel()
+    return not has_data
 
 
-async def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
+async def test_batches_wait_for_the_device_in_deadline_order():
     (first, first_peer), (second, second_peer), (third, third_peer) = await start_models(3)
-    (running,) = submit(second, b"x")
+    (running_job,) = submit(second, b"x")
     frame = await second_peer.read()
-    waits_longer, waits = submit(third, b"x"), submit(first, b"x")
+    later_jobs, next_jobs = submit(third, b"x"), submit(first, b"x")
     assert await is_silent(first_peer)
     assert await is_silent(third_peer)
     await second_peer.reply(frame)
-    await answer(running)
+    await answer(running_job)
     frame = await first_peer.read()
     assert await is_silent(third_peer)
     await first_peer.reply(frame)
-    await answer(waits[0])
+    await answer(next_jobs[0])
     await third_peer.serve()
-    await answer(waits_longer[0])
+    await answer(later_jobs[0])
 
 
 async def kill_worker(dispatcher: SloDispatcher, peer: Peer) -> None:
@@ -142,42 +145,42 @@ async def remove_model(dispatcher: SloDispatcher, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("end", [kill_worker, remove_model])
-async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
+async def test_a_dead_worker_or_removed_model_releases_the_device(end: Callable):
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     assert await is_silent(second_peer)
     await end(first, first_peer)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
 
 
-async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
+async def test_an_endless_batch_releases_the_device_after_a_timeout(monkeypatch):
     monkeypatch.setattr(arbitration, "OVERDUE_FACTOR", 0.001)
     monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.OVERDUE_FACTOR", 0.001)
 
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
 
 
-async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
+async def test_a_request_without_a_client_releases_its_turn():
     (first, _), (second, second_peer) = await start_models()
     await asyncio.sleep(0)
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     (leaves,) = submit(first, b"x")
     first.leave(leaves)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"
     leaves.done.exception()
 
 
 class FakeModel:
-    """A model on a GPU that has a batch to start, or runs one that is overdue at `until`."""
+    """A model on a GPU with a batch to start, or with one that is overdue at `until`."""
 
     def __init__(
         self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0
@@ -198,57 +201,57 @@ class FakeModel:
         self._started.set()
 
 
-async def test_a_longer_batch_that_is_gone_does_not_extend_the_wait_for_an_endless_one():
+async def test_an_ended_batch_does_not_extend_the_wait_for_an_endless_one():
     arbiter, started = DeviceArbiter(1), asyncio.Event()
     arbiter._crowded_devices = {0}
-    waits = FakeModel(arbiter, started)
-    long = FakeModel(arbiter, until=time.monotonic() + 1000)
-    assert arbiter.granted(waits, time.monotonic()) is None
-    arbiter.leave(long)
+    next_jobs = FakeModel(arbiter, started)
+    long_batch_model = FakeModel(arbiter, until=time.monotonic() + 1000)
+    assert arbiter.granted(next_jobs, time.monotonic()) is None
+    arbiter.leave(long_batch_model)
     FakeModel(arbiter, until=time.monotonic() + 0.01)
-    assert arbiter.granted(waits, time.monotonic()) is None
+    assert arbiter.granted(next_jobs, time.monotonic()) is None
     await asyncio.wait_for(started.wait(), TIMEOUT)
 
 
-async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
+async def test_models_that_do_not_share_a_device_do_not_wait():
     (first, first_peer), (second, second_peer) = await start_models(gpu=None, cores=2)
     submit(first, b"x")
     submit(second, b"x")
     await first_peer.read()
     await second_peer.read()
-    ((alone, peer),) = await start_models(1)
-    channel, second_peer = await add_worker(alone)
+    ((single_model, peer),) = await start_models(1)
+    channel, second_peer = await add_worker(single_model)
     channel.devices = (0,)
-    submit(alone, b"x")
+    submit(single_model, b"x")
     await asyncio.sleep(0)
-    submit(alone, b"x")
+    submit(single_model, b"x")
     await peer.read()
     await second_peer.read()
 
 
-async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
+async def test_a_process_group_waits_for_all_its_gpus():
     (first, first_peer), (second, second_peer), (third, third_peer) = await start_models(3)
     second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
     second._arbiter.notify_change()
-    (running,) = submit(first, b"x")
+    (running_job,) = submit(first, b"x")
     frame = await first_peer.read()
     (group,), (last,) = submit(second, b"x"), submit(third, b"x")
     assert await is_silent(second_peer)
-    # Its GPU is idle, but the group's deadline is earlier.
+    # The third model's GPU is idle, but the group's deadline is earlier.
     assert await is_silent(third_peer)
     await first_peer.reply(frame)
-    await answer(running)
+    await answer(running_job)
     frame = await second_peer.read()
-    (waits,) = submit(first, b"x")
+    (next_jobs,) = submit(first, b"x")
     assert await is_silent(first_peer)
     await second_peer.reply(frame)
     await answer(group)
     await first_peer.serve()
     await third_peer.serve()
-    await asyncio.gather(answer(last), answer(waits))
+    await asyncio.gather(answer(last), answer(next_jobs))
 
 
-async def test_all_cores_are_used_where_there_are_fewer_than_workers():
+async def test_all_cores_are_used_if_workers_outnumber_them():
     models = await start_models(3, gpu=None, cores=2)
     for dispatcher, _ in models:
         submit(dispatcher, b"x")
@@ -258,16 +261,16 @@ async def test_all_cores_are_used_where_there_are_fewer_than_workers():
     await models[2][1].read()
 
 
-async def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
+async def test_a_waiting_model_starts_when_workers_need_fewer_cores():
     (first, first_peer), (second, second_peer) = await start_models(gpu=None, cores=1)
-    (running,) = submit(first, b"x")
+    (running_job,) = submit(first, b"x")
     frame = await first_peer.read()
-    (waits,) = submit(second, b"x")
+    (next_jobs,) = submit(second, b"x")
     assert await is_silent(second_peer)
     second._arbiter._cores = 2
-    # The number of cores is looked up again.
+    # Joining again makes the arbiter read the number of cores.
     second._arbiter.join(second)
     await first_peer.reply(frame)
-    await answer(running)
+    await answer(running_job)
     await second_peer.serve()
-    assert await answer(waits) == b"x"
+    assert await answer(next_jobs) == b"x"

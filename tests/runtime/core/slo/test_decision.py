@@ -1,4 +1,4 @@
-"""Decisions for a latency target that hold for every curve, queue and moment."""
+"""Decisions for a latency target, as properties over curves, queues and times."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ ARRIVALS = st.lists(st.floats(0, 1), min_size=1, max_size=30).map(sorted)
 
 
 @given(curves(), ARRIVALS, st.floats(1, 2), st.integers(1, 200))
-def test_no_batch_breaks_the_target_where_a_smaller_one_keeps_it(curve, arrivals, start, aimed):
-    size = batch_size(curve, TARGET, arrivals, start, aimed)
+def test_no_batch_misses_the_target_if_a_smaller_one_meets_it(curve, arrivals, start, batch_aim):
+    size = batch_size(curve, TARGET, arrivals, start, batch_aim)
     assert size >= 1
-    slack = arrivals[0] + TARGET - start
-    if curve.known and curve.typical(1) * curve.mean <= slack:
-        assert curve.typical(size) * curve.mean <= slack * 1.000001
-        assert size <= aimed or curve.typical(size) * factor(curve, TARGET) <= slack * 1.000001
+    time_left = arrivals[0] + TARGET - start
+    if curve.known and curve.typical(1) * curve.mean <= time_left:
+        assert curve.typical(size) * curve.mean <= time_left * 1.000001
+        assert (
+            size <= batch_aim or curve.typical(size) * factor(curve, TARGET) <= time_left * 1.000001
+        )
         assert (
             size == curve.max_size
-            or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
+            or curve.typical(size + 1) * factor(curve, TARGET) > time_left * 0.999999
         )
 
 
 @given(curves(), st.floats(0, TARGET), st.floats(0, TARGET), st.integers(1, 200))
-def test_more_time_never_makes_a_smaller_batch(curve, first, second, aimed):
-    less, more = sorted([first, second])
-    if curve.known and TARGET - more >= curve.typical(1) * factor(curve, TARGET):
-        assert batch_size(curve, TARGET, [0.0], less, aimed) >= batch_size(
-            curve, TARGET, [0.0], more, aimed
+def test_more_time_never_shrinks_the_batch(curve, first, second, batch_aim):
+    smaller, larger = sorted([first, second])
+    if curve.known and TARGET - larger >= curve.typical(1) * factor(curve, TARGET):
+        assert batch_size(curve, TARGET, [0.0], smaller, batch_aim) >= batch_size(
+            curve, TARGET, [0.0], larger, batch_aim
         )
 
 
@@ -66,51 +68,59 @@ def test_more_time_never_makes_a_smaller_batch(curve, first, second, aimed):
     st.integers(0, 100),
     st.lists(st.floats(0, 1), max_size=8),
 )
-def test_a_later_arrival_or_a_sooner_free_worker_is_no_disadvantage(
-    curve, rate, workers, waiting, ends
+def test_a_refused_request_is_admitted_later_or_with_idle_workers(
+    curve, rate, workers, waiting, end_times
 ):
-    aimed = aim(curve, TARGET, rate, workers)
-    assert 1 <= aimed.size <= curve.max_size
+    batch_aim = aim(curve, TARGET, rate, workers)
+    assert 1 <= batch_aim.size <= curve.max_size
     arrivals = [0.0] * waiting
-    room = admission(curve, TARGET, aimed, arrivals, ends, 0.0)
-    if room.waiting <= waiting and waiting == 0:
-        assert room.opens_at > 0
+    admitted = admission(curve, TARGET, batch_aim, arrivals, end_times, 0.0)
+    if admitted.waiting <= waiting and waiting == 0:
+        assert admitted.opens_at > 0
         assert (
             admission(
                 curve,
                 TARGET,
-                aimed,
+                batch_aim,
                 arrivals,
-                [max(end, room.opens_at) for end in ends],
-                room.opens_at + 1e-9,
+                [max(end, admitted.opens_at) for end in end_times],
+                admitted.opens_at + 1e-9,
             ).waiting
             > waiting
         )
-        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in ends], 0.0).waiting > waiting
+        assert (
+            admission(curve, TARGET, batch_aim, arrivals, [0.0 for _ in end_times], 0.0).waiting
+            > waiting
+        )
 
 
 @given(curves(), st.floats(0, 1e6), st.integers(0, 8), st.integers(0, 8))
-def test_a_lone_request_is_always_served(curve, rate, idle, busy):
-    aimed = aim(curve, TARGET, rate, max(1, idle + busy))
-    if idle or not busy:
-        assert admission(curve, TARGET, aimed, [], [0.0] * idle + [100.0] * busy, 0.0).waiting >= 1
-    assert batch_size(curve, TARGET, [0.0], 100.0, aimed.size) >= 1
+def test_a_single_request_is_always_admitted(curve, rate, idle_count, busy_count):
+    batch_aim = aim(curve, TARGET, rate, max(1, idle_count + busy_count))
+    if idle_count or not busy_count:
+        assert (
+            admission(
+                curve, TARGET, batch_aim, [], [0.0] * idle_count + [100.0] * busy_count, 0.0
+            ).waiting
+            >= 1
+        )
+    assert batch_size(curve, TARGET, [0.0], 100.0, batch_aim.size) >= 1
 
 
 @given(curves(), st.lists(st.integers(1, 64), max_size=3), st.floats(0, 10))
-def test_a_worker_is_never_expected_to_have_been_done_in_the_past(curve, sizes, now):
+def test_the_expected_end_of_a_batch_is_never_in_the_past(curve, sizes, now):
     assert expected_end(0.0, sizes, curve, now) >= now
 
 
 @given(curves(), st.integers(1, 2000), st.integers(1, 2000))
 def test_a_larger_batch_never_takes_less_time(curve, first, second):
     if curve.known:
-        less, more = sorted([first, second])
-        assert curve.typical(less) <= curve.typical(more) * 1.000001
+        smaller, larger = sorted([first, second])
+        assert curve.typical(smaller) <= curve.typical(larger) * 1.000001
 
 
 @pytest.mark.parametrize(
-    "measured",
+    "measurements",
     [
         {1: 1.0, 100: 50.0},
         {1: 1.0, 11: 11.0, 100: 100.0},
@@ -118,15 +128,13 @@ def test_a_larger_batch_never_takes_less_time(curve, first, second):
         {8: 8.0, 9: 9.0, 10: 10.0},
     ],
 )
-def test_a_measured_size_takes_the_measured_time_even_between_the_kept_sizes(
-    measured: dict[int, float],
-) -> None:
-    curve = LatencyCurve(0.5, measured.items())
-    assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
+def test_measured_sizes_are_predicted_exactly(measurements: dict[int, float]) -> None:
+    curve = LatencyCurve(0.5, measurements.items())
+    assert {size: curve.typical(size) for size in measurements} == pytest.approx(measurements)
 
 
 def a_control(*points: tuple[int, float]) -> SloControl:
-    """Make the control of a target of 50 ms, from the seconds of batches of some sizes."""
+    """Make a control with a 50 ms target from (batch size, seconds) points."""
     return SloControl(latency_target("p99<50ms"), LatencyCurve(0.99, points))
 
 
@@ -137,27 +145,29 @@ def add_batches(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
     return now
 
 
-def test_the_curve_is_learned_between_the_sizes_that_were_served():
+def test_the_curve_interpolates_between_served_sizes():
     curve = LatencyCurve(0.99)
     add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16, 32] * 3)
     assert curve.typical(12) == pytest.approx(0.022, rel=0.02)
     assert curve.typical(20) == pytest.approx(0.030, rel=0.02)
 
 
-def test_batches_grow_step_by_step_as_far_as_the_target_allows():
+def test_batches_grow_stepwise_up_to_the_target():
     control = a_control()
-    now, tried = 0.0, []
+    now, tried_sizes = 0.0, []
     for _ in range(400):
         size = control.batch_size([now] * 500, now, 1024)
-        tried.append(size)
+        tried_sizes.append(size)
         now += 0.01 + 0.0005 * size
         control.learn(size, 0.01 + 0.0005 * size, now, 1, 0)
-    assert tried[0] == 1
-    assert all(after <= max(before + 1, 1.34 * before) for before, after in pairwise(tried))
-    assert 60 <= tried[-1] <= 84
+    assert tried_sizes[0] == 1
+    assert all(
+        current <= max(previous + 1, 1.34 * previous) for previous, current in pairwise(tried_sizes)
+    )
+    assert 60 <= tried_sizes[-1] <= 84
 
 
-def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
+def test_one_outlier_is_ignored_but_a_second_mode_is_learned():
     curve = LatencyCurve(0.99)
     now = add_batches(curve, lambda _: 0.01, [4] * 300)
     curve.add(4, 1.0, now)
@@ -168,17 +178,17 @@ def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
     assert curve.typical(4) * curve.tail == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize("times", [0.5, 2.0])
-def test_drift_is_followed_also_where_no_batch_is_served_now(times):
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_drift_also_updates_sizes_that_are_not_served(factor):
     curve = LatencyCurve(0.99)
     now = add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16] * 10)
-    add_batches(curve, lambda size: times * (0.01 + 0.001 * size), [4] * 400, now + 60)
-    assert curve.typical(4) == pytest.approx(times * 0.014, rel=0.01)
+    add_batches(curve, lambda size: factor * (0.01 + 0.001 * size), [4] * 400, now + 60)
+    assert curve.typical(4) == pytest.approx(factor * 0.014, rel=0.01)
     assert curve.typical(4) <= curve.typical(16) <= 4 * curve.typical(4) * 1.001
     assert curve.tail < 1.05
 
 
-def test_a_benchmark_is_where_the_curve_begins():
+def test_the_curve_starts_from_a_benchmark():
     curve = LatencyCurve(0.99, [(1, 0.01), (8, 0.012), (32, 0.02)])
     assert curve.known
     assert curve.max_size == 40
@@ -188,7 +198,7 @@ def test_a_benchmark_is_where_the_curve_begins():
 
 
 @pytest.mark.parametrize("points", [[], [(1, 0.0)]])
-def test_times_that_a_clock_did_not_see_are_short_ones(points):
+def test_durations_below_the_clock_resolution_count_as_short(points):
     curve = LatencyCurve(0.99, points)
     for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
         curve.add(1, seconds, float(number))
@@ -198,23 +208,23 @@ def test_times_that_a_clock_did_not_see_are_short_ones(points):
     assert size >= 1
 
 
-def test_refusals_say_when_there_will_be_room():
+def test_refusals_know_when_admission_reopens():
     control = a_control((1, 0.04), (8, 0.045))
-    busy = [WorkerBatches(10.0, [8])]
-    assert not control.admits([], busy, 10.0)
+    busy_workers = [WorkerBatches(10.0, [8])]
+    assert not control.admits([], busy_workers, 10.0)
     assert 10.0 < control.opens_at < 10.1
-    assert not control.admits([], busy, (10.0 + control.opens_at) / 2, pytest.fail)
-    assert control.admits([], busy, control.opens_at + 0.001)
+    assert not control.admits([], busy_workers, (10.0 + control.opens_at) / 2, pytest.fail)
+    assert control.admits([], busy_workers, control.opens_at + 0.001)
 
 
-def test_a_target_that_cannot_be_kept_refuses_what_would_wait_and_serves_the_rest():
+def test_an_unreachable_target_admits_only_requests_that_need_not_wait():
     control = a_control((1, 0.2))
     assert control.admits([], [WorkerBatches(0.0, [])], 10.0)
     control.invalidate()
     assert not control.admits([], [WorkerBatches(9.9, [1])], 10.0)
 
 
-def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
+def test_attainment_covers_recent_minutes_and_the_budget_the_last_hour():
     now = 0.0
     counts = Attainment(lambda: now)
     target = latency_target("p90<1s")
@@ -231,38 +241,38 @@ def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
     assert SIZES[-1] == pytest.approx(1024)
 
 
-def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
+def test_a_byte_limit_that_cuts_batches_is_learned_and_forgotten():
     control = a_control((1, 0.001), (64, 0.002))
     assert control.batch_size([0.0] * 100, 0.0, 1024) > 64
     for _ in range(10):
         control.sent(12, cut=True)
     assert control.curve.max_size == 12
-    # A little more is tried, in case it fits now.
+    # A slightly larger batch is tried, in case the limit has changed.
     assert control.batch_size([0.0] * 100, 0.0, 1024) == 14
     control.sent(14, cut=False)
     assert control.curve.max_size == 14
 
 
-def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger():
+def test_overload_misses_shrink_the_margin_and_timely_answers_widen_it():
     control = a_control((1, 0.01))
-    before = control.margin
+    old_margin = control.margin
     control.learn(1, 0.01, 1.0, 1, 1)
-    after = control.margin
-    assert after < before
+    new_margin = control.margin
+    assert new_margin < old_margin
     # No admission could have avoided this miss.
     control.learn(1, 0.06, 2.0, 1, 1)
-    assert control.margin == after
+    assert control.margin == new_margin
     for number in range(200):
         control.learn(1, 0.01, 3.0 + number, 1, 0)
-    assert before < control.margin
-    relaxed = control.curve.quantile
-    assert relaxed < 0.99
+    assert old_margin < control.margin
+    relaxed_quantile = control.curve.quantile
+    assert relaxed_quantile < 0.99
     control.learn(1, 0.01, 300.0, 1, 1)
-    assert control.curve.quantile > relaxed
+    assert control.curve.quantile > relaxed_quantile
 
 
 @pytest.mark.parametrize("text", ["p50<50ms", "p90<50ms", "p95<50ms"])
-def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(text):
+def test_the_predicted_quantile_never_falls_below_the_median(text):
     target = latency_target(text)
     control = SloControl(target, LatencyCurve(target.quantile))
     for number in range(200):
@@ -279,17 +289,20 @@ def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(te
     st.integers(0, 3),
     st.floats(0, TARGET),
 )
-def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(
-    curve, weights, weight, busy, end
+def test_admission_accounts_for_weights_and_admits_single_requests(
+    curve, weights, weight, busy_count, end
 ):
-    aimed = aim(curve, TARGET, 100.0, busy + 1)
+    batch_aim = aim(curve, TARGET, 100.0, busy_count + 1)
     arrivals = [0.0] * len(weights)
-    room = admission(curve, TARGET, aimed, arrivals, [end] * (busy + 1), 0.0, weights, weight)
-    assert room.waiting >= len(weights)
-    assert room.waiting >= len(weights) + weight or room.opens_at > 0
-    assert (
-        admission(curve, TARGET, aimed, [], [end] * busy + [0.0], 0.0, [], weight).waiting >= weight
+    admitted = admission(
+        curve, TARGET, batch_aim, arrivals, [end] * (busy_count + 1), 0.0, weights, weight
     )
-    count, total = fill(5.0, weights, 0, len(weights))
-    assert count == 1 or total <= 5.0
-    assert count == len(weights) or total + weights[count] > 5.0
+    assert admitted.waiting >= len(weights)
+    assert admitted.waiting >= len(weights) + weight or admitted.opens_at > 0
+    assert (
+        admission(curve, TARGET, batch_aim, [], [end] * busy_count + [0.0], 0.0, [], weight).waiting
+        >= weight
+    )
+    count, total_weight = fill(5.0, weights, 0, len(weights))
+    assert count == 1 or total_weight <= 5.0
+    assert count == len(weights) or total_weight + weights[count] > 5.0

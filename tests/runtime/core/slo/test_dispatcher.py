@@ -1,4 +1,4 @@
-"""The dispatcher of a version with a latency target, against workers that the test moves."""
+"""The dispatcher of a version with a latency target; the test plays the workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tsx_runtime.errors import AnswerLate, QueueFull, WorkerDied
 
 pytestmark = pytest.mark.anyio
 
-PATIENT = latency_target("p99<60s")
-KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
+LONG_TARGET = latency_target("p99<60s")
+BENCHMARK = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
 
 
 async def start_dispatcher(
-    target=PATIENT, points=KNOWN, workers=1, queue=None
+    target=LONG_TARGET, points=BENCHMARK, workers=1, queue=None
 ) -> tuple[SloDispatcher, list[Peer]]:
     dispatcher = SloDispatcher(
         'Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, queue
@@ -37,38 +37,40 @@ async def start_dispatcher(
 
 
 async def batch_sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
-    """Submit so many requests, answer each batch at once, and return the sizes of the batches."""
+    """Submit `count` requests, answer each batch at once, and return the batch sizes."""
     jobs, batches = submit(dispatcher, *[body] * count), []
-    done = asyncio.gather(*(job.done for job in jobs), return_exceptions=True)
+    all_done = asyncio.gather(*(job.done for job in jobs), return_exceptions=True)
     await asyncio.sleep(0)
-    while not done.done():
+    while not all_done.done():
         frame = await peer.read()
         batches.append(len(frame.items))
         await peer.reply(frame)
-        await asyncio.wait([done], timeout=0.05)
+        await asyncio.wait([all_done], timeout=0.05)
     return batches
 
 
-@pytest.mark.parametrize(("target", "least", "most"), [("p99<60s", 30, 30), ("p99<2s", 4, 8)])
-async def test_a_batch_is_as_large_as_the_target_allows(target, least, most):
+@pytest.mark.parametrize(
+    ("target", "min_size", "max_size"), [("p99<60s", 30, 30), ("p99<2s", 4, 8)]
+)
+async def test_a_batch_is_as_large_as_the_latency_target_allows(target, min_size, max_size):
     dispatcher, (peer,) = await start_dispatcher(latency_target(target))
-    assert least <= (await batch_sizes(dispatcher, peer, 30))[0] <= most
+    assert min_size <= (await batch_sizes(dispatcher, peer, 30))[0] <= max_size
 
 
-async def test_a_request_that_would_be_late_is_refused_on_arrival():
+async def test_a_request_that_would_miss_the_target_is_refused_on_arrival():
     dispatcher, (peer,) = await start_dispatcher(latency_target("p99<5s"))
-    taken, frame = await send(dispatcher, peer, *[b"x"] * 64)
+    jobs, frame = await send(dispatcher, peer, *[b"x"] * 64)
     error = await refusal_of(submit(dispatcher, b"x")[0], QueueFull)
     assert error.status == 503
     assert 1 <= error.retry_after <= 5
     assert "slo: p99<5s" in error.message
     assert dispatcher.report.refused == 1
     await peer.reply(frame)
-    assert [await answer(job) for job in taken] == [b"x"] * 64
+    assert [await answer(job) for job in jobs] == [b"x"] * 64
     assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
 
 
-async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
+async def test_an_idle_worker_always_accepts_a_request():
     dispatcher, (peer,) = await start_dispatcher(latency_target("p99<1ms"))
     for _ in range(2):
         (job,) = submit(dispatcher, b"x")
@@ -81,7 +83,7 @@ async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
     assert dispatcher.report.budget_left < 0
 
 
-async def test_without_a_benchmark_batches_begin_at_one_and_grow():
+async def test_without_a_benchmark_batches_start_at_one_and_grow():
     dispatcher, (peer,) = await start_dispatcher(points=())
     submit(dispatcher, *[b"x"] * 4)
     sizes = []
@@ -94,7 +96,7 @@ async def test_without_a_benchmark_batches_begin_at_one_and_grow():
     assert max(sizes) > 5
 
 
-async def test_while_workers_start_one_request_waits_and_others_return_when_they_are_ready():
+async def test_during_a_start_one_request_waits_and_others_get_retry_after():
     dispatcher, _ = await start_dispatcher(workers=0)
     dispatcher.seconds_until_ready = lambda: 7.0
     first, second = submit(dispatcher, b"x", b"y")
@@ -104,23 +106,23 @@ async def test_while_workers_start_one_request_waits_and_others_return_when_they
     assert await answer(first) == b"x"
 
 
-async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
+async def test_a_greater_priority_displaces_a_waiting_request():
     dispatcher, (peer,) = await start_dispatcher(latency_target("p99<20s"), [(1, 4.0)])
     submit(dispatcher, b"x")
     await peer.read()
-    waiting = []
-    while not waiting or not waiting[-1].done.done():
-        waiting += submit(dispatcher, b"y")
-    await refusal_of(waiting.pop(), QueueFull)
-    urgent = a_waiting_job(b"urgent", priority=1)
-    dispatcher.submit(urgent)
-    assert [job for job in waiting if job.done.done()] == waiting[-1:]
-    await refusal_of(waiting[-1], QueueFull)
-    assert not urgent.done.done()
+    waiting_jobs = []
+    while not waiting_jobs or not waiting_jobs[-1].done.done():
+        waiting_jobs += submit(dispatcher, b"y")
+    await refusal_of(waiting_jobs.pop(), QueueFull)
+    urgent_job = a_waiting_job(b"urgent", priority=1)
+    dispatcher.submit(urgent_job)
+    assert [job for job in waiting_jobs if job.done.done()] == waiting_jobs[-1:]
+    await refusal_of(waiting_jobs[-1], QueueFull)
+    assert not urgent_job.done.done()
     assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
 
 
-async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
+async def test_a_request_lost_with_its_worker_is_a_miss():
     dispatcher, (peer,) = await start_dispatcher()
     (job,) = submit(dispatcher, b"x")
     await peer.read()
@@ -130,15 +132,15 @@ async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
     assert dispatcher.report.missed == 1
 
 
-async def test_another_target_holds_from_now_on():
+async def test_a_changed_target_applies_at_once():
     dispatcher, (peer,) = await start_dispatcher()
     dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
     assert 4 <= (await batch_sizes(dispatcher, peer, 30))[0] <= 8
     assert dispatcher.report.target.text == "p99<2s"
 
 
-async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
-    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), PATIENT)
+async def test_a_request_for_an_unloaded_model_waits_for_its_load():
+    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), LONG_TARGET)
     dispatcher.wake = lambda: dispatcher.accept(True) is None
     first, second = submit(dispatcher, b"x", b"y")
     assert dispatcher.pending == 1
@@ -148,18 +150,18 @@ async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
     assert await answer(first) == b"x"
 
 
-async def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
+async def test_the_cost_of_late_requests_counts():
     queue = CostQueue(1.0)
     dispatcher, (peer,) = await start_dispatcher(queue=queue)
-    late = a_waiting_job(b"x" * 100, time.monotonic() + 0.02)
-    dispatcher.submit(late)
+    late_job = a_waiting_job(b"x" * 100, time.monotonic() + 0.02)
+    dispatcher.submit(late_job)
     frame = await peer.read()
-    await refusal_of(late, AnswerLate)
+    await refusal_of(late_job, AnswerLate)
     assert (await peer.read()).kind is wire.Kind.CANCEL
     await peer.reply(frame, NO_TIMES + json.dumps(cost_metrics(50.0)).encode())
     await dispatcher.wait_idle()
     assert dispatcher.control.weights._unit == 100
-    assert queue.cost(late) == 50
+    assert queue.cost(late_job) == 50
 
 
 async def test_a_batch_has_few_large_requests_or_many_small_ones():
@@ -169,5 +171,7 @@ async def test_a_batch_has_few_large_requests_or_many_small_ones():
         count, cost = number % 8 + 1, 100 * (number % 7 + 1)
         dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
     assert dispatcher.control.weighs
-    large, small = [(await batch_sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
-    assert large < small == 8
+    large_batch_size, small_batch_size = [
+        (await batch_sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)
+    ]
+    assert large_batch_size < small_batch_size == 8

@@ -14,15 +14,16 @@ KINDS = ("constant", "linear", "affine", "concave", "bimodal", "drifting", "heav
 LOADS = (0.5, 1.0, 1.5, 2.0)
 QUANTILE = 0.99
 CURVES = int(os.environ.get("TSX_SLO_CURVES", "28"))
-THOROUGH = CURVES >= 280  # all fixed settings, longer runs, and each load by itself
-# Batch sizes as shares of the largest batch that keeps the bound.
-SHARES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0) if THOROUGH else (0.25, 0.5, 0.75, 1.0)
-# Queue lengths as shares of the places of all workers.
+# Whether to test all fixed settings, longer runs, and each load separately.
+THOROUGH = CURVES >= 280
+# Batch sizes as fractions of the largest batch within the latency bound.
+SIZE_FRACTIONS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0) if THOROUGH else (0.25, 0.5, 0.75, 1.0)
+# Queue lengths as fractions of the batch slots of all workers.
 QUEUES = (0.5, 0.75, 1, 1.5, 2.5) if THOROUGH else (0.5, 1, 2.5)
-# Delays as shares of the bound.
+# Delays as fractions of the latency bound.
 DELAYS = (0.0, 0.1, 0.25) if THOROUGH else (0.0,)
-# The share of a run in which the curve is learned.
-WARM = 0.25
+# The fraction of a run in which the curve is learned.
+WARMUP_FRACTION = 0.25
 
 
 def draw_cases(count: int) -> list[Case]:
@@ -55,18 +56,20 @@ def draw_cases(count: int) -> list[Case]:
 
 
 def draw_arrivals(case: Case) -> list[float]:
-    """Draw the arrivals of some hundred batches, in which the tail is seen."""
-    most, batches = (40000, 500) if THOROUGH else (8000, 200)
-    return case.arrivals(min(most, max(6000, batches * case.workers * min(case.largest, 200))))
+    """Draw the arrivals of some hundred batches, enough to observe the tail."""
+    max_arrivals, batches = (40000, 500) if THOROUGH else (8000, 200)
+    return case.arrivals(
+        min(max_arrivals, max(6000, batches * case.workers * min(case.largest, 200)))
+    )
 
 
-def find_best_setting(case: Case, arrivals: list[float], warm: float) -> Outcome:
+def find_best_setting(case: Case, arrivals: list[float], warmup_s: float) -> Outcome:
     """Return the fixed setting with the most goodput, if possible one that keeps the target."""
-    sizes = sorted({max(1, round(case.largest * share)) for share in SHARES})
+    sizes = sorted({max(1, round(case.largest * fraction)) for fraction in SIZE_FRACTIONS})
     outcomes = [
-        simulate_fixed(case, arrivals, size, queue, delay * case.bound, warm)
+        simulate_fixed(case, arrivals, size, queue, delay * case.bound, warmup_s)
         for size in sizes
-        for queue in sorted({max(1, round(size * share * case.workers)) for share in QUEUES})
+        for queue in sorted({max(1, round(size * fraction * case.workers)) for fraction in QUEUES})
         for delay in DELAYS
     ]
     return max(
@@ -75,30 +78,30 @@ def find_best_setting(case: Case, arrivals: list[float], warm: float) -> Outcome
     )
 
 
-def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed_setting() -> None:
+def test_the_target_is_kept_with_the_goodput_of_the_best_fixed_setting() -> None:
     ratios: dict[tuple[str, float], list[float]] = defaultdict(list)
     attainments: dict[tuple[str, float], list[float]] = defaultdict(list)
     for case in draw_cases(CURVES):
         arrivals = draw_arrivals(case)
-        warm = arrivals[-1] * WARM
-        outcome, best = (
-            simulate_target(case, arrivals, QUANTILE, warm),
-            find_best_setting(case, arrivals, warm),
+        warmup_s = arrivals[-1] * WARMUP_FRACTION
+        outcome, best_outcome = (
+            simulate_target(case, arrivals, QUANTILE, warmup_s),
+            find_best_setting(case, arrivals, warmup_s),
         )
         key = case.kind, case.load if THOROUGH else 0.0
-        ratios[key].append(outcome.goodput / best.goodput)
+        ratios[key].append(outcome.goodput / best_outcome.goodput)
         attainments[key].append(outcome.attainment)
     for key in sorted(ratios):
-        goodput, share = ratios[key], attainments[key]
-        assert np.mean(share) >= QUANTILE - (0.002 if THOROUGH else 0.005), key
+        goodput, attainment = ratios[key], attainments[key]
+        assert np.mean(attainment) >= QUANTILE - (0.002 if THOROUGH else 0.005), key
         assert np.median(goodput) >= (0.95 if THOROUGH else 0.94), key
 
 
-@pytest.mark.parametrize("spread", ["lognormal", "few large ones", "none", "says nothing"])
-def test_costs_that_explain_the_times_make_fewer_requests_late(
-    spread,
-) -> None:
-    gains, misses = [], []
+@pytest.mark.parametrize(
+    "cost_distribution", ["lognormal", "few large ones", "none", "says nothing"]
+)
+def test_informative_costs_reduce_late_requests(cost_distribution) -> None:
+    gains, late_fractions = [], []
     for case in [
         case
         for case in draw_cases(4 * len(KINDS))
@@ -106,25 +109,29 @@ def test_costs_that_explain_the_times_make_fewer_requests_late(
     ]:
         chance = np.random.default_rng(case.seed)
         arrivals = case.arrivals(4000)
-        drawn = (
+        random_costs = (
             chance.lognormal(0, 1, 4000)
-            if spread in ("lognormal", "says nothing")
+            if cost_distribution in ("lognormal", "says nothing")
             else np.where(chance.random(4000) < 0.1, 20.0, 1.0)
         )
-        costs = [1.0] * 4000 if spread == "none" else (drawn / drawn.mean()).tolist()
-        warm, matters = arrivals[-1] * WARM, spread != "says nothing"
-        plain, informed = (
-            simulate_target(case, arrivals, QUANTILE, warm, costs, known, matters)
-            for known in (False, True)
+        costs = (
+            [1.0] * 4000
+            if cost_distribution == "none"
+            else (random_costs / random_costs.mean()).tolist()
         )
-        if spread in ("none", "says nothing"):
-            assert informed == plain
+        warmup_s, costs_matter = arrivals[-1] * WARMUP_FRACTION, cost_distribution != "says nothing"
+        plain_outcome, informed_outcome = (
+            simulate_target(case, arrivals, QUANTILE, warmup_s, costs, costs_known, costs_matter)
+            for costs_known in (False, True)
+        )
+        if cost_distribution in ("none", "says nothing"):
+            assert informed_outcome == plain_outcome
         else:
-            gains.append(informed.goodput / plain.goodput)
-            misses.append((1 - plain.attainment, 1 - informed.attainment))
+            gains.append(informed_outcome.goodput / plain_outcome.goodput)
+            late_fractions.append((1 - plain_outcome.attainment, 1 - informed_outcome.attainment))
             assert gains[-1] > 1
-            assert misses[-1][1] <= max(misses[-1][0], 1 - QUANTILE)
+            assert late_fractions[-1][1] <= max(late_fractions[-1][0], 1 - QUANTILE)
     if gains:
         assert np.mean(gains) > 1.2
-        before, after = np.mean(misses, axis=0)
-        assert after < before
+        plain_late, informed_late = np.mean(late_fractions, axis=0)
+        assert informed_late < plain_late

@@ -25,7 +25,7 @@ class Clock:
         return self.now
 
 
-def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
+def test_the_newest_error_is_first_and_repetitions_are_counted() -> None:
     log = ErrorLog(Clock())
     log.add_error("request 1 failed", "Traceback\nValueError: a")
     log.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
@@ -38,20 +38,20 @@ def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
     assert log.total == 6
 
 
-def test_errors_that_only_say_something_else_are_counted_together_and_push_out_no_other() -> None:
+def test_errors_that_differ_only_in_their_message_are_grouped() -> None:
     log = ErrorLog(Clock())
     log.add_error("failed", "Traceback\n  File a, line 3\nKeyError: 'id'")
     for number in range(3 * MAX_ERRORS):
         log.add_error("failed", f"Traceback\n  File a, line 7\nValueError: row {number}: bad")
-    *alike, single = log.errors
-    assert len(alike) == MAX_ERRORS_OF_KIND
-    assert alike[0].traceback.endswith(f"row {3 * MAX_ERRORS - 1}: bad")
-    assert {log.kinds[error.kind] for error in alike} == {(3 * MAX_ERRORS, 2.0)}
-    assert (single.times, log.kinds[single.kind]) == (1, (1, 1.0))
+    *repeated_errors, single_error = log.errors
+    assert len(repeated_errors) == MAX_ERRORS_OF_KIND
+    assert repeated_errors[0].traceback.endswith(f"row {3 * MAX_ERRORS - 1}: bad")
+    assert {log.kinds[error.kind] for error in repeated_errors} == {(3 * MAX_ERRORS, 2.0)}
+    assert (single_error.times, log.kinds[single_error.kind]) == (1, (1, 1.0))
     assert log.kinds.keys() == {error.kind for error in log.errors}
 
 
-def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
+def test_errors_are_grouped_by_exception_and_location() -> None:
     frames = "Traceback\n  File a, line 7\n    row[key]\n"
     assert kind_of("a", f"{frames}KeyError: 1") == kind_of("b", f"{frames}KeyError: 2: 3\n")
     assert kind_of("a", f"{frames}RuntimeError: of\n\tmany lines: 1") == kind_of(
@@ -64,7 +64,7 @@ def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
     assert kind_of("worker 1 ended", "") != kind_of("worker 2 ended", "")
 
 
-def test_an_error_names_the_newest_requests_that_met_it() -> None:
+def test_an_error_lists_its_newest_requests() -> None:
     log = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 1}
     for number in range(MAX_REQUEST_IDS + 5):
@@ -82,20 +82,18 @@ def test_an_error_names_the_newest_requests_that_met_it() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * MAX_ERRORS))
-def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
-    reported: list[tuple[str, str]],
-) -> None:
+def test_the_log_is_bounded_but_counts_every_error(reported_errors: list[tuple[str, str]]) -> None:
     log = ErrorLog(Clock())
-    for message, trace in reported:
+    for message, trace in reported_errors:
         log.add_error(message, trace)
     assert len(log.errors) <= MAX_ERRORS
-    assert log.total == len(reported)
-    assert sum(error.times for error in log.errors) <= len(reported)
+    assert log.total == len(reported_errors)
+    assert sum(error.times for error in log.errors) <= len(reported_errors)
     assert log.kinds.keys() == {error.kind for error in log.errors}
-    assert sum(kind.times for kind in log.kinds.values()) <= len(reported)
+    assert sum(kind.times for kind in log.kinds.values()) <= len(reported_errors)
 
 
-def test_both_ends_of_a_long_traceback_are_kept() -> None:
+def test_a_long_traceback_keeps_its_beginning_and_end() -> None:
     log = ErrorLog(Clock())
     log.add_error("deep", "begin" + "x" * 5 * MAX_TEXT_CHARS + "end")
     (error,) = log.errors
@@ -104,7 +102,7 @@ def test_both_ends_of_a_long_traceback_are_kept() -> None:
     assert error.traceback.endswith("end")
 
 
-def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
+def test_lines_are_numbered_and_only_the_newest_are_kept() -> None:
     log = ErrorLog(Clock())
     for start in range(0, MAX_LINES + 200, 100):
         lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
@@ -116,7 +114,7 @@ def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
     )
 
 
-def test_a_report_says_what_it_left_out() -> None:
+def test_a_report_says_how_much_it_omitted() -> None:
     log = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2, "request_ids": []}
     log.add_report(

@@ -1,4 +1,4 @@
-"""The charts of text generation, which show a handler's metrics."""
+"""The charts of text generation, computed from a handler's metrics."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def add_metric(stats: Stats, name: str, kind: str, value: float, **dimensions: s
     stats.add_handler_metrics([metric])
 
 
-def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
+def test_a_point_sums_one_second_over_all_adapters() -> None:
     stats = Stats()
     assert read_generation(stats.handler_metrics) is None
     assert generation_between(None, None, 1.0) is None
     add_metric(stats, "time_to_first_token_seconds", "histogram", 9.0)
     add_metric(stats, "tokens_total", "counter", 1000)
-    before = read_generation(stats.handler_metrics)
+    earlier_snapshot = read_generation(stats.handler_metrics)
     for adapter in ("", "pirate"):
         add_metric(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter=adapter)
         add_metric(stats, "tokens_total", "counter", 30, adapter=adapter)
         add_metric(stats, "prompt_tokens_total", "counter", 7, adapter=adapter)
     add_metric(stats, "running_sequences", "gauge", 2)
     add_metric(stats, "cache_use_ratio", "gauge", 0.25)
-    after = read_generation(stats.handler_metrics)
-    assert generation_between(before, after, 2.0) == GenerationPoint(
+    later_snapshot = read_generation(stats.handler_metrics)
+    assert generation_between(earlier_snapshot, later_snapshot, 2.0) == GenerationPoint(
         pytest.approx(0.175),
         pytest.approx(0.2485),
         None,
@@ -43,13 +43,13 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
         waiting=0,
         cache_use=0.25,
     )
-    # The metrics of a first answer belong to its second.
-    first = generation_between(None, after, 1.0)
+    # The metrics of the first answer count in the second in which they arrive.
+    first = generation_between(None, later_snapshot, 1.0)
     assert first is not None
     assert first.tokens == 1060
 
 
-def test_each_worker_has_an_engine() -> None:
+def test_each_worker_reports_its_own_engine() -> None:
     stats = Stats()
     for worker, value in (("9000", 3), ("9001", 2)):
         add_metric(stats, "running_sequences", "gauge", value, worker=worker)

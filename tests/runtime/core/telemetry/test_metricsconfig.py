@@ -9,7 +9,7 @@ import pytest
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.errors import SettingError
 
-USUAL = """
+TYPICAL_FILE = """
 dimensions:
   - &model_name "ModelName"
   - &level "Level"
@@ -41,8 +41,8 @@ def write_config(directory: Path, text: str) -> Path:
     return file
 
 
-def test_the_usual_file_says_what_there_is(tmp_path: Path) -> None:
-    config = read_metrics_config(write_config(tmp_path, USUAL))
+def test_a_typical_metrics_file_is_read(tmp_path: Path) -> None:
+    config = read_metrics_config(write_config(tmp_path, TYPICAL_FILE))
     assert config.shows("QueueTime")
     assert not config.shows("CPUUtilization")
     assert config.shows("tsx_workers")
@@ -59,7 +59,7 @@ def test_the_usual_file_says_what_there_is(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_file_everything_is_shown() -> None:
+def test_without_a_file_all_metrics_are_shown() -> None:
     config = read_metrics_config(None)
     assert config == MetricsConfig()
     assert config.shows("CPUUtilization")
@@ -82,16 +82,16 @@ def test_without_a_file_everything_is_shown() -> None:
         ("a: [", "cannot be read as YAML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_its_reason(
+def test_an_invalid_file_is_reported_with_the_reason(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     file = write_config(tmp_path, text)
-    with pytest.raises(SettingError, match="metrics_config") as caught:
+    with pytest.raises(SettingError, match="metrics_config") as exc_info:
         read_metrics_config(file)
-    assert reason in caught.value.message
-    assert str(file) in caught.value.message
+    assert reason in exc_info.value.message
+    assert str(file) in exc_info.value.message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"nothing\.yaml"):
         read_metrics_config(tmp_path / "nothing.yaml")

@@ -15,7 +15,7 @@ from tsx_runtime.wire import TIMES
 
 
 class Server:
-    """A server that has one version, and whose clock goes by seconds."""
+    """A server with one version and a clock that advances by whole seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ class Server:
         return self.series.since(since)[("m", "1.0")]
 
 
-def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
+def test_a_rate_is_computed_over_the_elapsed_time() -> None:
     server = Server()
     server.second()
     server.version.stats.answers.update({200: 30, 503: 6})
@@ -61,7 +61,7 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     assert server.version.stats.errors == 6 + 3
 
 
-def test_latencies_are_those_of_that_second_alone() -> None:
+def test_latencies_cover_only_their_own_second() -> None:
     server = Server()
     server.version.stats.latency.add([5.0] * 1000)
     server.second()
@@ -87,14 +87,14 @@ def test_a_second_without_answers_has_no_latency() -> None:
     )
 
 
-def test_a_point_divides_the_time_among_the_stages_and_counts_the_places() -> None:
+def test_a_point_divides_the_time_by_stage_and_counts_batch_slots() -> None:
     server = Server()
     add_batches(server.version.stats, 2)
     server.second()
     add_batches(server.version.stats, 5)
     server.second(0.5)
     *_, point = server.points()
-    # Each batch fills four of eight places.
+    # Each batch fills four of eight slots.
     assert (point.rate, point.places) == (40.0, 80.0)
     queue, batch, preprocess, inference, postprocess, rest_s = point.stages
     assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
@@ -107,7 +107,7 @@ def test_a_point_divides_the_time_among_the_stages_and_counts_the_places() -> No
 def add_batches(stats: Stats, count: int) -> None:
     """Add batches of four requests that take 42 ms.
 
-    A worker is free after 10 ms, begins 20 ms later, and takes 12 ms.
+    A worker becomes free after 10 ms, starts 20 ms later, and takes 12 ms.
     """
     jobs: list[Any] = [
         SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)
@@ -117,7 +117,7 @@ def add_batches(stats: Stats, count: int) -> None:
         stats.add_batch((1.01, 1.02, 1.042, 4, times, struct.pack("4d", *[1.0] * 4), None), jobs)
 
 
-def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
+def test_only_newer_points_are_reported_and_ten_minutes_kept() -> None:
     server = Server()
     for _ in range(MAX_POINTS + 50):
         server.second()
@@ -130,7 +130,7 @@ def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_a_replacement_continues_the_points_though_its_counters_start_again() -> None:
+def test_a_replacement_continues_the_series_despite_reset_counters() -> None:
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000
@@ -142,7 +142,7 @@ def test_a_replacement_continues_the_points_though_its_counters_start_again() ->
     assert [point.rate for point in server.points()] == [0.0, 1000.0, 0.0, 5.0]
 
 
-def test_requests_of_a_versions_first_second_are_counted() -> None:
+def test_requests_in_the_first_second_of_a_version_are_counted() -> None:
     server = Server()
     server.version.stats.answers.update({200: 2, 503: 1})
     server.second()
@@ -150,7 +150,7 @@ def test_requests_of_a_versions_first_second_are_counted() -> None:
     assert (point.rate, point.failures) == (3.0, 1.0)
 
 
-def test_nothing_is_kept_of_a_version_that_is_gone() -> None:
+def test_points_of_a_removed_version_are_dropped() -> None:
     server = Server()
     server.second()
     server.second()

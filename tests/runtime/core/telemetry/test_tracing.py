@@ -89,13 +89,13 @@ def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[byte
         JobTrace(parent_span).with_traceparent(request_meta("id-1", query, headers))
     )
     assert (request_id, reported_query) == ("id-1", query.decode())
-    reported = list(parse_header_block(block))
+    header_fields = list(parse_header_block(block))
     expected = [
         (name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"
     ]
-    assert reported[:-1] == expected
-    assert reported[-1][0] == "traceparent"
-    assert re.fullmatch(f"00-{parent_span.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
+    assert header_fields[:-1] == expected
+    assert header_fields[-1][0] == "traceparent"
+    assert re.fullmatch(f"00-{parent_span.trace_id:032x}-[0-9a-f]{{16}}-01", header_fields[-1][1])
 
 
 def trace_batch(
@@ -140,7 +140,7 @@ def test_spans_divide_the_time_of_a_request() -> None:
     assert parent_span.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
 
 
-def test_without_waiting_the_queue_span_is_empty_and_unknown_steps_have_none() -> None:
+def test_without_waiting_the_queue_span_is_empty() -> None:
     spans, _ = trace_batch(
         2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500
     )

@@ -1,4 +1,4 @@
-"""The counts of batches, which are the same for requests alone and in company."""
+"""The statistics of requests, which do not depend on how requests are batched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
-# More batches of one request than are counted at a time.
+# More single-request batches than are counted at once.
 MANY = MAX_UNCOUNTED // BATCH_COST_IN_REQUESTS
 moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
@@ -34,39 +34,42 @@ steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
     st.tuples(steps, steps, steps),
     st.data(),
 )
-def test_a_request_counts_the_same_alone_and_in_company(
+def test_a_request_counts_the_same_in_any_batch(
     arrived: list[float],
-    after: tuple[float, float, float],
-    began: float,
-    reported: tuple[float, float, float],
+    offsets: tuple[float, float, float],
+    start_offset: float,
+    worker_times: tuple[float, float, float],
     data: st.DataObject,
 ) -> None:
-    points = _, sent, answered = 100 + after[0], 103 + after[1], 106 + after[2]
+    points = _, sent_at, answered_at = 100 + offsets[0], 103 + offsets[1], 106 + offsets[2]
     statuses = data.draw(
         st.lists(
             st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)
         )
     )
-    jobs = [FakeJob(b"%d" % number, arrived=100 + at) for number, at in enumerate(arrived)]
-    together, apart = Stats(), Stats()
-    of_worker = TIMES.pack(sent + began / 3, 0.5, *reported)
-    count(together, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
+    jobs = [FakeJob(b"%d" % number, arrived=100 + offset) for number, offset in enumerate(arrived)]
+    batched_stats, single_stats = Stats(), Stats()
+    of_worker = TIMES.pack(sent_at + start_offset / 3, 0.5, *worker_times)
+    count(batched_stats, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
     for job, status in zip(jobs, statuses, strict=True):
-        count(apart, points, [job], of_worker, [status] if status != 200 else None)
+        count(single_stats, points, [job], of_worker, [status] if status != 200 else None)
     for name in ("latency", "queue", "batch_wait"):
-        durations, durations_apart = getattr(together, name), getattr(apart, name)
+        durations, durations_apart = getattr(batched_stats, name), getattr(single_stats, name)
         assert durations.count == durations_apart.count, name
         assert abs(durations.sum - durations_apart.sum) < 1e-9, name
-    assert together.answers == apart.answers
-    assert together.errors == apart.errors == sum(status >= 500 for status in statuses)
-    assert abs(together.queue_seconds - apart.queue_seconds) < 1e-9
-    assert (together.batches, apart.batches) == (1, len(jobs))
-    assert together.preprocess.count * len(jobs) == apart.preprocess.count
-    assert together.inference.count * len(jobs) == apart.inference.count
+    assert batched_stats.answers == single_stats.answers
+    assert batched_stats.errors == single_stats.errors == sum(status >= 500 for status in statuses)
+    assert abs(batched_stats.queue_seconds - single_stats.queue_seconds) < 1e-9
+    assert (batched_stats.batches, single_stats.batches) == (1, len(jobs))
+    assert batched_stats.preprocess.count * len(jobs) == single_stats.preprocess.count
+    assert batched_stats.inference.count * len(jobs) == single_stats.inference.count
     for job, status in zip(jobs, statuses, strict=True):
-        records = together.recent.find(job.request_id), apart.recent.find(job.request_id)
-        assert [(seen.status, seen.took) for seen in records if seen is not None] == [
-            (status, answered - job.arrived)
+        records = (
+            batched_stats.recent.find(job.request_id),
+            single_stats.recent.find(job.request_id),
+        )
+        assert [(record.status, record.took) for record in records if record is not None] == [
+            (status, answered_at - job.arrived)
         ] * 2
 
 
@@ -76,16 +79,16 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 @given(
     st.lists(st.lists(moments, min_size=1, max_size=4), min_size=1, max_size=12),
     st.tuples(moments, moments, moments),
-    st.tuples(*[st.one_of(anything, moments, moments.map(lambda at: 103 + at))] * 5),
+    st.tuples(*[st.one_of(anything, moments, moments.map(lambda offset: 103 + offset))] * 5),
 )
-def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
-    batches: list[list[float]], points: tuple[float, float, float], reported: tuple[float, ...]
+def test_deferred_counting_equals_counting_each_batch(
+    batches: list[list[float]], points: tuple[float, float, float], worker_times: tuple[float, ...]
 ) -> None:
-    free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
+    free_at, sent_at, answered_at = 100 + points[0], 103 + points[1], 106 + points[2]
     stats, seconds = Stats(), defaultdict[str, list[float]](list)
     for arrived in batches:
-        jobs = [FakeJob(arrived=100 + at) for at in arrived]
-        count(stats, (free, sent, answered), jobs, TIMES.pack(*reported))
+        jobs = [FakeJob(arrived=100 + offset) for offset in arrived]
+        count(stats, (free_at, sent_at, answered_at), jobs, TIMES.pack(*worker_times))
         assert stats.newest is not None
         times = times_of(stats.newest)
         seconds["busy"].append(times.answered - times.began)
@@ -112,23 +115,23 @@ urgencies = st.sampled_from(
 
 
 @given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
-def test_the_oldest_request_of_a_batch_is_seen_to_be_slow(
-    waiting: list[tuple[float, Any]], most: int
+def test_the_oldest_request_of_a_batch_is_recognized_as_slow(
+    arrivals: list[tuple[float, Any]], batch_size: int
 ) -> None:
     queue = RequestQueue()
-    for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
-        queue.put(FakeJob(arrived=at, deadline=deadline, priority=priority), 1)
+    for offset, (deadline, priority) in sorted(arrivals, key=itemgetter(0)):
+        queue.put(FakeJob(arrived=offset, deadline=deadline, priority=priority), 1)
     while queue.jobs:
-        jobs = queue.take(BatchLimits(max_items=most))
-        longest = 5.0 - min(job.arrived for job in jobs)
-        for threshold, is_slow in ((longest - 1e-6, True), (longest, False)):
+        jobs = queue.take(BatchLimits(max_items=batch_size))
+        longest_wait = 5.0 - min(job.arrived for job in jobs)
+        for threshold, is_slow in ((longest_wait - 1e-6, True), (longest_wait, False)):
             stats = Stats()
             stats.recent.due, stats.recent.threshold = math.inf, threshold
             count(stats, (4.0, 4.0, 5.0), jobs)
             assert bool(stats.recent.slowest()) == is_slow
 
 
-def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() -> None:
+def test_worker_seconds_exclude_the_reported_handler_time() -> None:
     stats = Stats()
     assert stats.last_worker_seconds == 0
     count(
@@ -140,37 +143,43 @@ def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() 
     assert stats.last_worker_seconds == 0.75
 
 
-def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_thread() -> None:
+def test_all_batches_are_counted_from_any_thread() -> None:
     stats, threads = Stats(), 4
     job = FakeJob(arrived=1.0)
-    newest = batch_of((1.0, 1.0, 2.0), [job])
-    done = threading.Event()
-    seen: list[list[int]] = [[] for _ in range(threads)]
+    newest_batch = batch_of((1.0, 1.0, 2.0), [job])
+    counting_done = threading.Event()
+    counts_by_thread: list[list[int]] = [[] for _ in range(threads)]
 
-    def look(counts: list[int]) -> None:
-        while not done.is_set():
+    def read_counts(counts: list[int]) -> None:
+        while not counting_done.is_set():
             counts.append(stats.answers[200])
 
-    readers = [threading.Thread(target=look, args=(counts,)) for counts in seen]
+    readers = [threading.Thread(target=read_counts, args=(counts,)) for counts in counts_by_thread]
     for reader in readers:
         reader.start()
     for _ in range(5 * MANY + 7):
-        stats.add_batch(newest, [job])
-    done.set()
+        stats.add_batch(newest_batch, [job])
+    counting_done.set()
     for reader in readers:
         reader.join()
-    assert all(counts == sorted(counts) for counts in seen), "a count went back"
+    assert all(counts == sorted(counts) for counts in counts_by_thread), "a count went back"
     assert stats.answers == {200: 5 * MANY + 7}
     assert stats.latency.count == stats.batches == 5 * MANY + 7
 
 
-def test_a_metric_that_is_incomplete_is_not_logged() -> None:
+def test_an_incomplete_metric_is_not_logged() -> None:
     stats = Stats()
     stats.journal = MetricJournal()
-    good = {"name": "n", "type": "gauge", "unit": "count", "dimensions": {}, "value": 1.0}
+    complete_metric = {
+        "name": "n",
+        "type": "gauge",
+        "unit": "count",
+        "dimensions": {},
+        "value": 1.0,
+    }
     report: dict[str, Any] = {"errors": [], "lines": [], "lost": 0}
     with pytest.raises(KeyError):
-        stats.add_report("1", {**report, "metrics": [good, {"name": "n"}]})
+        stats.add_report("1", {**report, "metrics": [complete_metric, {"name": "n"}]})
     assert not len(stats.journal)
-    stats.add_report("1", {**report, "metrics": [good]})
+    stats.add_report("1", {**report, "metrics": [complete_metric]})
     assert len(stats.journal) == 1

@@ -1,4 +1,4 @@
-"""Routing as pure functions: shares, sticky keys, rules and versions that are ready."""
+"""Routing as pure functions: weights, sticky keys, rules and versions that are ready."""
 
 from __future__ import annotations
 
@@ -43,51 +43,56 @@ def a_table(
     return make_table("digits", traffic, registered, ready, default)
 
 
-def a_sticky_table(by: str) -> Table:
-    return a_table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=by))
+def a_sticky_table(sticky_source: str) -> Table:
+    return a_table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=sticky_source))
 
 
 @given(weights, versions, versions, points, keys)
-def test_nothing_goes_to_a_version_that_is_not_ready(
-    shares: dict[str, float], registered: set[str], up: set[str], point: float, key: bytes
+def test_versions_that_are_not_ready_get_no_requests(
+    weights_by_version: dict[str, float],
+    registered: set[str],
+    available: set[str],
+    point: float,
+    key: bytes,
 ) -> None:
-    ready, default = registered & up, min(registered)
+    ready, default = registered & available, min(registered)
     traffic = Traffic(
-        weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS]
+        weights=weights_by_version,
+        rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS],
     )
     routes = make_table("digits", traffic, registered, ready, default)
-    possible = {number for number in ready if shares.get(number, 0) > 0}
-    for chosen in (draw(routes, point), pick_sticky(routes, key)):
-        assert chosen in possible if possible else chosen == default
+    possible_versions = {number for number in ready if weights_by_version.get(number, 0) > 0}
+    for chosen_version in (draw(routes, point), pick_sticky(routes, key)):
+        assert (
+            chosen_version in possible_versions if possible_versions else chosen_version == default
+        )
     for number in NUMBERS:
         assert version_by_rule(routes, [(b"x-to", number.encode())]) == (
             number if number in ready else None
         )
-    assert routes.shares().keys() == (possible or {default})
+    assert routes.shares().keys() == (possible_versions or {default})
     assert math.isclose(sum(routes.shares().values()), 1)
 
 
-def test_the_named_and_registered_versions_answer_or_else_the_default_one() -> None:
+def test_registered_policy_versions_answer_or_else_the_default() -> None:
     policy = {"weights": {"canary": 1, "3.0": 0, "9.0": 5}, "labels": {"canary": "2.0"}}
-    ruled = policy | {
+    policy_with_rule = policy | {
         "rules": [
             {"header": "a", "equals": "1", "to": "4.0"},
             {"header": "a", "equals": "2", "to": "8.0"},
         ]
     }
     assert serving_versions(parse_traffic(policy), NUMBERS, "1.0") == {"2.0"}
-    assert serving_versions(parse_traffic(ruled), NUMBERS, "1.0") == {"2.0", "4.0"}
+    assert serving_versions(parse_traffic(policy_with_rule), NUMBERS, "1.0") == {"2.0", "4.0"}
     assert serving_versions(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
 
 
-# JSON can hold half surrogate pairs.
+# JSON can contain lone surrogates.
 texts = st.text(st.characters(exclude_categories=()), max_size=5)
 
 
 @given(texts, texts, texts)
-def test_requests_can_be_routed_by_any_accepted_traffic(
-    value: str, field: str, header: str
-) -> None:
+def test_any_accepted_policy_routes_requests(value: str, field: str, header: str) -> None:
     policy = {
         "weights": {"1.0": 1, "2.0": 1},
         "sticky": f"field:{field}",
@@ -102,26 +107,31 @@ def test_requests_can_be_routed_by_any_accepted_traffic(
     key_in_body(routes, b'{"a": 1}')
 
 
-@given(weights.filter(lambda shares: any(weight > 1e-6 for weight in shares.values())))
-def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
-    routes = a_table(Traffic(weights=shares))
+@given(
+    weights.filter(
+        lambda weights_by_version: any(weight > 1e-6 for weight in weights_by_version.values())
+    )
+)
+def test_random_draws_follow_the_weights(weights_by_version: dict[str, float]) -> None:
+    routes = a_table(Traffic(weights=weights_by_version))
     count = 2000
     # The draws are spread evenly.
-    drawn = [draw(routes, (number + 0.5) / count) for number in range(count)]
-    for number, share in routes.shares().items():
-        assert abs(drawn.count(number) / count - share) <= 2 / count
+    drawn_versions = [draw(routes, (number + 0.5) / count) for number in range(count)]
+    for number, fraction in routes.shares().items():
+        assert abs(drawn_versions.count(number) / count - fraction) <= 2 / count
 
 
 @pytest.mark.parametrize(
-    "shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}]
+    "weights_by_version",
+    [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}],
 )
-def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float]) -> None:
-    routes = a_table(Traffic(weights=shares, sticky="header:x-user"))
+def test_sticky_keys_follow_the_weights(weights_by_version: dict[str, float]) -> None:
+    routes = a_table(Traffic(weights=weights_by_version, sticky="header:x-user"))
     count = 20_000
-    stuck = [pick_sticky(routes, b"user-%d" % number) for number in range(count)]
-    for number, share in routes.shares().items():
-        deviation = math.sqrt(share * (1 - share) / count)
-        assert abs(stuck.count(number) / count - share) < 5 * deviation
+    sticky_versions = [pick_sticky(routes, b"user-%d" % number) for number in range(count)]
+    for number, fraction in routes.shares().items():
+        deviation = math.sqrt(fraction * (1 - fraction) / count)
+        assert abs(sticky_versions.count(number) / count - fraction) < 5 * deviation
 
 
 @given(
@@ -130,41 +140,43 @@ def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float])
     st.integers(0, 1000),
     st.lists(keys, min_size=1, max_size=30),
 )
-def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
-    shares: dict[str, int], changed: str, weight: int, sticking: list[bytes]
+def test_a_changed_weight_moves_only_keys_of_its_version(
+    weights_by_version: dict[str, int], changed_version: str, weight: int, sticky_keys: list[bytes]
 ) -> None:
-    before, after = (
-        a_table(Traffic(weights=shares)),
-        a_table(Traffic(weights=shares | {changed: weight})),
+    old_table, new_table = (
+        a_table(Traffic(weights=weights_by_version)),
+        a_table(Traffic(weights=weights_by_version | {changed_version: weight})),
     )
-    for key in sticking:
-        old, new = pick_sticky(before, key), pick_sticky(after, key)
-        if old != new and after.versions:
-            assert changed in (old, new)
-            assert (new == changed) == (weight > shares.get(changed, 0))
+    for key in sticky_keys:
+        old_version, new_version = pick_sticky(old_table, key), pick_sticky(new_table, key)
+        if old_version != new_version and new_table.versions:
+            assert changed_version in (old_version, new_version)
+            assert (new_version == changed_version) == (
+                weight > weights_by_version.get(changed_version, 0)
+            )
 
 
-def test_a_version_that_is_not_ready_for_a_while_gets_its_keys_back() -> None:
+def test_a_temporarily_unready_version_regains_its_keys() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1, "3.0": 1})
-    sticking = [b"%d" % number for number in range(300)]
-    complete, without = a_table(traffic), a_table(traffic, ready=("1.0", "3.0"))
-    for key in sticking:
+    sticky_keys = [b"%d" % number for number in range(300)]
+    full_table, table_without_2 = a_table(traffic), a_table(traffic, ready=("1.0", "3.0"))
+    for key in sticky_keys:
         assert (
-            pick_sticky(without, key) == pick_sticky(complete, key)
-            or pick_sticky(complete, key) == "2.0"
+            pick_sticky(table_without_2, key) == pick_sticky(full_table, key)
+            or pick_sticky(full_table, key) == "2.0"
         )
 
 
-def test_two_models_share_their_keys_out_independently() -> None:
+def test_two_models_assign_keys_independently() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1})
     digits, faces = (
         make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces")
     )
-    alike = sum(
+    equal_choices = sum(
         pick_sticky(digits, b"%d" % number) == pick_sticky(faces, b"%d" % number)
         for number in range(2000)
     )
-    assert 850 < alike < 1150
+    assert 850 < equal_choices < 1150
 
 
 def test_a_label_and_its_version_share_one_weight() -> None:
@@ -177,11 +189,11 @@ def test_a_label_and_its_version_share_one_weight() -> None:
     assert routes.shares() == {"2.0": 0.3, "1.0": 0.7}
 
 
-def test_a_version_goes_before_a_label_of_its_name() -> None:
+def test_a_version_precedes_a_label_of_the_same_name() -> None:
     assert a_table(Traffic(weights={"2.0": 1}, labels={"2.0": "3.0"})).shares() == {"2.0": 1.0}
 
 
-def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
+def test_rules_apply_in_order_and_skip_unready_versions() -> None:
     rules = [
         Rule(header="X-Group", equals="new", to="4.0"),
         Rule(header="X-Group", matches="new|beta-[0-9]+", to="canary"),
@@ -197,20 +209,20 @@ def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
     assert version_by_rule(routes, [(b"x-group", b"old"), (b"x-group", b"new")]) == "2.0"
 
 
-def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
+def test_patterns_are_not_matched_against_long_values() -> None:
     routes = a_table(Traffic(rules=[Rule(header="x-group", matches="a*", to="2.0")]))
     assert version_by_rule(routes, [(b"x-group", b"a" * 1024)]) == "2.0"
     assert version_by_rule(routes, [(b"x-group", b"a" * 1025)]) is None
 
 
 @pytest.mark.parametrize("pattern", [r"(a*)*b", r"(a|aa)+b", r"(a|a)*.*.*.*.*.*b", r"(\w+\s?)+!"])
-def test_no_value_keeps_a_pattern_busy(pattern: str) -> None:
-    """Python's own engine would take years for each of these."""
+def test_no_value_makes_a_pattern_slow(pattern: str) -> None:
+    """Match patterns for which Python's own engine would take years."""
     routes = a_table(Traffic(rules=[Rule(header="x-group", matches=pattern, to="2.0")]))
     assert version_by_rule(routes, [(b"x-group", b"a" * 1024)]) is None
 
 
-def test_a_key_comes_from_a_header() -> None:
+def test_a_sticky_key_is_read_from_a_header() -> None:
     routes = a_sticky_table("header:X-User")
     assert key_in_head(routes, [(b"accept", b"*/*"), (b"x-user", b" ann ")]) == b"ann"
     assert key_in_head(routes, [(b"x-user", b"")]) is None
@@ -235,7 +247,7 @@ def test_a_key_comes_from_a_header() -> None:
         ([], None),
     ],
 )
-def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> None:
+def test_a_sticky_key_is_read_from_a_cookie(cookies: list[bytes], key: bytes | None) -> None:
     routes = a_sticky_table("cookie:user")
     assert key_in_head(routes, [(b"cookie", value) for value in cookies]) == key
 
@@ -257,11 +269,11 @@ def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> N
         (b"", None),
     ],
 )
-def test_a_key_comes_from_a_field_of_a_json_body(body: bytes, key: bytes | None) -> None:
+def test_a_sticky_key_is_read_from_a_json_field(body: bytes, key: bytes | None) -> None:
     assert key_in_body(a_sticky_table("field:user.id"), body) == key
 
 
-def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
+def test_a_sticky_key_is_read_from_a_field_in_a_list() -> None:
     assert (
         key_in_body(
             a_sticky_table("field:instances.0.user"),
@@ -271,19 +283,21 @@ def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
     )
 
 
-def test_no_key_is_looked_for_where_one_version_serves() -> None:
-    single = a_table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky="field:user"), ready=("1.0",))
-    assert key_in_body(single, b'{"user": "ann"}') is None
+def test_no_sticky_key_is_read_if_one_version_serves() -> None:
+    one_ready_table = a_table(
+        Traffic(weights={"1.0": 1, "2.0": 1}, sticky="field:user"), ready=("1.0",)
+    )
+    assert key_in_body(one_ready_table, b'{"user": "ann"}') is None
 
 
-def test_a_large_body_is_not_looked_into() -> None:
+def test_a_large_body_is_not_parsed_for_a_key() -> None:
     routes = a_sticky_table("field:user")
     body = json.dumps({"user": "ann", "rest": "x" * MAX_COPIED_BYTES}).encode()
     assert key_in_body(routes, body) is None
     assert key_in_body(routes, memoryview(body)) is None
 
 
-def test_a_label_is_found_where_no_version_has_its_name() -> None:
+def test_a_label_is_found_if_no_version_has_its_name() -> None:
     versions = {"1.0": "one", "2.0": "two"}
     labels = {"canary": "2.0", "1.0": "2.0", "gone": "3.0"}
     assert choose_version("digits", versions, "1.0", "canary", labels) == "two"
@@ -298,14 +312,14 @@ def test_a_label_is_found_where_no_version_has_its_name() -> None:
         choose_version("digits", versions, "1.0", "other", labels)
 
 
-def test_a_rule_is_tried_on_the_first_headers_of_its_name_alone():
-    ruled = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
+def test_a_rule_checks_only_the_first_headers_of_its_name():
+    table = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
     headers = [(b"x-user", b"you")]
-    assert version_by_rule(ruled, [*headers * 7, (b"x-user", b"me")]) == "2.0"
-    assert version_by_rule(ruled, [*headers * 8, (b"x-user", b"me")]) is None
+    assert version_by_rule(table, [*headers * 7, (b"x-user", b"me")]) == "2.0"
+    assert version_by_rule(table, [*headers * 8, (b"x-user", b"me")]) is None
 
 
-def test_a_sticky_cookie_is_looked_for_among_as_many_as_a_browser_sends():
+def test_a_sticky_cookie_is_found_among_a_browsers_maximum():
     by_cookie = a_sticky_table("cookie:session")
     assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 199 + b"session=x")]) == b"x"
     assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 200 + b"session=x")]) is None

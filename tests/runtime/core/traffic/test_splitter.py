@@ -1,4 +1,4 @@
-"""Splits without a server: the versions and observers that get a job, and refused changes."""
+"""Traffic splits without a server: which versions and observers get a job, and refused changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
 def a_version(number: str, client_timeout: float = 0.0) -> Any:
-    """Make a version that keeps the jobs that are submitted to it."""
+    """Make a version that records the jobs that are submitted to it."""
     jobs: list[Job] = []
     return SimpleNamespace(
         version=number,
@@ -44,13 +44,13 @@ def split(traffic: Traffic, *versions: Any, draws: tuple[float, ...] = (0.5,)) -
     return splitter
 
 
-async def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
-    """A shared draw would show an observer of few requests only those of the first version."""
-    seen: list[float] = []
+async def test_observers_and_version_choice_use_separate_draws() -> None:
+    """Check this, since a shared draw would show a 1 % observer only requests of one version."""
+    draws_seen: list[float] = []
 
     class Observer:
         def should_observe(self, draw: float) -> bool:
-            seen.append(draw)
+            draws_seen.append(draw)
             return draw < 0.5
 
         def wrap_job(self, job: Job, version: Any) -> Job:
@@ -62,28 +62,28 @@ async def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() ->
     splitter.observers = [Observer(), Observer()]
     job = WaitingJob(b"", b"x", time.monotonic())
     splitter.submit(job)
-    assert seen == [0.2, 0.9]
+    assert draws_seen == [0.2, 0.9]
     assert job.routed is second
-    (submitted,) = second.jobs
-    assert isinstance(submitted, ObservedJob)
-    assert submitted.job is job
+    (submitted_job,) = second.jobs
+    assert isinstance(submitted_job, ObservedJob)
+    assert submitted_job.job is job
     splitter.leave(job)
     assert second.jobs == []
 
 
 @pytest.mark.parametrize(
-    ("deadline", "client_timeout", "due"),
+    ("deadline", "client_timeout", "expected_deadline"),
     [(None, 0.0, None), (None, 5.0, 105.0), (103.0, 5.0, 103.0), (107.0, 5.0, 105.0)],
 )
-async def test_the_sooner_deadline_holds(
-    deadline: float | None, client_timeout: float, due: float | None
+async def test_the_earlier_deadline_applies(
+    deadline: float | None, client_timeout: float, expected_deadline: float | None
 ) -> None:
     job = WaitingJob(b"", b"x", 100.0, deadline)
     split(NOTHING, a_version("1.0", client_timeout)).submit(job)
-    assert job.deadline == due
+    assert job.deadline == expected_deadline
 
 
-async def test_a_client_that_reads_slowly_holds_the_job_that_the_worker_knows() -> None:
+async def test_a_slow_client_pauses_the_workers_job() -> None:
     calls: list[tuple[str, Job]] = []
     worker: Any = SimpleNamespace(
         hold=lambda job: calls.append(("hold", job)),
@@ -108,8 +108,8 @@ async def register(registry: Registry, directory: Path, workflow: str = "") -> N
     """Register versions 1.0 and 2.0 of a model without workers."""
     for number in ("1.0", "2.0"):
         path = make_model(directory / f"{number}.mar", SILENT, name="digits", version=number)
-        order = RegisterOrder(url=path.name, initial_workers=0, workflow=workflow)
-        await registry.register_path(path, order)
+        options = RegisterOrder(url=path.name, initial_workers=0, workflow=workflow)
+        await registry.register_path(path, options)
 
 
 @pytest.fixture
@@ -119,14 +119,14 @@ async def digits(tmp_path: Path) -> AsyncIterator[Registry]:
         yield registry
 
 
-async def test_the_way_back_does_not_lead_to_a_version_that_is_gone(digits: Registry) -> None:
+async def test_undo_does_not_restore_a_removed_version(digits: Registry) -> None:
     digits.set_default("digits", "2.0")
     await digits.unregister("digits", "1.0")
     with pytest.raises(Conflict, match="is no longer registered"):
         digits.rollback("digits")
 
 
-async def test_a_node_of_a_workflow_has_no_traffic(tmp_path: Path) -> None:
+async def test_a_workflow_node_has_no_traffic_policy(tmp_path: Path) -> None:
     async with a_registry(cache_dir=tmp_path / "cache", worker_preload=False) as registry:
         await register(registry, tmp_path, workflow="zoo")
         with pytest.raises(Conflict, match="digits is a node of workflow zoo"):
@@ -134,13 +134,11 @@ async def test_a_node_of_a_workflow_has_no_traffic(tmp_path: Path) -> None:
         registry.set_traffic("digits", NOTHING)
 
 
-async def test_models_are_reported_when_their_traffic_or_their_versions_change(
-    digits: Registry,
-) -> None:
-    reported: list[str] = []
-    digits.on_traffic.append(reported.append)
+async def test_changes_of_traffic_or_versions_are_reported(digits: Registry) -> None:
+    reported_models: list[str] = []
+    digits.on_traffic.append(reported_models.append)
     digits.set_traffic("digits", Traffic(labels={"stable": "1.0"}))
     digits.set_default("digits", "2.0")
-    assert reported == ["digits", "digits"]
+    assert reported_models == ["digits", "digits"]
     await digits.unregister("digits", "1.0")
-    assert reported == ["digits"] * 3
+    assert reported_models == ["digits"] * 3

@@ -34,13 +34,13 @@ def handle(data, context):
 STOPS = (1 << (signal.SIGINT - 1)) | (1 << (signal.SIGTERM - 1))
 
 
-def read_signals(which: str, status: str) -> int:
-    (line,) = [line for line in status.splitlines() if line.startswith(f"{which}:")]
+def read_signals(signal_set: str, status: str) -> int:
+    (line,) = [line for line in status.splitlines() if line.startswith(f"{signal_set}:")]
     return int(line.split()[1], 16)
 
 
 async def ask_model(directory: Path, **settings: Any) -> str:
-    """Serve a model in this process, and return the status of a program that it starts."""
+    """Serve a model in this process and return the /proc status of a program that it starts."""
     (directory / "handler.py").write_text(HANDLER)
     values = Settings(default_service_handler="handler.py", **settings)
     async with open_model(directory, values) as version:
@@ -49,7 +49,7 @@ async def ask_model(directory: Path, **settings: Any) -> str:
 
 
 @pytest.mark.usefixtures("processes")
-def test_ctrl_c_stops_programs_of_a_handler_but_not_the_import_of_torch(tmp_path):
+def test_ctrl_c_stops_handler_programs_but_not_the_fork_server(tmp_path):
     status = asyncio.run(ask_model(tmp_path))
     assert not read_signals("SigIgn", status) & STOPS
     assert not read_signals("SigBlk", status) & STOPS
@@ -57,7 +57,7 @@ def test_ctrl_c_stops_programs_of_a_handler_but_not_the_import_of_torch(tmp_path
     assert read_signals("SigBlk", server) & STOPS == STOPS
 
 
-SERVED = """
+SERVE_SCRIPT = """
 import asyncio, sys
 from multiprocessing import util
 from pathlib import Path
@@ -70,19 +70,19 @@ print(util.get_temp_dir())
 
 
 def serve_with_tmpdir(directory: Path, tmpdir: Path) -> tuple[str, str]:
-    """Serve a model in a program, and return if it answered, and where its sockets lie."""
-    command = [sys.executable, "-c", SERVED, str(Path(__file__).parents[4]), str(directory)]
+    """Serve a model in a program; return whether it answered, and the directory of its sockets."""
+    command = [sys.executable, "-c", SERVE_SCRIPT, str(Path(__file__).parents[4]), str(directory)]
     environment = os.environ | {"TMPDIR": str(tmpdir)}
-    ended = subprocess.run(
+    result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert ended.returncode == 0, ended.stderr
-    answered, sockets = ended.stdout.splitlines()
-    return answered, sockets
+    assert result.returncode == 0, result.stderr
+    has_answered, sockets = result.stdout.splitlines()
+    return has_answered, sockets
 
 
 @pytest.mark.usefixtures("processes")
-def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
+def test_workers_start_with_a_long_tmpdir_path(tmp_path):
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
     assert serve_with_tmpdir(tmp_path, directory)[0] == "True"
@@ -90,22 +90,22 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monkeypatch):
-    """The owner could replace the directory, and be asked for workers."""
-    theirs = short_path / "theirs"
-    theirs.mkdir()
-    theirs.chmod(0o1777)
-    os.chown(theirs, 54321, 54321)
-    answered, sockets = serve_with_tmpdir(tmp_path, theirs)
-    assert answered == "True"
-    assert not sockets.startswith(str(theirs))
-    monkeypatch.setattr(tempfile, "tempdir", str(theirs))
+def test_sockets_are_not_in_directories_of_other_users(tmp_path, short_path, monkeypatch):
+    """Refuse these, since the owner could replace the directory and receive start requests."""
+    foreign_directory = short_path / "theirs"
+    foreign_directory.mkdir()
+    foreign_directory.chmod(0o1777)
+    os.chown(foreign_directory, 54321, 54321)
+    has_answered, sockets = serve_with_tmpdir(tmp_path, foreign_directory)
+    assert has_answered == "True"
+    assert not sockets.startswith(str(foreign_directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(foreign_directory))
     monkeypatch.setattr(socket_paths, "SHORT_DIRECTORIES", ("/absent",))
     with pytest.raises(SettingError, match=r"theirs belongs to another user \(uid 54321\)"):
         ProcessStarter()
 
 
-def test_an_error_says_what_to_do_where_no_socket_can_be_made(monkeypatch):
+def test_the_error_without_a_usable_socket_path_says_what_to_do(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
     monkeypatch.setattr(socket_paths, "SHORT_DIRECTORIES", ("/absent",))
     with pytest.raises(SettingError, match=r"^TMPDIR is /long.* at most 64 characters"):

@@ -1,4 +1,4 @@
-"""The form that a version runs, in its description, metrics, log and web page."""
+"""The form that a version runs in, as the description, metrics, log and web page show it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.formed import REASON, doubling
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-def test_a_form_that_does_not_fit_is_passed_over_and_everybody_can_see_it(
+def test_an_unsuitable_form_is_skipped_and_the_fallback_is_reported(
     start_server: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     doubling(tmp_path / "doubling")
@@ -24,8 +24,8 @@ def test_a_form_that_does_not_fit_is_passed_over_and_everybody_can_see_it(
         server.register("doubling", initial_workers=2)
         server.register("plain", initial_workers=1)
         assert server.ask(b"21", "/predictions/doubling").text == "42 by channels-last"
-        described = server.management.get("/models/doubling").json()[0]
-        assert (described["form"], described["formsPassedOver"]) == ("channels-last", [REASON])
+        description = server.management.get("/models/doubling").json()[0]
+        assert (description["form"], description["formsPassedOver"]) == ("channels-last", [REASON])
         assert "formsPassedOver" not in server.management.get("/models/plain").json()[0]
         families = {
             family.name: family
@@ -43,8 +43,11 @@ def test_a_form_that_does_not_fit_is_passed_over_and_everybody_can_see_it(
             "doubling": 2,
             "plain": 0,
         }
-        shown = server.management.get("/ui/api/state").json()["models"][0]["versions"][0]
-        assert (shown["form"], shown["formsPassedOver"]) == ("channels-last", [REASON])
+        shown_version = server.management.get("/ui/api/state").json()["models"][0]["versions"][0]
+        assert (shown_version["form"], shown_version["formsPassedOver"]) == (
+            "channels-last",
+            [REASON],
+        )
     records = [record for record in caplog.records if "the model runs as" in record.message]
     assert [(record.levelno, REASON in record.message) for record in records] == [
         (logging.WARNING, True),

@@ -29,7 +29,7 @@ from tsx_runtime.errors import LoadFailed, OutOfResources
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(
-        sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
+        sys.platform == "win32", reason="torchrun workers need sockets that are inherited"
     ),
 ]
 
@@ -46,8 +46,8 @@ class Handler:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         pids = [None] * dist.get_world_size()
         dist.all_gather_object(pids, os.getpid())
-        self.told = {"pids": pids, "gpu": context.system_properties["gpu_id"]}
-        self.told |= {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+        self.info = {"pids": pids, "gpu": context.system_properties["gpu_id"]}
+        self.info |= {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
 
     def handle(self, data, context):
         words = [row["body"].decode() for row in data]
@@ -57,30 +57,27 @@ class Handler:
         if not PIPELINE:
             total = torch.tensor([float(self.rank + 1)])
             dist.all_reduce(total)
-            self.told["sum"] = total.item()
-        return ["x" * 2_000_000 if word == "big" else json.dumps(self.told) for word in words]
+            self.info["sum"] = total.item()
+        return ["x" * 2_000_000 if word == "big" else json.dumps(self.info) for word in words]
 """
 TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS: 1\n"
 
 
 @pytest.fixture(autouse=True)
 def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the processes of torchrun from one that has imported torch."""
+    """Fork torchrun's processes from one that has already imported torch."""
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
-def a_handler(*, fails: bool = False, pipeline: bool = False) -> str:
-    return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
+def a_handler(*, fails_to_load: bool = False, pipeline: bool = False) -> str:
+    return f"from pathlib import Path\nFAILS, PIPELINE = {fails_to_load}, {pipeline}\n{HANDLER}"
 
 
 async def ask_ranks(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
-async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(
-    registry,
-    tmp_path,
-):
+async def test_all_ranks_run_each_batch_and_any_death_restarts_the_group(registry, tmp_path):
     directory = talker(tmp_path / "m", a_handler(), config=TENSOR)
 
     version = await registry.register_path(directory, order(batch_size=4))
@@ -89,22 +86,22 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     assert len(set(first["pids"])) == 2
     answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
     assert {answer.status for answer in answers} == {200}
-    # The large answers of the other rank fill no buffer.
+    # Large answers of the other rank must not fill a buffer.
     for _ in range(3):
         assert len(await ask(version, "big")) == 2_000_000
-    failed = await submit(version, "boom").done
-    assert failed.status == 500
-    # The ranks are still in step.
+    failed_answer = await submit(version, "boom").done
+    assert failed_answer.status == 500
+    # The ranks still run the same batches.
     assert (await ask_ranks(version))["pids"] == first["pids"]
     [worker] = version.workers
     assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
     # The batch is under way when the rank dies.
     os.kill(first["pids"][1], signal.SIGSTOP)
-    lost = submit(version, "")
+    lost_job = submit(version, "")
     await until(lambda: worker.channel.batches)
     os.kill(first["pids"][1], signal.SIGKILL)
-    await refusal_of(lost, OutOfResources)
+    await refusal_of(lost_job, OutOfResources)
     await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
     second = await ask_ranks(version)
     assert not set(second["pids"]) & set(first["pids"])
@@ -115,8 +112,8 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     await until(lambda: not [pid for pid in second["pids"] if not gone(pid)])
 
 
-async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_path):
-    """The stores of torch ask for no password, and its rendezvous unpickles its input."""
+async def test_a_single_machine_group_listens_only_on_loopback(registry, tmp_path):
+    """Check this, since torch's stores need no password and its rendezvous unpickles input."""
     directory = talker(
         tmp_path / "m",
         a_handler(),
@@ -136,9 +133,7 @@ async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_pa
 
 
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
-async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
-    registry, tmp_path, mode
-):
+async def test_a_killed_pipeline_group_leaves_no_process(registry, tmp_path, mode):
     directory = talker(
         tmp_path / "m",
         a_handler(pipeline=True),
@@ -152,15 +147,15 @@ async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nob
     await until(lambda: not [pid for pid in pids if not gone(pid)])
 
 
-async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_path):
-    directory = talker(tmp_path / "m", a_handler(fails=True), config=TENSOR)
+async def test_a_rank_that_fails_to_load_is_reported_with_its_reason(registry, tmp_path):
+    directory = talker(tmp_path / "m", a_handler(fails_to_load=True), config=TENSOR)
 
     with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
         await registry.register_path(directory, order())
 
 
 @pytest.mark.usefixtures("processes")
-async def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
+async def test_slo_models_account_for_all_gpus_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     async with a_registry() as registry:
         config = "parallelType: custom\nparallelLevel: 2\n"

@@ -12,25 +12,25 @@ from tsx_runtime.core.workers.health import JITTER, MEGA, Heartbeat, Recycling, 
 def check(
     heartbeat: Heartbeat,
     *,
-    stopped: bool = False,
-    busy: bool = False,
-    answered: int = 0,
+    is_stopped: bool = False,
+    is_busy: bool = False,
+    answered_count: int = 0,
     pings: int = 0,
 ) -> Verdict:
-    return heartbeat.check(stopped=stopped, busy=busy, answered=answered, pings=pings)
+    return heartbeat.check(stopped=is_stopped, busy=is_busy, answered=answered_count, pings=pings)
 
 
 def test_only_an_idle_worker_without_recent_answers_is_pinged():
     heartbeat = Heartbeat(2, 10)
     assert check(heartbeat) is Verdict.ASK
-    assert check(heartbeat, busy=True) is Verdict.FINE
-    assert check(heartbeat, answered=5) is Verdict.FINE
-    assert check(heartbeat, answered=5) is Verdict.ASK
+    assert check(heartbeat, is_busy=True) is Verdict.FINE
+    assert check(heartbeat, answered_count=5) is Verdict.FINE
+    assert check(heartbeat, answered_count=5) is Verdict.ASK
 
 
 def test_a_worker_that_does_not_answer_is_reported_after_the_timeout():
     heartbeat = Heartbeat(2, 6)
-    assert [check(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
+    assert [check(heartbeat, pings=1, is_busy=is_busy) for is_busy in (False, True, False)] == [
         Verdict.FINE,
         Verdict.FINE,
         Verdict.SILENT,
@@ -51,7 +51,8 @@ def test_a_timeout_of_0_disables_pings():
 def test_two_consecutive_checks_report_a_stopped_process_even_if_busy():
     heartbeat = Heartbeat(2, 60)
     verdicts = [
-        check(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)
+        check(heartbeat, is_stopped=is_stopped, is_busy=True)
+        for is_stopped in (True, False, True, True)
     ]
     assert verdicts == [Verdict.FINE, Verdict.FINE, Verdict.FINE, Verdict.STOPPED]
 

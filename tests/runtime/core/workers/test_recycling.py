@@ -1,4 +1,4 @@
-"""Workers that have served long enough and are replaced, while no request notices."""
+"""Workers that reach a recycling limit are replaced without affecting requests."""
 
 from __future__ import annotations
 
@@ -54,51 +54,47 @@ def handle(data, context):
 """
 
 
-async def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_gap(tmp_path):
+async def test_a_recycled_worker_is_replaced_without_a_gap(tmp_path):
     async with a_registry(heartbeat=0.2) as registry:
         path = talker(tmp_path / "m", config="maxWorkerRequests: 20\nbatchSize: 4\n")
         version = await registry.register_path(path, order(initial_workers=2))
         pids = {worker.pid for worker in version.workers}
-        asked = 0
+        request_count = 0
         while version.stats.recycled["requests"] < 3:
             answers = await asyncio.gather(*(ask(version, "pid") for _ in range(8)))
-            asked += len(answers)
+            request_count += len(answers)
             pids |= set(map(int, answers))
             assert version.workers[0].state is version.workers[1].state is WorkerState.READY
-        assert version.stats.answers == {200: asked}
+        assert version.stats.answers == {200: request_count}
         assert not version.stats.refusals
         assert version.stats.restarts == 0
         assert version.last_error is None
         now = {worker.pid for worker in version.workers}
         await until(lambda: not any(map(psutil.pid_exists, pids - now)))
-        described = describe_version(version, {}, {})
-        assert described.max_worker_requests == 20
-        assert described.worker_recycles == {"requests": version.stats.recycled["requests"]}
+        description = describe_version(version, {}, {})
+        assert description.max_worker_requests == 20
+        assert description.worker_recycles == {"requests": version.stats.recycled["requests"]}
 
 
-async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_took_over(
-    tmp_path,
-):
+async def test_the_old_worker_finishes_its_batch_after_the_takeover(tmp_path):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        go = tmp_path / "go"
+        gate = tmp_path / "go"
         version = await a_talker(registry, tmp_path)
-        old = version.workers[0].pid
-        held = submit(version, f"until {go}")
+        old_pid = version.workers[0].pid
+        held_job = submit(version, f"until {gate}")
         await until(lambda: version.stats.recycled["age"])
-        assert int(await ask(version, "pid")) == version.workers[0].pid != old
-        assert psutil.pid_exists(old)
-        assert not held.done.done()
-        go.touch()
-        assert (await answer_of(held)).body.decode() == f"until {go}"
+        assert int(await ask(version, "pid")) == version.workers[0].pid != old_pid
+        assert psutil.pid_exists(old_pid)
+        assert not held_job.done.done()
+        gate.touch()
+        assert (await answer_of(held_job)).body.decode() == f"until {gate}"
 
 
-async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_away(
-    tmp_path,
-):
+async def test_an_old_process_finishes_its_batch_while_its_worker_is_removed(tmp_path):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
+        gate, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
         version = await registry.register_path(directory, order())
-        held = submit(version, f"until {go}")
+        held_job = submit(version, f"until {gate}")
         await until(lambda: version.stats.recycled["age"])
         (directory / "hang").touch()
         os.kill(version.workers[0].pid, signal.SIGKILL)
@@ -106,31 +102,31 @@ async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_aw
         assert version.workers[0].state is WorkerState.LOADING
         scaling = asyncio.create_task(registry.scale("talker", None, 0))
         await asyncio.sleep(0)
-        go.touch()
-        assert (await answer_of(held)).status == 200
+        gate.touch()
+        assert (await answer_of(held_job)).status == 200
         await asyncio.wait_for(scaling, TIMEOUT)
 
 
-async def test_a_worker_whose_memory_grows_is_replaced_unless_the_limit_is_too_low(
-    tmp_path, caplog
-):
+async def test_a_growing_worker_is_replaced_unless_the_limit_is_too_low(tmp_path, caplog):
     async with a_registry(heartbeat=0.2) as registry:
-        small = await register(registry, tmp_path / "s", LEAK, name="small", max_worker_memory=1)
+        small_version = await register(
+            registry, tmp_path / "s", LEAK, name="small", max_worker_memory=1
+        )
         assert "more than maxWorkerMemory, which is 1" in caplog.text
-        pid = await ask(small, "x")
+        pid = await ask(small_version, "x")
         # The worker's memory was measured.
-        await until(lambda: small.workers[0].channel.pings)
-        assert await ask(small, "x") == pid
-        # A worker is replaced up to a tenth before its limit, by chance.
-        more = small.workers[0].memory() // (1 << 20) + 100
-        version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=more)
+        await until(lambda: small_version.workers[0].channel.pings)
+        assert await ask(small_version, "x") == pid
+        # Jitter replaces a worker up to a tenth before its limit.
+        limit_mb = small_version.workers[0].memory() // (1 << 20) + 100
+        version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=limit_mb)
         first = await ask(version, "leak")
         await until(lambda: version.stats.recycled)
         assert await ask(version, "x") != first
         assert version.stats.recycled == {"memory": 1}
 
 
-async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
+async def test_a_worker_that_cannot_be_replaced_continues_and_logs_it(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.REPLACE_RETRY_S", 0)
 
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
@@ -147,7 +143,7 @@ async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, mo
 
 
 @pytest.mark.parametrize("drain", [True, False])
-async def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
+async def test_a_stop_during_a_worker_replacement_leaves_no_process(tmp_path, drain):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         version = await a_talker(registry, tmp_path, HANGING + WITH_STATE)
         (tmp_path / "m" / "hang").touch()

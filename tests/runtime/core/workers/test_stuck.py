@@ -1,4 +1,4 @@
-"""Stuck workers and dead processes beside them, which are replaced without a loss."""
+"""Stuck or dead worker processes are replaced without losing requests."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc"),
 ]
 
-FAST = {"heartbeat": 0.2}
+FAST_HEARTBEAT = {"heartbeat": 0.2}
 
 
 @pytest.fixture
 async def registry() -> AsyncIterator[Registry]:
-    async with a_registry(**FAST) as registry:
+    async with a_registry(**FAST_HEARTBEAT) as registry:
         yield registry
 
 
-STUCK = """
+STUCK_HANDLER = """
 import os, signal, threading, time
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def hold(seconds):
     import re
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        re.match(r"(a+)+$", "a" * 21 + "b")  # about a tenth of a second each, without letting go
+        re.match(r"(a+)+$", "a" * 21 + "b")  # about 0.1 s each without releasing the GIL
 
 def handle(data, context):
     if data is None:
@@ -65,51 +65,48 @@ def handle(data, context):
 """
 
 
-async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
-    registry,
-    tmp_path,
-):
-    go = tmp_path / "go"
+async def test_the_batch_of_a_stopped_worker_runs_on_another(registry, tmp_path):
+    gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path, batch_size=4)
-    jobs = [submit(version, f"until {go}") for _ in range(4)]
+    jobs = [submit(version, f"until {gate}") for _ in range(4)]
     await until(lambda: version.workers[0].channel.batches)
     os.kill(version.workers[0].pid, signal.SIGSTOP)
     await until(lambda: version.workers[0].restarts)
-    go.touch()
+    gate.touch()
     answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
-    assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
+    assert [answer.body.decode() for answer in answers] == [f"until {gate}"] * 4
     # The requests ran again as one batch, so none was suspected.
     assert version.stats.batches == 1
     assert version.stats.stuck == {"stopped": 1}
 
 
-async def test_a_request_that_stops_its_worker_is_not_tried_without_end(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, STUCK)
+async def test_a_request_that_stops_its_workers_is_not_retried_endlessly(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK_HANDLER)
     await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
     assert version.stats.stuck == {"stopped": 2}
     assert await ask(version, "next") == "next"
 
 
-async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
-    async with a_registry(**FAST, heartbeat_timeout=1) as registry:
-        version = await a_talker(registry, tmp_path, NEVER)
+async def test_an_idle_worker_that_does_not_answer_pings_is_replaced(tmp_path):
+    async with a_registry(**FAST_HEARTBEAT, heartbeat_timeout=1) as registry:
+        version = await a_talker(registry, tmp_path, NEVER_ANSWERS)
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
 
 
-NEVER = """
+NEVER_ANSWERS = """
 import ctypes, threading
 
 def handle(data, context):
-    if data is None:  # a library that waits for something and keeps the interpreter's lock
+    if data is None:  # a library that blocks while it holds the GIL
         threading.Timer(0.2, lambda: ctypes.PyDLL(None).sleep(600)).start()
         return None
     return ["OK"] * len(data)
 """
 
 
-async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, STUCK)
+async def test_a_worker_with_busy_threads_is_not_replaced(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK_HANDLER)
     assert await ask(version, "hold 2") == "hold 2"
     channel = version.workers[0].channel
     await until(lambda: channel.pings)
@@ -118,23 +115,21 @@ async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path)
     assert not version.stats.restarts
 
 
-async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
-    registry, tmp_path
-):
-    go = tmp_path / "go"
+async def test_workers_survive_the_death_of_the_fork_server(registry, tmp_path):
+    gate = tmp_path / "go"
     version = await a_talker(registry, tmp_path)
-    job = submit(version, f"until {go}")
+    job = submit(version, f"until {gate}")
     await until(lambda: version.workers[0].channel.batches)
     first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
     os.kill(first, signal.SIGKILL)
     # The new worker comes from a new fork server.
     await registry.scale("talker", None, 2)
-    go.touch()
-    assert (await answer_of(job)).body.decode() == f"until {go}"
+    gate.touch()
+    assert (await answer_of(job)).body.decode() == f"until {gate}"
     assert worker in {member.pid for member in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts
-    # The end of an orphan is seen as well.
+    # The exit of an orphaned worker is also detected.
     os.kill(worker, signal.SIGKILL)
     await until(lambda: version.stats.restarts == 1)
     await until(lambda: all(member.state is WorkerState.READY for member in version.workers))
@@ -151,9 +146,7 @@ async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     assert [member.state for member in version.workers] == [WorkerState.READY] * 2
 
 
-async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_worker_start_without_descriptors_is_retried(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 0, 0, 0, 0, 0.1))
 
     version = await a_talker(registry, tmp_path)
@@ -168,7 +161,7 @@ async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_gi
     assert await ask(version, "again") == "again"
 
 
-LEFT_BEHIND = """
+LEFTOVER_CHILD = """
 import os, time
 
 def handle(data, context):
@@ -185,8 +178,8 @@ def handle(data, context):
 """
 
 
-async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, LEFT_BEHIND)
+async def test_a_leftover_child_does_not_hide_the_end_of_its_worker(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, LEFTOVER_CHILD)
     try:
         await refusal_of(submit(version, "fork"), WorkerDied, "exit code 3")
         assert await ask(version, "next") == "OK"
@@ -194,9 +187,9 @@ async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
-async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
+async def test_restarts_leak_no_descriptors(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    # A collection would hide descriptors that only it closes.
+    # Garbage collection would close leaked descriptors and hide the leak.
     gc.disable()
     try:
         counts = []
@@ -205,16 +198,16 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())
-        # A leak grows with each of the 20 restarts; a few descriptors may come and go beside them.
+        # A leak grows with each of the 20 restarts; unrelated descriptors may come and go.
         assert counts[-1] - counts[0] < 10, counts
         assert len(registry._starter._alive) <= 2
     finally:
         gc.enable()
 
 
-async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path):
-    good = await register(registry, tmp_path / "good", initial_workers=2)
-    bad = [
+async def test_a_model_that_fails_to_start_does_not_affect_others(registry, tmp_path):
+    good_version = await register(registry, tmp_path / "good", initial_workers=2)
+    failing_versions = [
         await register(
             registry,
             tmp_path / f"bad{number}",
@@ -224,34 +217,34 @@ async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path)
         )
         for number in range(2)
     ]
-    asked = 0
-    while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
-        assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
+    request_count = 0
+    while any(version.workers[0].state is not WorkerState.FAILED for version in failing_versions):
+        assert await asyncio.gather(*(ask(good_version, f"{number}") for number in range(8))) == [
             f"{number}" for number in range(8)
         ]
-        asked += 8
-    assert asked
-    assert good.stats.answers == {200: asked}
-    assert not good.stats.refusals
-    assert not good.stats.restarts
-    for version in bad:
+        request_count += 8
+    assert request_count
+    assert good_version.stats.answers == {200: request_count}
+    assert not good_version.stats.refusals
+    assert not good_version.stats.restarts
+    for version in failing_versions:
         assert "exit code 7" in version.last_error
 
 
-async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
-    looked, look = [], WorkerInstance.is_stopped
+async def test_a_failed_health_check_is_logged_and_restarted(tmp_path, monkeypatch, caplog):
+    checked_instances, is_stopped = [], WorkerInstance.is_stopped
 
-    def fail_first(running):
-        looked.append(running)
-        if len(looked) == 1:
+    def fail_first(instance):
+        checked_instances.append(instance)
+        if len(checked_instances) == 1:
             raise ValueError("nobody foresaw this")
-        return look(running)
+        return is_stopped(instance)
 
     monkeypatch.setattr(WorkerInstance, "is_stopped", fail_first)
 
-    async with a_registry(**FAST) as registry:
+    async with a_registry(**FAST_HEARTBEAT) as registry:
         version = await a_talker(registry, tmp_path)
-        await until(lambda: looked)
+        await until(lambda: checked_instances)
         os.kill(version.workers[0].pid, signal.SIGSTOP)
         await until(lambda: version.workers[0].restarts)
         assert await ask(version, "hello") == "hello"

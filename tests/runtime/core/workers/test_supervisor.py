@@ -1,4 +1,4 @@
-"""Supervision with real worker processes: death, time-outs, load errors, scaling."""
+"""Supervision with real worker processes: deaths, timeouts, load errors, scaling."""
 
 from __future__ import annotations
 
@@ -73,20 +73,18 @@ def handle(data, context):
 
 @pytest.fixture
 def own_fork_server(monkeypatch):
-    """Start a fork server as a front end does, without the imports of the tests."""
+    """Start a fork server as the front end does, without the imports of the tests."""
     server = forkserver._forkserver
-    before = dict(vars(server))
+    server_state = dict(vars(server))
     monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
     server.__init__()
     yield
     os.close(server._forkserver_alive_fd)
     os.waitpid(server._forkserver_pid, 0)
-    vars(server).update(before)
+    vars(server).update(server_state)
 
 
-async def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(
-    own_fork_server, tmp_path
-):
+async def test_a_worker_does_not_import_the_front_end(own_fork_server, tmp_path):
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
         assert await ask(version, "hello") == "hello"
         [worker] = version.workers
@@ -103,9 +101,7 @@ async def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(
 
 
 @pytest.mark.skipif(cpu_count() == 1, reason="needs two cores")
-async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sleep(
-    registry, tmp_path
-):
+async def test_cores_are_redistributed_when_models_come_and_go(registry, tmp_path):
     first = await a_talker(registry, tmp_path)
     assert await ask(first, "threads") == str(cpu_count())
     second = await register(registry, tmp_path / "n", name="other")
@@ -117,8 +113,8 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
     registry.cores.share()
     assert await ask(first, "threads") == str(cpu_count())
     assert await ask(first, "wait policy") == "PASSIVE"
-    single = await register(registry, tmp_path / "s", name="single", config="threads: 1\n")
-    assert await ask(single, "threads") == "1"
+    single_threaded = await register(registry, tmp_path / "s", name="single", config="threads: 1\n")
+    assert await ask(single_threaded, "threads") == "1"
 
 
 @pytest.mark.parametrize(
@@ -128,23 +124,19 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
         ("kill", OutOfResources, "Out of resources"),
     ],
 )
-async def test_a_dying_workers_request_is_refused_and_a_new_worker_serves_the_next(
-    tmp_path, end, error, text
-):
+async def test_a_new_worker_serves_the_request_after_a_worker_death(tmp_path, end, error, text):
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
         job = submit(version, "exit" if end == "exit" else "hang")
-        waiting = submit(version, "next")
+        waiting_job = submit(version, "next")
         if end == "kill":
             await until(lambda: version.workers[0].channel.batches)
             os.kill(version.workers[0].pid, signal.SIGKILL)
         await refusal_of(job, error, text)
-        assert (await answer_of(waiting)).body == b"next"
+        assert (await answer_of(waiting_job)).body == b"next"
         assert version.workers[0].restarts == version.stats.restarts == 1
 
 
-async def test_a_request_that_kills_workers_again_and_again_does_not_shut_out_others(
-    tmp_path, monkeypatch
-):
+async def test_a_request_that_keeps_killing_workers_does_not_block_others(tmp_path, monkeypatch):
     # The pause is longer than this test, but too short for the worker to be given up.
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 250))
 
@@ -158,26 +150,24 @@ async def test_a_request_that_kills_workers_again_and_again_does_not_shut_out_ot
         await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
 
 
-async def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(registry, tmp_path):
+async def test_a_worker_past_its_response_timeout_is_replaced(registry, tmp_path):
     version = await a_talker(registry, tmp_path, response_timeout=1)
     job = submit(version, "hang")
     await refusal_of(job, WorkerDied, r"within 1 s \(responseTimeout\)")
     assert await ask(version, "again") == "again"
 
 
-async def test_a_load_error_that_stays_the_same_is_given_up_visibly(registry, tmp_path):
+async def test_a_persistent_load_error_gives_the_worker_up(registry, tmp_path):
     version = await a_talker(registry, tmp_path, "1 / 0\n", wait=False)
-    waiting = submit(version, "x")
+    waiting_job = submit(version, "x")
     await until(lambda: version.workers[0].state is WorkerState.FAILED)
     assert "ZeroDivisionError" in version.last_error
     assert version.workers[0].restarts == 2
-    for job in (waiting, submit(version, "y")):
+    for job in (waiting_job, submit(version, "y")):
         await refusal_of(job, NoWorker, r"were given up.*has the last error")
 
 
-async def test_scaling_is_the_way_back_of_workers_that_were_given_up(
-    registry, tmp_path, monkeypatch
-):
+async def test_scaling_restarts_workers_that_were_given_up(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.MAX_SAME_LOAD_ERRORS", 1)
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
@@ -191,9 +181,7 @@ async def test_scaling_is_the_way_back_of_workers_that_were_given_up(
     assert [worker.state for worker in version.workers] == [WorkerState.READY]
 
 
-async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_given_up_worker_is_retried_until_it_loads(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.MAX_SAME_LOAD_ERRORS", 1)
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES_S", (0.01,))
 
@@ -207,7 +195,7 @@ async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cau
     assert await ask(version, "x") == "x"
 
 
-async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_path, monkeypatch):
+async def test_scaling_does_not_wait_for_a_worker_in_back_off(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (250,))
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
@@ -219,7 +207,7 @@ async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_p
     assert version.ready
 
 
-async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_path, monkeypatch):
+async def test_the_exit_of_given_up_workers_is_reported(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
@@ -228,34 +216,34 @@ async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_p
     assert "exit code 9" in version.last_error
 
 
-async def test_a_refusal_says_how_long_a_worker_backs_off_or_loads(registry, tmp_path, monkeypatch):
+async def test_retry_after_covers_back_off_and_loading(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (200,))
 
     version = await a_talker(registry, tmp_path, job_queue_size=1)
     [worker] = version.workers
     assert version.retry_after() == 1
-    usual = worker.load_seconds
+    usual_load_seconds = worker.load_seconds
     submit(version, "exit")
     await until(lambda: worker.state is WorkerState.BACKING_OFF)
     submit(version, "waits")
-    caught = await refusal_of(submit(version, "too many"), QueueFull)
-    assert 200 - TIMEOUT < caught.retry_after <= 201 + usual
-    assert version.retry_after() <= 201 + usual
+    refusal = await refusal_of(submit(version, "too many"), QueueFull)
+    assert 200 - TIMEOUT < refusal.retry_after <= 201 + usual_load_seconds
+    assert version.retry_after() <= 201 + usual_load_seconds
     for state, since, seconds in (
-        (WorkerState.LOADING, 0.0, usual),
-        # A load that takes longer than usual may take as long again.
-        (WorkerState.LOADING, 10 * usual, 10 * usual),
+        (WorkerState.LOADING, 0.0, usual_load_seconds),
+        # A load that exceeds its usual time is expected to take as long again.
+        (WorkerState.LOADING, 10 * usual_load_seconds, 10 * usual_load_seconds),
         (WorkerState.UNLOADING, 0.0, None),
         (WorkerState.FAILED, 0.0, None),
     ):
         worker.state, worker.since = state, 0.0
-        assert worker.seconds_until_ready(since, usual) == seconds
+        assert worker.seconds_until_ready(since, usual_load_seconds) == seconds
     assert version.retry_after() is None
     worker.state = WorkerState.LOADING
     assert worker.seconds_until_ready(7.0, None) == 7.0
 
 
-async def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(registry, tmp_path):
+async def test_a_worker_that_dies_during_its_load_is_reported_with_its_exit(registry, tmp_path):
     with pytest.raises(LoadFailed, match=r"ended while it loaded .* 7"):
         await a_talker(registry, tmp_path, "import os\nos._exit(7)\n")
 
@@ -273,7 +261,7 @@ def handle(data, context):
 """
 
 
-async def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(
+async def test_an_exiting_worker_with_a_lingering_thread_is_replaced(
     registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 0.1)
@@ -304,10 +292,8 @@ def handle(data, context):
 """
 
 
-async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(
-    registry, tmp_path, monkeypatch
-):
-    """Nobody waits for its end, and only the guilty request of its batch is refused."""
+async def test_a_worker_that_closes_its_connection_counts_as_dead(registry, tmp_path, monkeypatch):
+    """Check that the exit is not awaited and that only the guilty request is refused."""
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 600)
 
     version = await a_talker(registry, tmp_path, UNHEARD, config="batchSize: 2\n")
@@ -316,17 +302,17 @@ async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_de
     await refusal_of(jobs[0], WorkerDied, "closed its connection")
 
 
-async def test_loading_has_a_timeout_of_its_own(registry, tmp_path):
+async def test_loading_has_its_own_timeout(registry, tmp_path):
     with pytest.raises(LoadFailed, match="within 1 s; raise startupTimeout"):
         await a_talker(registry, tmp_path, "import time\ntime.sleep(600)\n", startup_timeout=1)
 
 
-async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry, tmp_path):
+async def test_workers_are_scaled_and_requests_without_workers_refused(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
     first = version.workers[0].pid
     await registry.scale("talker", None, 3)
     assert len({worker.pid for worker in version.workers}) == 3
-    # The maximum caps the workers; the minimum takes none away.
+    # The maximum caps the workers; the minimum removes none.
     await registry.scale("talker", None, 1, 2)
     assert len(version.workers) == 2
     await registry.scale("talker", None, 1)
@@ -338,29 +324,31 @@ async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry,
         await registry.scale("talker", None, 3, 1)
 
 
-async def test_a_worker_that_is_taken_away_answers_what_it_has_first(registry, tmp_path):
+async def test_a_removed_worker_finishes_its_requests(registry, tmp_path):
     version = await a_talker(registry, tmp_path, initial_workers=2)
-    go = tmp_path / "go"
-    jobs = [submit(version, f"until {go}") for _ in range(2)]
+    gate = tmp_path / "go"
+    jobs = [submit(version, f"until {gate}") for _ in range(2)]
     await until(lambda: all(worker.channel.batches for worker in version.workers))
     scaling = asyncio.create_task(registry.scale("talker", None, 0))
     await until(lambda: not version.workers)
-    go.touch()
+    gate.touch()
     await scaling
-    assert [(await job.done).body.decode() for job in jobs] == [f"until {go}"] * 2
+    assert [(await job.done).body.decode() for job in jobs] == [f"until {gate}"] * 2
 
 
-def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
+def test_workers_end_when_the_front_end_is_killed(tmp_path):
     talker(tmp_path / "m")
     script = FRONT_END.format(directory=str(tmp_path / "m"))
-    with forked.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
-        pids = [int(pid) for pid in front.stdout.readline().split()]
-        front.kill()
+    with forked.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as front_end:
+        pids = [int(pid) for pid in front_end.stdout.readline().split()]
+        front_end.kill()
     assert len(pids) == 2
-    _, alive = psutil.wait_procs(
+    _, remaining_processes = psutil.wait_procs(
         [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=TIMEOUT
     )
-    assert not alive
+    assert not remaining_processes
 
 
 def test_exits_are_reported_in_words():
@@ -372,24 +360,27 @@ def test_exits_are_reported_in_words():
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux"
 )
-async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
-    pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
+async def test_pinned_workers_stay_on_their_cores_and_follow_changes(tmp_path):
+    pinning_settings = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
 
-    first, *_ = have = sorted(os.sched_getaffinity(0))
-    async with open_model(talker(tmp_path / "m"), pinned) as version:
+    first, *_ = available_cores = sorted(os.sched_getaffinity(0))
+    async with open_model(talker(tmp_path / "m"), pinning_settings) as version:
         [worker] = version.workers
-        assert psutil.Process(worker.pid).cpu_affinity() == have
-        assert await ask(version, "threads") == str(len(have))
+        assert psutil.Process(worker.pid).cpu_affinity() == available_cores
+        assert await ask(version, "threads") == str(len(available_cores))
         before = worker.pid
         await version.scale(2, 2)
         await until(lambda: version.stats.recycled["cores"] == 1)
-        shares = [psutil.Process(member.pid).cpu_affinity() for member in version.workers]
-        assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
-        assert first in shares[0]
+        affinities = [psutil.Process(member.pid).cpu_affinity() for member in version.workers]
+        assert (
+            sorted(affinities[0] + affinities[1])
+            == available_cores[: len(available_cores) // 2 * 2]
+        )
+        assert first in affinities[0]
         assert worker.pid != before
 
 
-async def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
+async def test_a_load_failure_is_logged_once_for_all_workers(tmp_path, caplog):
     async with a_registry() as registry:
         version = await a_talker(
             registry, tmp_path, "raise ValueError('no weights')\n", initial_workers=2, wait=False

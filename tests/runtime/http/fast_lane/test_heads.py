@@ -1,4 +1,4 @@
-"""Heads of requests as the fast lane reads and remembers them."""
+"""Request heads: how the fast lane parses and caches them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Version:
 
 def make_heads(
     guard: Guard | None = None,
-    missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
+    error_of_missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
 ) -> tuple[Heads, Any]:
-    """Return heads, and their registry of one model."""
+    """Return a head cache and its registry of one model."""
     models: dict[str, object] = {"digits": Version()}
 
     def route(name: str, version: str | None, headers: object) -> object:
@@ -44,7 +44,7 @@ def make_heads(
     registry: Any = SimpleNamespace(
         route=route, on_change=[], models=models, hidden_headers=HiddenHeaders(Settings())
     )
-    return Heads(registry, guard, 100, 64 << 10, missing_route=missing), registry
+    return Heads(registry, guard, 100, 64 << 10, missing_route=error_of_missing), registry
 
 
 def a_head(path: str = DIGITS, *headers: Pair, length: int = 0) -> bytes:
@@ -55,7 +55,7 @@ def read(heads: Heads, raw: bytes) -> Any:
     return heads.read(raw) or pytest.fail("the fast lane did not take the request")
 
 
-def test_a_head_is_read_once():
+def test_a_head_is_parsed_once():
     heads, registry = make_heads()
     raw = a_head(f"{DIGITS}?a=1", (b"X-Own", b"1"), length=7)
     head, version = read(heads, raw)
@@ -69,14 +69,15 @@ def test_a_head_is_read_once():
 
 
 @pytest.mark.parametrize(
-    ("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)]
+    ("value", "expects_continue"),
+    [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)],
 )
-def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value, waits):
+def test_a_head_knows_whether_the_client_expects_100_continue(value, expects_continue):
     head, _ = read(make_heads()[0], a_head(DIGITS, (b"Expect", value), length=7))
-    assert head.expects_continue == waits
+    assert head.expects_continue == expects_continue
 
 
-def test_known_heads_are_forgotten_when_models_change():
+def test_cached_heads_are_dropped_when_models_change():
     heads, registry = make_heads()
     raw = a_head("/predictions/new")
     assert isinstance(read(heads, raw)[1], RefusalRoute)
@@ -88,14 +89,14 @@ def test_known_heads_are_forgotten_when_models_change():
     assert read(heads, raw)[1] is registry.models["new"]
 
 
-def test_few_heads_are_remembered_and_none_that_is_long():
+def test_only_a_few_short_heads_are_cached():
     heads, _ = make_heads()
     for number in range(MAX_CACHED + 10):
         read(heads, a_head(f"{DIGITS}?{number}"))
     assert len(heads.entries) <= MAX_CACHED
-    long = a_head(DIGITS, (b"X-Long", b"x" * 5000))
-    read(heads, long)
-    assert long not in heads.entries
+    long_head = a_head(DIGITS, (b"X-Long", b"x" * 5000))
+    read(heads, long_head)
+    assert long_head not in heads.entries
 
 
 POST = b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\n"
@@ -125,11 +126,11 @@ POST = b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\n"
         b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
     ],
 )
-def test_a_head_that_is_not_plain_is_left_to_the_asgi_lane(raw):
+def test_an_unusual_head_is_left_to_the_asgi_lane(raw):
     assert make_heads()[0].read(raw) is None
 
 
-URGENT = (b"X-TSX-Priority", b"urgent")
+INVALID_PRIORITY = (b"X-TSX-Priority", b"urgent")
 
 
 @pytest.mark.parametrize(
@@ -138,14 +139,14 @@ URGENT = (b"X-TSX-Priority", b"urgent")
         ("/predictions/nobody", [], 404),
         ("/predictions/%ff%fe", [], 404),
         ("/predictions/", [], 404),
-        (DIGITS, [URGENT], 400),
+        (DIGITS, [INVALID_PRIORITY], 400),
         ("/nowhere", [], 404),
-        ("/nowhere", [URGENT], 404),
+        ("/nowhere", [INVALID_PRIORITY], 404),
     ],
 )
-def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path, headers, status):
+def test_a_refused_head_is_cached_with_its_refusal(path, headers, status):
     heads, _ = make_heads(
-        missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
+        error_of_missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
     )
     raw = a_head(path, *headers)
     _, route = read(heads, raw)
@@ -154,10 +155,10 @@ def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path, heade
     assert heads.entries[raw][1] is route
 
 
-def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
+def test_a_missing_token_precedes_all_other_refusals():
     heads, _ = make_heads(Guard(BearerToken("secret")))
     for path in ("/predictions/talker", DIGITS, "/predictions/nobody"):
-        for headers in ([], [(b"Authorization", b"Bearer wrong")], [URGENT]):
+        for headers in ([], [(b"Authorization", b"Bearer wrong")], [INVALID_PRIORITY]):
             _, route = read(heads, a_head(path, *headers))
             assert isinstance(route, RefusalRoute)
             assert isinstance(route.error, InvalidToken)
@@ -165,17 +166,17 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
     assert isinstance(route, Version)
 
 
-def test_a_flood_of_refusals_pushes_no_head_out():
+def test_refused_heads_do_not_evict_accepted_ones():
     heads, _ = make_heads()
-    entries = read(heads, a_head())
+    cached_head = read(heads, a_head())
     for number in range(2 * MAX_CACHED):
         heads.read(a_head(f"/predictions/nobody-{number}"))
         heads.read(a_head(f"/ping?{number}"))
-    assert heads.entries[a_head()] == entries
+    assert heads.entries[a_head()] == cached_head
     assert len(heads.entries) <= MAX_CACHED
-    late = a_head(f"{DIGITS}?late")
-    read(heads, late)
-    assert late in heads.entries
+    late_head = a_head(f"{DIGITS}?late")
+    read(heads, late_head)
+    assert late_head in heads.entries
 
 
 @given(
@@ -187,8 +188,8 @@ def test_a_flood_of_refusals_pushes_no_head_out():
         max_size=12,
     ),
 )
-def test_one_head_or_none_is_read_from_any_bytes(first, parts):
+def test_arbitrary_bytes_give_one_head_or_none(first, raw_parts):
     head = parse_head(
-        b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n"
+        b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(raw_parts) + b"\r\n\r\n"
     )
     assert head is None or (head.messages == 1 and not head.has_body)

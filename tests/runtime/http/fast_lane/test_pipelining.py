@@ -1,4 +1,4 @@
-"""Clients that send requests ahead: memory, the order of the answers, and turns of the loop."""
+"""Clients that pipeline requests: memory use, answer order, and fairness in the event loop."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Model:
 def connect(
     data: bytes, app: ServerApp | None = None, protocol: Any = FastLane
 ) -> tuple[Any, FakeTransport]:
-    """Return a connection of an app that echoes by default, and the transport of its client."""
+    """Return a connection of an app, by default an echo app, and its client's transport."""
     config = uvicorn.Config(app or EchoApp(), ws="none", lifespan="off", log_config=None)
     config.load()
     connection = protocol(config, ServerState(), {})
@@ -75,48 +75,50 @@ def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
     connection, transport = connect(data)
     model = Model()
     head = Head(Target("talker", None), b"", 10, True, 0, None, False, "", [], None, None)
-    entries = {PREDICT[:-10]: (head, model)}
+    known_heads = {PREDICT[:-10]: (head, model)}
     connection.lane.heads = SimpleNamespace(
-        entries=entries, look_up=entries.get, read=lambda raw: None
+        entries=known_heads, look_up=known_heads.get, read=lambda raw: None
     )
     return connection, transport, model
 
 
-async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held():
+async def test_reading_a_pipelining_client_pauses_at_a_memory_limit():
     connection, transport, model = connect_model(PREDICT * 20_000)  # 1.6 MB
-    held = 0
+    max_ahead_bytes = 0
     while model.submitted < 20_000:
         while transport.deliver(connection):
-            held = max(held, len(connection._ahead))
+            max_ahead_bytes = max(max_ahead_bytes, len(connection._ahead))
         await asyncio.sleep(0)
-        assert len(model.jobs) <= 1  # the order of the answers needs one at a time
+        assert len(model.jobs) <= 1  # The order of answers requires one at a time.
         for job in model.jobs:
             job.answer(200, b"", b"ok", BATCH)
         model.jobs.clear()
-    assert held <= MAX_AHEAD_BYTES + 2 * READ_BYTES
+    assert max_ahead_bytes <= MAX_AHEAD_BYTES + 2 * READ_BYTES
     assert transport.pauses.count(False) <= len(transport.data) // READ_BYTES + 2
     assert transport.written.count(b"200 OK") == 20_000
 
 
-async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop():
+async def test_a_large_body_is_read_in_pieces_over_several_iterations():
     body = bytes(10 * READ_BYTES)
     head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
     connection, transport, model = connect_model(head + body)
-    large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
-    connection.lane.heads.entries[head] = (large, model)
+    large_head = Head(
+        Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None
+    )
+    connection.lane.heads.entries[head] = (large_head, model)
     connection.lane.heads.find_again = lambda head: model
-    turns = 0
+    iterations = 0
     while not model.submitted:
         assert transport.deliver(connection)
         while transport.paused and not model.submitted:
             await asyncio.sleep(0)
-            turns += 1
-    assert turns >= 9
+            iterations += 1
+    assert iterations >= 9
     assert b"".join(model.jobs[0].body.pieces) == body
 
 
 class EchoApp(ServerApp):
-    """Answers with a request's path and the length of its body, and keeps the scopes."""
+    """An app that answers with the request's path and body length, and records the scopes."""
 
     def __init__(self) -> None:
         super().__init__("echo", ResponseCounts(), Settings())
@@ -150,28 +152,28 @@ AHEAD_OF_UVICORN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
-async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data, answers):
+async def test_uvicorn_gets_pipelined_requests_one_at_a_time(data, answers):
     connection, transport = connect(data)
-    queued = turns = 0
+    max_queued = iterations = 0
     while transport.written.count(b"HTTP/1.1 200") < len(answers):
         transport.deliver(connection)
-        queued = max(queued, len(connection.pipeline))
+        max_queued = max(max_queued, len(connection.pipeline))
         assert len(connection._ahead) <= MAX_AHEAD_BYTES + 2 * READ_BYTES
         await asyncio.sleep(0)
-        turns += 1
-        assert turns < 100 * len(answers) + 1000
+        iterations += 1
+        assert iterations < 100 * len(answers) + 1000
     lines = [
-        part.rpartition(b"\r\n\r\n")[2]
-        for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
+        response.rpartition(b"\r\n\r\n")[2]
+        for response in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
     ]
     assert lines == answers
-    assert queued <= MIN_PIECE_BYTES // len(LIVEZ) + 2
+    assert max_queued <= MIN_PIECE_BYTES // len(LIVEZ) + 2
 
 
-async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection():
+async def test_one_loop_iteration_parses_a_bounded_number_of_chunks():
     chunks, size = 100_000, 1
     connection, transport = connect(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ)
-    turns = 0
+    iterations = 0
     while transport.written.count(b"HTTP/1.1 200") < 2:
         filled = connection._received_bytes
         transport.deliver(connection)
@@ -180,12 +182,12 @@ async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connect
             <= (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size + 1) * size
         )
         await asyncio.sleep(0)
-        turns += 1
-    assert turns > chunks / (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size) / 2
+        iterations += 1
+    assert iterations > chunks / (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size) / 2
     assert b"/sum %d" % (chunks * size) in transport.written
 
 
-SURROUNDINGS = {
+EXCESSIVE_FRAMING = {
     "small chunks with extensions": b"1;abcdefgh\r\nx\r\n" * 50_000,
     "a long extension": b"1;" + b"x" * 200_000,
     "trailers": b"1\r\nx\r\n0\r\n" + b"a:b\r\n" * 50_000,
@@ -193,8 +195,8 @@ SURROUNDINGS = {
 }
 
 
-@pytest.mark.parametrize("body", SURROUNDINGS.values(), ids=SURROUNDINGS)
-async def test_a_chunked_body_that_is_hardly_content_is_refused(body):
+@pytest.mark.parametrize("body", EXCESSIVE_FRAMING.values(), ids=EXCESSIVE_FRAMING)
+async def test_a_chunked_body_with_excessive_framing_is_refused(body):
     connection, transport = connect(CHUNKED + body)
     while not transport.is_closing():
         transport.deliver(connection)
@@ -204,8 +206,8 @@ async def test_a_chunked_body_that_is_hardly_content_is_refused(body):
     assert len(connection.headers) == 1
 
 
-async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
-    # Some of these requests begin in the piece that ends the one before.
+async def test_a_chunked_body_after_a_large_one_does_not_count_as_framing():
+    # Some of these requests begin in the piece in which the previous one ends.
     sizes = range(200_000, 200_000 + 20 * (MIN_PIECE_BYTES // 2), MIN_PIECE_BYTES // 2)
     data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
     connection, transport = connect(data)
@@ -215,14 +217,14 @@ async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
     assert transport.written.count(b"HTTP/1.1 200") == len(sizes)
 
 
-async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_the_connection():
+async def test_no_answer_is_written_after_garbage_closed_the_connection():
     connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + HEAD_END)
     transport.deliver(connection)
     assert transport.is_closing()
-    before = bytes(transport.written)
+    written_before = bytes(transport.written)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert transport.written == before
+    assert transport.written == written_before
 
 
 @pytest.mark.parametrize("protocol", [FastLane, CasedProtocol])
@@ -238,7 +240,7 @@ async def test_trailers_do_not_become_headers_of_their_request(protocol):
     assert scope[HEADER_NAMES] == [b"Transfer-Encoding"]
 
 
-async def test_headers_beyond_their_number_are_refused_before_they_are_parsed():
+async def test_too_many_headers_are_refused_before_parsing():
     app = EchoApp()
     head = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n"
     connection, transport = connect(head, app)
@@ -246,26 +248,26 @@ async def test_headers_beyond_their_number_are_refused_before_they_are_parsed():
     assert transport.written.startswith(b"HTTP/1.1 431 ")
     assert b"10000 headers; the limit is 200" in transport.written
     assert transport.is_closing()
-    assert connection.headers is None  # uvicorn's parser got nothing of them
+    assert connection.headers is None  # uvicorn's parser never received them
     assert not app.scopes
 
 
 class TalkingApp(ServerApp):
-    """Accepts a WebSocket, and takes its messages once the test sets `takes`."""
+    """An app that accepts a WebSocket and reads its messages once the test sets `may_read`."""
 
     def __init__(self) -> None:
         super().__init__("talking", ResponseCounts(), Settings())
-        self.takes = asyncio.Event()
-        self.taken = 0
+        self.may_read = asyncio.Event()
+        self.read_count = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
-        await self.takes.wait()
+        await self.may_read.wait()
         while (await receive())["type"] == "websocket.receive":
-            self.taken += 1
+            self.read_count += 1
 
 
-async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_handshake_wait():
+async def test_a_websocket_is_not_read_while_early_messages_wait():
     head = b"GET /predictions/talker HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
@@ -278,67 +280,67 @@ async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_ha
     assert transport.protocol is not None
     assert transport.paused
     assert transport.sent == READ_BYTES
-    app.takes.set()
-    turns = 0
-    while app.taken < count:
+    app.may_read.set()
+    iterations = 0
+    while app.read_count < count:
         transport.deliver(transport.protocol)
         await asyncio.sleep(0)
-        turns += 1
-        assert turns < 10 * count
+        iterations += 1
+        assert iterations < 10 * count
     transport.protocol.connection_lost(None)
     assert app.bytes_in_flight.used == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
 def test_answers_of_both_lanes_keep_the_order_of_their_requests(server, size):
-    sent, expected = [], []
+    request_list, expected = [], []
     for number in range(60):
         body = b"%d " % number * (1 + number % 5)
         do = (b"x-do", b"bytes")
-        sent.append(request(target=b"/predictions/talker", headers=[do], body=body))
-        sent.append(
+        request_list.append(request(target=b"/predictions/talker", headers=[do], body=body))
+        request_list.append(
             request(target=b"/predictions/talker", headers=[do, (b"Transfer-Encoding", b"chunked")])
             + chunked([body, b"."])
         )
-        sent.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
+        request_list.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
         expected += [body, body + b"."]
-    data = b"".join(sent)
+    data = b"".join(request_list)
     if size == 1:
-        data = b"".join(sent[:9])
+        data = b"".join(request_list[:9])
     with connect_raw(server) as connection:
-        connection.send(*(data[at : at + size] for at in range(0, len(data), size)))
-        answers = [connection.answer() for _ in range(9 if size == 1 else len(sent))]
+        connection.send(*(data[start : start + size] for start in range(0, len(data), size)))
+        answers = [connection.answer() for _ in range(9 if size == 1 else len(request_list))]
     assert all(answer and answer.status == 200 for answer in answers)
-    bodies = [answer.body for at, answer in enumerate(answers) if answer and at % 3 != 2]
+    bodies = [answer.body for start, answer in enumerate(answers) if answer and start % 3 != 2]
     assert bodies == expected[: len(bodies)]
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_server_neither_grows_nor_stalls_while_forty_clients_pipeline(tmp_path):
-    """Requests that were sent ahead once took hundreds of megabytes and seconds of the loop."""
+def test_forty_pipelining_clients_neither_grow_nor_stall_the_server(tmp_path):
+    """Pipeline as many requests as once took hundreds of megabytes and blocked the loop."""
     archive = make_model(tmp_path / "talker.mar", TALKER)
     environment = {
         "TSX_CACHE_DIR": str(tmp_path / "cache"),
         "TSX_STATE_DIR": str(tmp_path / "state"),
     }
-    with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as running:
-        address = running.address("predictions")
-        url, process = httpx.URL(address), psutil.Process(running.process.pid)
-        with httpx.Client(base_url=address, timeout=60) as neighbour, ExitStack() as stack:
-            assert neighbour.get("/livez").status_code == 200
-            before = process.memory_info().rss
+    with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as server_process:
+        address = server_process.address("predictions")
+        url, process = httpx.URL(address), psutil.Process(server_process.process.pid)
+        with httpx.Client(base_url=address, timeout=60) as other_client, ExitStack() as stack:
+            assert other_client.get("/livez").status_code == 200
+            memory_before = process.memory_info().rss
             clients = [
                 stack.enter_context(socket.create_connection((url.host, url.port)))
                 for _ in range(40)
             ]
-            data, sent, answered = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
+            data, sent_counts, answered_count = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
             for client in clients:
                 client.setblocking(False)
             for _ in range(10):
                 for client in select.select([], clients, [], 0)[1]:
-                    sent[client] += client.send(memoryview(data)[sent[client] :])
+                    sent_counts[client] += client.send(memoryview(data)[sent_counts[client] :])
                 for client in select.select(clients, [], [], 0)[0]:
-                    answered += client.recv(1 << 20).count(b"200 OK")
-                assert neighbour.post("/predictions/talker", content=b"x").status_code == 200
-                assert process.memory_info().rss - before < 60 << 20
-            assert answered
+                    answered_count += client.recv(1 << 20).count(b"200 OK")
+                assert other_client.post("/predictions/talker", content=b"x").status_code == 200
+                assert process.memory_info().rss - memory_before < 60 << 20
+            assert answered_count

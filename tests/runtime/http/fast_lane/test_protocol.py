@@ -44,7 +44,7 @@ END = b"3\r\nend\r\n0\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def measuring(start_server: Any) -> Iterator[RunningServer]:
+def measuring_server(start_server: Any) -> Iterator[RunningServer]:
     with start_server(max_request_size=12_000_000) as server:
         server.write_mar("measure.mar", handler=MEASURE)
         server.register("measure.mar", initial_workers=1, batch_size=4)
@@ -61,31 +61,31 @@ def body_of(connection: RawConnection) -> bytes:
     return answer.body
 
 
-def described(body: bytes) -> bytes:
+def describe_body(body: bytes) -> bytes:
     return f"bytearray {len(body)} {sum(body[::4099])} {len(set(body))}".encode()
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 300_000, 11_000_000])
-def test_a_body_of_any_size_arrives_as_it_was_sent(measuring, size):
+def test_a_body_of_any_size_arrives_unchanged(measuring_server, size):
     body = (bytes(range(256)) * (size // 256 + 1))[:size]
-    with connect_raw(measuring) as connection:
-        for sent in (body, body[:9]):
-            connection.send(measure(sent))
-            assert body_of(connection) == described(sent)
+    with connect_raw(measuring_server) as connection:
+        for sent_body in (body, body[:9]):
+            connection.send(measure(sent_body))
+            assert body_of(connection) == describe_body(sent_body)
 
 
-def test_large_bodies_of_one_batch_do_not_mix(measuring):
+def test_large_bodies_of_one_batch_are_not_mixed_up(measuring_server):
     bodies = [bytes([number]) * (200_000 + number) for number in range(12)]
-    connections = [connect_raw(measuring) for _ in bodies]
+    connections = [connect_raw(measuring_server) for _ in bodies]
     for connection, body in zip(connections, bodies, strict=True):
         connection.send(measure(body))
     for connection, body in zip(connections, bodies, strict=True):
-        assert body_of(connection) == described(body)
+        assert body_of(connection) == describe_body(body)
         connection.sock.close()
 
 
 @pytest.fixture(scope="module")
-def flooding(start_server: Any) -> Iterator[RunningServer]:
+def flooding_server(start_server: Any) -> Iterator[RunningServer]:
     """Start a server whose model streams as many pieces of 64 KiB as the request asks for."""
     with start_server(max_response_size=1_000_000) as server:
         server.write_mar("flood.mar", handler=FLOOD)
@@ -99,56 +99,56 @@ def flood(count: int, *headers: tuple[bytes, bytes]) -> bytes:
 
 
 def is_holding(server: RunningServer) -> bool:
-    """Return whether the worker waits until a client has taken more of its stream."""
+    """Return whether the worker waits for a client to read more of its stream."""
     (worker,) = server.registry.find("flood").workers
     return worker.channel is not None and bool(worker.channel.is_paused)
 
 
-def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(flooding, until):
-    before = psutil.Process().memory_info().rss
-    with connect_raw(flooding) as connection:
+def test_an_unread_stream_blocks_the_worker_but_uses_no_memory(flooding_server, until):
+    memory_before = psutil.Process().memory_info().rss
+    with connect_raw(flooding_server) as connection:
         connection.send(flood(2000))  # 131 MB
-        until(lambda: is_holding(flooding))
-        assert psutil.Process().memory_info().rss - before < 40_000_000
-        received, end = 0, b""
-        while part := connection.sock.recv(1 << 20):
-            received += len(part)
-            end = (end + part)[-len(END) :]
+        until(lambda: is_holding(flooding_server))
+        assert psutil.Process().memory_info().rss - memory_before < 40_000_000
+        received_bytes, end = 0, b""
+        while chunk := connection.sock.recv(1 << 20):
+            received_bytes += len(chunk)
+            end = (end + chunk)[-len(END) :]
             if end == END:
                 break
-        assert received > 2000 * 65536
-    assert psutil.Process().memory_info().rss - before < 60_000_000
+        assert received_bytes > 2000 * 65536
+    assert psutil.Process().memory_info().rss - memory_before < 60_000_000
 
 
-def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(flooding, until):
-    with connect_raw(flooding) as connection:
+def test_a_client_that_leaves_an_unread_stream_frees_the_worker(flooding_server, until):
+    with connect_raw(flooding_server) as connection:
         connection.send(flood(500))
-        until(lambda: is_holding(flooding))
-    assert flooding.ask(path="/predictions/flood").text == "end"
+        until(lambda: is_holding(flooding_server))
+    assert flooding_server.ask(path="/predictions/flood").text == "end"
 
 
 @pytest.mark.parametrize(
     ("headers", "end"), [([], END), ([(b"x-broken", b"1")], b"")], ids=["whole", "broken"]
 )
-def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(
-    flooding, until, headers, end
+def test_a_stream_that_ends_for_a_slow_client_frees_the_worker(
+    flooding_server, until, headers, end
 ):
-    """The last frames of the worker come in one read, behind those that the client has yet to read.
+    """Read the worker's last frames at once, while the client has yet to read earlier ones.
 
-    The kernel decides how many frames that read holds: one of these counts ends behind a held one.
+    The kernel decides how many frames one read returns; one of these counts ends after a held one.
     """
-    address = connect_raw(flooding).sock.getpeername()
+    address = connect_raw(flooding_server).sock.getpeername()
     for count in range(200, 210):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(address)
             sock.sendall(flood(count, *headers))
-            until(lambda: is_holding(flooding))
-            received = b""
-            while (not end or not received.endswith(end)) and (part := sock.recv(4096)):
-                received = received[-100:] + part
-            assert received.endswith(end)
-        assert flooding.ask(path="/predictions/flood").text == "end"
+            until(lambda: is_holding(flooding_server))
+            received_bytes = b""
+            while (not end or not received_bytes.endswith(end)) and (chunk := sock.recv(4096)):
+                received_bytes = received_bytes[-100:] + chunk
+            assert received_bytes.endswith(end)
+        assert flooding_server.ask(path="/predictions/flood").text == "end"
 
 
 def connected(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTransport]:
@@ -161,13 +161,13 @@ def connected(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTrans
 
 
 @pytest.mark.anyio
-async def test_a_client_that_was_slow_once_gets_all_its_time_again():
+async def test_a_client_that_reads_again_regains_its_full_timeout():
     connection, transport = connected(write_timeout=3)
     transport.unread = 1000
     connection.pause_writing()
     connection.on_tick()
     connection.resume_writing()
-    for _ in range(10):  # a long stream that is read well
+    for _ in range(10):  # a long stream that is read without delay
         connection.on_tick()
     transport.unread = 2000
     connection.pause_writing()
@@ -179,9 +179,9 @@ async def test_a_client_that_was_slow_once_gets_all_its_time_again():
 
 
 @pytest.mark.anyio
-async def test_a_closed_connection_whose_client_takes_nothing_is_aborted():
+async def test_a_closed_connection_with_unread_bytes_is_aborted():
     connection, transport = connected(write_timeout=3)
-    transport.unread = 1000  # too little for the transport to ask for a pause
+    transport.unread = 1000  # too little to pause the transport
     transport.close()
     for _ in range(6):
         connection.on_tick()
@@ -192,8 +192,8 @@ async def test_a_closed_connection_whose_client_takes_nothing_is_aborted():
 @pytest.mark.parametrize(
     ("step_bytes", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)]
 )
-async def test_a_body_must_come_at_a_rate_however_steadily_it_comes(step_bytes, rate, seconds):
-    """A body may take 3 s, and the time that its bytes so far take at the rate."""
+async def test_a_body_must_arrive_at_the_minimum_rate(step_bytes, rate, seconds):
+    """Allow a body 3 s plus the time that its received bytes take at the minimum rate."""
     connection, transport = connected(rate, body_timeout=3)
     connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
     ticks = 0
@@ -214,7 +214,7 @@ async def test_a_body_must_come_at_a_rate_however_steadily_it_comes(step_bytes, 
         (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n"),
     ],
 )
-def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(empty, framing, end):
+def test_a_model_removed_during_a_body_is_not_found_on_either_lane(empty, framing, end):
     empty.register("talker.mar", initial_workers=1)
     with connect_raw(empty) as connection:
         connection.send(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n" + framing)

@@ -1,4 +1,4 @@
-"""Spans of requests that stream or are split, or whose clients leave."""
+"""Spans of requests that stream, are split, or lose their clients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ both_lanes = pytest.mark.parametrize("chunked", [False, True], ids=["fast", "asg
 
 
 class SpanRecorder:
-    """Collects the spans that a tracer of a share of all requests exports."""
+    """A collector of the spans that a tracer with this sampling rate exports."""
 
-    def __init__(self, share: float = 0.0) -> None:
+    def __init__(self, sampling_rate: float = 0.0) -> None:
         self.spans: list[Span] = []
-        self.tracer = Tracer(share, lambda make: self.spans.extend(make()))
+        self.tracer = Tracer(sampling_rate, lambda make: self.spans.extend(make()))
 
     def of(self, trace: int) -> dict[str, Span]:
         return {span.name: span for span in self.spans if span.trace_id == trace}
@@ -38,10 +38,10 @@ def traced(processes: None, store: Path) -> Iterator[tuple[RunningServer, SpanRe
         yield server, recorder
 
 
-def headers(trace: int, **more: str) -> dict[str, str]:
+def headers(trace: int, **extra_headers: str) -> dict[str, str]:
     return {
         "traceparent": f"00-{trace:032x}-00f067aa0ba902b7-01",
-        **{name.replace("_", "-"): value for name, value in more.items()},
+        **{name.replace("_", "-"): value for name, value in extra_headers.items()},
     }
 
 
@@ -49,12 +49,12 @@ REQUEST = "POST /predictions/{model}"
 
 
 def wait_for_worker(server: RunningServer, until: Callable[..., None]) -> None:
-    """Wait for the worker, whose process an earlier test may have ended."""
+    """Wait until the worker is ready; an earlier test may have ended its process."""
     until(lambda: server.registry.find("talker", "1.0").workers[0].state is WorkerState.READY)
 
 
 @both_lanes
-def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(traced, until, chunked):
+def test_a_stream_is_one_span_and_a_broken_one_is_an_error(traced, until, chunked):
     server, recorder = traced
     wait_for_worker(server, until)
     first = 100 + 10 * chunked
@@ -81,7 +81,7 @@ def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(traced, until,
 
 
 @both_lanes
-def test_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
+def test_the_span_of_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
     server, recorder = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
@@ -98,8 +98,8 @@ def test_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
         # The end of the previous worker may not be known yet.
         until(lambda: (channel := version.workers[0].channel) is not None and channel.sent)
         channel = version.workers[0].channel
-    # The server must see the client leave before the answer comes.
-    until(lambda: all(job.gone for sent in channel.sent for job in sent.jobs))
+    # The server must notice that the client left before the answer arrives.
+    until(lambda: all(job.gone for sent_batch in channel.sent for job in sent_batch.jobs))
     file.touch()
     until(lambda: REQUEST in recorder.of(trace))
     span = recorder.of(trace)[REQUEST]
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
     assert "http.response.status_code" not in span.attributes
 
 
-def test_the_version_that_a_split_has_picked_is_reported(traced, until):
+def test_the_span_names_the_version_chosen_by_a_split(traced, until):
     server, recorder = traced
     server.call(lambda: server.registry.set_traffic("talker", Traffic(weights={"2.0": 1})))
     try:
@@ -122,16 +122,16 @@ def test_the_version_that_a_split_has_picked_is_reported(traced, until):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_share_of_the_requests_without_a_trace_begins_one(store, until):
+def test_untraced_requests_are_sampled_at_the_configured_rate(store, until):
     recorder = SpanRecorder(1.0)
     with running_server(make_settings(store), tracer=recorder.tracer) as server:
         server.register("talker.mar", initial_workers=1)
-        reported = [
+        reported_spans = [
             server.inference.post("/predictions/talker").json()["headers"]["traceparent"]
             for _ in range(2)
         ]
         until(lambda: sum(span.name == REQUEST for span in recorder.spans) == 2)
     requests = {f"{span.trace_id:032x}": span for span in recorder.spans if span.name == REQUEST}
-    assert {text.split("-")[1] for text in reported} == set(requests)
+    assert {text.split("-")[1] for text in reported_spans} == set(requests)
     assert len(requests) == 2
     assert {span.parent_id for span in requests.values()} == {0}

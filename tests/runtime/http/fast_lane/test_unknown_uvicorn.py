@@ -1,4 +1,4 @@
-"""A server process with a uvicorn that the fast lane does not know: the ASGI lane serves all."""
+"""A server with an unknown uvicorn version: the ASGI lane serves all requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDLER = """
 def handle(data, context):
     return None if data is None else [bytes(row["body"]) for row in data]
 """
-NEWER = """
+UNKNOWN_UVICORN = """
 import uvicorn.protocols.http.httptools_impl as theirs
 
 class HttpToolsProtocol(theirs.HttpToolsProtocol):
@@ -26,10 +26,10 @@ theirs.HttpToolsProtocol = HttpToolsProtocol
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_path):
+def test_an_unknown_uvicorn_gives_one_warning_and_disables_the_fast_lane(tmp_path):
     make_model(tmp_path / "echo", HANDLER)
     (tmp_path / "newer").mkdir()
-    (tmp_path / "newer" / "sitecustomize.py").write_text(NEWER)
+    (tmp_path / "newer" / "sitecustomize.py").write_text(UNKNOWN_UVICORN)
     paths = [str(tmp_path / "newer"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
     with serving(
@@ -48,7 +48,7 @@ def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_
         assert server.stop() == 0
         assert "Traceback" not in server.log
         warnings = [line for line in server.log.splitlines() if "fast lane" in line]
-    # uvicorn's protocol answers 100 although the body has come already.
+    # uvicorn's protocol sends 100 Continue although the body has already arrived.
     assert [answer and answer.status for answer in answers] == [100, 200]
     assert answers[1] is not None
     assert answers[1].body == b"at once"

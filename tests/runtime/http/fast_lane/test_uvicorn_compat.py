@@ -1,4 +1,4 @@
-"""The parts of uvicorn that the fast lane relies on, and a uvicorn that lacks them."""
+"""The parts of uvicorn that the fast lane uses, and a uvicorn that lacks them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source_of(file: str | None) -> str:
 
 
 def names_used(source: str, *owners: str) -> set[str]:
-    """Return the attributes that the source takes from owners such as `connection.flow`."""
+    """Return the attributes that the source accesses on owners such as `connection.flow`."""
     nodes = ast.walk(ast.parse(source))
     return {
         node.attr
@@ -56,8 +56,8 @@ def names_used(source: str, *owners: str) -> set[str]:
 
 def own_parts() -> set[str]:
     """Return the attributes that the fast lane defines itself."""
-    kinds = (*LANE, exchange.Exchange, lane.Lane, read_flow.ReadFlow)
-    return {name for kind in kinds for name in (*vars(kind), *code_names(kind))}
+    classes = (*LANE, exchange.Exchange, lane.Lane, read_flow.ReadFlow)
+    return {name for kind in classes for name in (*vars(kind), *code_names(kind))}
 
 
 def code_names(kind: type) -> set[str]:
@@ -71,17 +71,17 @@ def code_names(kind: type) -> set[str]:
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in ast.walk(node)
     ]
-    stored = {
+    assigned_names = {
         node.attr
         for node in targets
         if isinstance(node, ast.Attribute)
         and ast.unparse(node.value) == "self"
         and isinstance(node.ctx, ast.Store)
     }
-    return stored - members_of(httptools_impl.HttpToolsProtocol)
+    return assigned_names - members_of(httptools_impl.HttpToolsProtocol)
 
 
-def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
+def test_the_installed_uvicorn_satisfies_the_fast_lane():
     assert missing_members(httptools_impl) == []
     assert http_protocol() is FastLane
 
@@ -95,15 +95,19 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
         ("FlowControl", ("self.flow",), MODULES),
     ],
 )
-def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(kind, owners, modules):
-    used = {name for module in modules for name in names_used(source_of(module.__file__), *owners)}
-    theirs = (
-        used & members_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
+def test_every_part_of_uvicorn_that_the_fast_lane_uses_is_declared(kind, owners, modules):
+    used_names = {
+        name for module in modules for name in names_used(source_of(module.__file__), *owners)
+    }
+    uvicorn_names = (
+        used_names & members_of(getattr(httptools_impl, kind))
+        if kind == "HttpToolsProtocol"
+        else used_names
     )
-    assert theirs - own_parts() - set(REQUIRED_MEMBERS[kind]) <= {"__init__"}
+    assert uvicorn_names - own_parts() - set(REQUIRED_MEMBERS[kind]) <= {"__init__"}
 
 
-def test_missing_parts_of_uvicorn_are_named():
+def test_missing_parts_of_uvicorn_are_listed():
     class Protocol:
         def __init__(self, config: object, server_state: object) -> None:
             self.flow = config
@@ -124,9 +128,7 @@ def test_missing_parts_of_uvicorn_are_named():
 
 
 @pytest.mark.parametrize("missing", ["a part", "the module"])
-def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
-    missing, monkeypatch, caplog
-):
+def test_an_unknown_uvicorn_uses_its_own_protocol_with_one_warning(missing, monkeypatch, caplog):
     if missing == "a part":
         monkeypatch.setitem(REQUIRED_MEMBERS, "FlowControl", ("levitate",))
     else:
@@ -138,7 +140,7 @@ def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
 
 
 class RecordingProtocol(httptools_impl.HttpToolsProtocol):
-    """uvicorn's protocol, which lists the calls of its methods."""
+    """uvicorn's protocol, extended to record the calls of its methods."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -177,7 +179,7 @@ def connect() -> tuple[RecordingProtocol, FakeTransport]:
 
 
 @pytest.mark.anyio
-async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported():
+async def test_bytes_are_parsed_on_arrival_and_answers_end_with_a_callback():
     connection, transport = connect()
     state = connection.server_state
     assert state.connections == {connection}
@@ -204,7 +206,7 @@ async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_repor
 
 
 @pytest.mark.anyio
-async def test_garbage_is_answered_at_once_and_the_connection_closed():
+async def test_garbage_is_answered_at_once_and_closes_the_connection():
     connection, transport = connect()
     connection.data_received(b"GARBAGE\r\n\r\n")
     assert transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")

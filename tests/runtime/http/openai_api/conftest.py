@@ -25,7 +25,7 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def served(store: Path, start_server: Any) -> Iterator[Any]:
+def openai_server(store: Path, start_server: Any) -> Iterator[Any]:
     for version in ("1.0", "2.0"):
         make_model(
             store / f"writer{version}.mar", WRITER, name="writer", version=version, config=ASYNC
@@ -48,22 +48,22 @@ def client_of(server: Any, **options: Any) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def client(served: Any) -> Iterator[openai.OpenAI]:
-    with client_of(served) as client:
+def client(openai_server: Any) -> Iterator[openai.OpenAI]:
+    with client_of(openai_server) as client:
         yield client
 
 
 @pytest.fixture
 def chat(client: openai.OpenAI) -> Callable[..., Any]:
-    """Return a call by which OpenAI's client has `writer` answer with a text."""
+    """Return a function by which OpenAI's client makes `writer` answer with `reply`."""
 
-    def complete(reply: str = "x", **parameters: Any) -> Any:
-        usual = {"model": "writer", "messages": messages(reply)}
-        return client.chat.completions.create(**usual | parameters)
+    def create_completion(reply: str = "x", **parameters: Any) -> Any:
+        defaults = {"model": "writer", "messages": messages(reply)}
+        return client.chat.completions.create(**defaults | parameters)
 
-    return complete
+    return create_completion
 
 
 def messages(reply: str) -> list[Any]:
-    """Return a chat that the model `writer` answers with this text."""
+    """Return chat messages that make the model `writer` answer with this text."""
     return [{"role": "user", "content": f"say {reply}"}]

@@ -1,4 +1,4 @@
-"""What OpenAI's API answers, driven by its own client and by LangChain's."""
+"""The answers of OpenAI's API, tested with its own client and with LangChain's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_chat(chat):
     assert answer.id.startswith("chatcmpl-")
 
 
-def test_variables_of_the_chat_template_are_part_of_the_prompt(client, chat):
+def test_chat_template_variables_reach_the_prompt(client, chat):
     variables = {"chat_template_kwargs": {"enable_thinking": False}}
     for body, tokens in (({}, 15), ({"chat_template_kwargs": {}}, 15), (variables, 37)):
         answer = chat("hello", extra_body=body)
@@ -49,7 +49,7 @@ def test_chat_streams(chat):
     assert (last.choices, last.usage.total_tokens) == ([], 20)
 
 
-def test_several_choices_are_drawn_each_with_a_seed_of_its_own(chat):
+def test_several_choices_use_different_seeds(chat):
     request = {"n": 3, "seed": 4, "temperature": 1.0}
     texts = [choice.message.content for choice in chat("12345678", **request).choices]
     assert len(set(texts)) == 3
@@ -61,16 +61,16 @@ def test_several_choices_are_drawn_each_with_a_seed_of_its_own(chat):
 
 def test_stops_limits_and_logprobs(chat):
     assert text_of(chat("one two", stop=[" "])) == "one"
-    cut = chat("one two", max_completion_tokens=2)
-    assert (text_of(cut), cut.choices[0].finish_reason) == ("on", "length")
+    truncated = chat("one two", max_completion_tokens=2)
+    assert (text_of(truncated), truncated.choices[0].finish_reason) == ("on", "length")
     token = chat("a", logprobs=True, top_logprobs=2).choices[0].logprobs.content[0]
     assert (token.token, token.logprob, token.bytes) == ("a", -0.5, [97])
     assert [top.logprob for top in token.top_logprobs] == [-0.5, -9999.0]
 
 
-def test_parts_of_text_roles_and_json(chat):
-    parts = [{"type": "text", "text": "say "}, {"type": "text", "text": "b"}]
-    roles = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+def test_text_parts_roles_and_json_format(chat):
+    text_parts = [{"type": "text", "text": "say "}, {"type": "text", "text": "b"}]
+    roles = [{"role": "developer", "content": "x"}, {"role": "user", "content": text_parts}]
     assert text_of(chat(messages=roles)) == "b"
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     for response_format in ({"type": "json_object"}, schema):
@@ -97,55 +97,55 @@ def test_tool_calls(client, chat, reply):
     assert (final.message.content or "") == (choice.message.content or "")
     assert final.message.tool_calls[0].function.arguments == call.function.arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "say sunny"}
-    again = chat(messages=[*messages("x"), choice.message, result], tools=[WEATHER])
-    assert text_of(again) == "sunny"
+    second_reply = chat(messages=[*messages("x"), choice.message, result], tools=[WEATHER])
+    assert text_of(second_reply) == "sunny"
 
 
-def test_a_forced_tool_binds_the_answer_and_no_tool_leaves_it_free(chat):
+def test_tool_choice_forces_or_forbids_a_tool_call(chat):
     tools = [WEATHER, {"type": "function", "function": {"name": "time"}}]
-    forced = chat(tools=tools, tool_choice="required").choices[0]
-    assert forced.finish_reason == "tool_calls"
-    assert forced.message.tool_calls[0].function.name == "weather"
-    free = chat(tools=tools, tool_choice="none").choices[0]
-    assert (free.finish_reason, free.message.content) == ("stop", "x")
+    forced_choice = chat(tools=tools, tool_choice="required").choices[0]
+    assert forced_choice.finish_reason == "tool_calls"
+    assert forced_choice.message.tool_calls[0].function.name == "weather"
+    free_choice = chat(tools=tools, tool_choice="none").choices[0]
+    assert (free_choice.finish_reason, free_choice.message.content) == ("stop", "x")
 
 
 def test_completions(client):
-    def complete(prompt, **parameters):
+    def create_completion(prompt, **parameters):
         return client.completions.create(model="writer", prompt=prompt, **parameters)
 
-    answer = complete(["say ab", [*b"say cd"]], n=2, max_tokens=9, echo=True)
+    answer = create_completion(["say ab", [*b"say cd"]], n=2, max_tokens=9, echo=True)
     assert [choice.text for choice in answer.choices] == ["say abab"] * 2 + ["say cdcd"] * 2
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (12, 8)
-    chunks = complete("say abc", stream=True, echo=True)
+    chunks = create_completion("say abc", stream=True, echo=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "say abcabc"
-    logprobs = complete("say ab", logprobs=1).choices[0].logprobs
+    logprobs = create_completion("say ab", logprobs=1).choices[0].logprobs
     assert (logprobs.tokens, logprobs.text_offset) == (["a", "b"], [0, 1])
     assert logprobs.top_logprobs[0] == {"a": -0.5}
     # OpenAI's default is 16 tokens.
-    assert complete("say 12345678901234567890").choices[0].text == "1234567890123456"
+    assert create_completion("say 12345678901234567890").choices[0].text == "1234567890123456"
 
 
 def test_responses(client):
     answer = client.responses.create(model="writer", input="say hi", instructions="Be brief.")
     assert (answer.output_text, answer.status, answer.usage.output_tokens) == ("hi", "completed", 2)
     content = [{"type": "input_text", "text": "say hi"}]
-    cut = client.responses.create(
+    truncated = client.responses.create(
         model="writer", input=[{"role": "user", "content": content}], max_output_tokens=1
     )
-    assert (cut.output_text, cut.status) == ("h", "incomplete")
-    assert cut.incomplete_details.reason == "max_output_tokens"
+    assert (truncated.output_text, truncated.status) == ("h", "incomplete")
+    assert truncated.incomplete_details.reason == "max_output_tokens"
     with client.responses.stream(model="writer", input="say hi") as stream:
-        kinds = [event.type.removeprefix("response.") for event in stream]
+        event_types = [event.type.removeprefix("response.") for event in stream]
         assert stream.get_final_response().output_text == "hi"
     expected = (
         "created in_progress output_item.added content_part.added output_text.delta "
         "output_text.delta output_text.done content_part.done output_item.done completed"
     )
-    assert kinds == expected.split()
+    assert event_types == expected.split()
 
 
-def test_responses_go_on_without_the_models_earlier_reasoning(client):
+def test_responses_continue_without_earlier_reasoning(client):
     items: list[Any] = [
         {"type": "message", "role": "user", "content": "say ho"},
         {"type": "reasoning", "id": "rs_1", "summary": []},
@@ -163,15 +163,15 @@ def test_responses_go_on_without_the_models_earlier_reasoning(client):
     assert (answer.output_text, answer.usage.input_tokens) == ("hi", len(prompt))
 
 
-def test_an_item_that_is_no_message_is_named_by_its_type(client):
+def test_the_error_for_an_unsupported_item_names_its_type(client):
     for kind in ("function_call", "function_call_output", "item_reference", "web_search_call"):
         items: list[Any] = [
             {"role": "user", "content": "say hi"},
             {"type": kind, "id": "x", "call_id": "c", "name": "f", "arguments": "{}"},
         ]
-        with pytest.raises(openai.BadRequestError, match=f"is of type .*{kind}") as caught:
+        with pytest.raises(openai.BadRequestError, match=f"is of type .*{kind}") as exc_info:
             client.responses.create(model="writer", input=items)
-        assert caught.value.param == "input[1]"
+        assert exc_info.value.param == "input[1]"
 
 
 def test_embeddings(client):
@@ -187,16 +187,18 @@ def test_embeddings(client):
     ).http_response
     assert struct.unpack("<1f", base64.b64decode(raw.json()["data"][0]["embedding"])) == (1.0,)
     assert embed("a", encoding_format="float").data[0].embedding == [1.0, 0.0, 0.0]
-    for wrong in ({"dimensions": 4}, {"input": []}, {"input": [1, 2]}):
-        with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
-            embed(**{"input": "a"} | wrong)
+    for invalid_options in ({"dimensions": 4}, {"input": []}, {"input": [1, 2]}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(invalid_options))):
+            embed(**{"input": "a"} | invalid_options)
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_rerank(served, path):
+def test_rerank(openai_server, path):
     def rerank(**body):
         headers = {"authorization": f"Bearer {TOKEN}"}
-        return served.inference.post(path, json={"model": "counter", **body}, headers=headers)
+        return openai_server.inference.post(
+            path, json={"model": "counter", **body}, headers=headers
+        )
 
     documents = ["a", {"text": "bb"}, "b"]
     answer = rerank(query="b", documents=documents, top_n=2, return_documents=True)
@@ -216,16 +218,16 @@ def test_transcriptions(client):
     assert transcribe(response_format="text") == "hello\n"
     verbose = transcribe(response_format="verbose_json")
     assert (verbose.text, verbose.duration, verbose.segments[0].end) == ("hello", 1.5, 1.5)
-    for wrong in ({"response_format": "srt"}, {"prompt": "x"}):
-        with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
-            transcribe(**wrong)
+    for invalid_options in ({"response_format": "srt"}, {"prompt": "x"}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(invalid_options))):
+            transcribe(**invalid_options)
 
 
-def test_langchain(served):
-    # The import takes a second, for this test alone.
+def test_langchain(openai_server):
+    # The import takes a second and only this test needs it.
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-    address: Any = {"base_url": f"{served.addresses['inference']}/v1", "api_key": TOKEN}
+    address: Any = {"base_url": f"{openai_server.addresses['inference']}/v1", "api_key": TOKEN}
     chat = ChatOpenAI(model="writer", **address)
     assert chat.invoke("say hi").content == "hi"
     assert "".join(str(part.content) for part in chat.stream("say hi")) == "hi"

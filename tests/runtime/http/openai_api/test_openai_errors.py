@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API that are refused, and streams that break off."""
+"""Refused requests of OpenAI's API, and streams that break off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.http.openai_api.conftest import TOKEN, WEATHER, client_of, me
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "robot"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "template refuses"),
@@ -61,12 +61,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "expected"), WRONG, ids=[expected for _, expected in WRONG])
-def test_a_request_that_cannot_be_answered_is_a_400_with_the_reason(chat, parameters, expected):
-    with pytest.raises(openai.BadRequestError, match=expected) as caught:
+@pytest.mark.parametrize(
+    ("parameters", "expected"), INVALID_REQUESTS, ids=[expected for _, expected in INVALID_REQUESTS]
+)
+def test_an_invalid_request_is_a_400_with_the_reason(chat, parameters, expected):
+    with pytest.raises(openai.BadRequestError, match=expected) as exc_info:
         chat(**parameters)
-    assert caught.value.body["type"] == "invalid_request_error"
-    assert caught.value.body["message"].endswith(".")
+    assert exc_info.value.body["type"] == "invalid_request_error"
+    assert exc_info.value.body["message"].endswith(".")
 
 
 HOSTILE = [
@@ -98,12 +100,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_hostile_bodies_are_refused_in_openais_shape(served, chat, lane):
+def test_hostile_bodies_are_refused_in_openais_format(openai_server, chat, lane):
     headers = {"authorization": f"Bearer {TOKEN}", "content_type": "application/json"}
     for body in HOSTILE:
         if b'"model"' not in body:
             body = body.replace(b"{", b'{"model": "writer", ', 1)
-        answer = served.ask(body, "/v1/chat/completions", lane=lane, **headers)
+        answer = openai_server.ask(body, "/v1/chat/completions", lane=lane, **headers)
         error = answer.json()["error"]
         assert 400 <= answer.status_code < 500, (body, answer.text)
         assert set(error) == {"message", "type", "param", "code"}
@@ -111,31 +113,31 @@ def test_hostile_bodies_are_refused_in_openais_shape(served, chat, lane):
     assert chat("ok").choices[0].message.content == "ok"
 
 
-def test_a_missing_model_is_404_and_the_likely_one_is_named(chat):
+def test_a_missing_model_is_404_with_a_suggestion(chat):
     for name, expected in (
         ("wrtier", "did you mean 'writer'.*counter, writer"),
         ("writer:9", "version"),
         ("writer/ada", "It has loud"),
     ):
-        with pytest.raises(openai.NotFoundError, match=expected) as missing:
+        with pytest.raises(openai.NotFoundError, match=expected) as exc_info:
             chat(model=name)
-        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+        assert (exc_info.value.code, exc_info.value.param) == ("model_not_found", "model")
 
 
-def test_a_busy_model_is_asked_again_when_it_says(served):
+def test_clients_retry_a_busy_model_after_retry_after(openai_server):
     requests: list[httpx.Request] = []
     http = httpx.Client(event_hooks={"request": [requests.append]})
     with (
-        client_of(served, max_retries=1, http_client=http) as patient,
-        pytest.raises(openai.InternalServerError) as busy,
+        client_of(openai_server, max_retries=1, http_client=http) as retrying_client,
+        pytest.raises(openai.InternalServerError) as exc_info,
     ):
-        patient.chat.completions.create(model="writer", messages=messages("full"))
-    assert (busy.value.status_code, busy.value.type) == (503, "server_error")
-    assert busy.value.response.headers["retry-after"] == "1"
+        retrying_client.chat.completions.create(model="writer", messages=messages("full"))
+    assert (exc_info.value.status_code, exc_info.value.type) == (503, "server_error")
+    assert exc_info.value.response.headers["retry-after"] == "1"
     assert len(requests) == 2
 
 
-def test_a_model_without_text_or_without_vectors_says_so(client, chat):
+def test_a_model_without_text_or_vectors_gives_a_clear_error(client, chat):
     with pytest.raises(openai.BadRequestError, match="embeddings"):
         chat(model="counter")
     with pytest.raises(openai.NotFoundError, match="chat/completions"):
@@ -144,10 +146,12 @@ def test_a_model_without_text_or_without_vectors_says_so(client, chat):
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
 @pytest.mark.parametrize(("reply", "cause"), [("exit!", "worker"), ("break!", "engine broke")])
-def test_a_stream_that_breaks_off_ends_with_an_error_event(served, reply, cause, lane):
+def test_a_broken_stream_ends_with_an_error_event(openai_server, reply, cause, lane):
     body = json.dumps({"model": "writer", "messages": messages(reply), "stream": True}).encode()
-    # Reading raises where the body has no end.
-    answer = served.ask(body, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}")
+    # Reading a truncated body would raise an error.
+    answer = openai_server.ask(
+        body, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}"
+    )
     assert answer.status_code == 200
     *events, last, end = answer.text.split("\n\n")
     deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events if event]
@@ -172,25 +176,26 @@ def test_the_openai_client_raises_the_error_of_a_stream(chat):
         (b"model=counter", 400, "Content-Type: application/json"),
     ],
 )
-def test_the_lanes_answer_embeddings_alike(served, body, status, expected):
+def test_both_lanes_give_the_same_embeddings_answer(openai_server, body, status, expected):
     kind = "x-www-form-urlencoded" if b"=" in body else "json"
     headers = {"authorization": f"Bearer {TOKEN}", "content_type": f"application/{kind}"}
-    fast, framework = (
-        served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")
+    fast_answer, asgi_answer = (
+        openai_server.ask(body, "/v1/embeddings", lane=lane, **headers)
+        for lane in ("fast", "other")
     )
-    assert fast.status_code == framework.status_code == status
-    assert fast.json() == framework.json()
-    assert expected in fast.text
-    assert ("error" in fast.json()) == (status >= 400)
+    assert fast_answer.status_code == asgi_answer.status_code == status
+    assert fast_answer.json() == asgi_answer.json()
+    assert expected in fast_answer.text
+    assert ("error" in fast_answer.json()) == (status >= 400)
 
 
-def test_other_methods_and_addresses_say_where_to_go(served):
+def test_other_methods_and_addresses_are_refused_with_a_hint(openai_server):
     headers = {"authorization": f"Bearer {TOKEN}"}
-    answer = served.inference.get("/v1/embeddings", headers=headers)
+    answer = openai_server.inference.get("/v1/embeddings", headers=headers)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    answer = served.management.post("/v1/embeddings", json={}, headers=headers)
+    answer = openai_server.management.post("/v1/embeddings", json={}, headers=headers)
     assert answer.status_code == 404
     assert "inference address" in answer.json()["error"]["message"]
-    answer = served.inference.post("/v1/audio/transcriptions", json={}, headers=headers)
+    answer = openai_server.inference.post("/v1/audio/transcriptions", json={}, headers=headers)
     assert answer.status_code == 400

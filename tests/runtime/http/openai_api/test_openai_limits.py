@@ -1,4 +1,4 @@
-"""OpenAI's client at limits per client, with wrong keys, before full queues, and over https."""
+"""OpenAI's client at limits per client, with wrong keys, and over https."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def guarded(directory: Path, clock: Clock) -> Iterator[ServerUnderTest]:
+def limits_server(directory: Path, clock: Clock) -> Iterator[ServerUnderTest]:
     """Run a server at an https address with generated keys.
 
-    Its proxy is 127.0.0.1, so that each test has clients of its own.
+    Its trusted proxy is 127.0.0.1, so that each test can use its own client addresses.
     """
     pair = make_certificate(directory)
     archives = (
@@ -82,59 +82,65 @@ def key_of(directory: Path, kind: str) -> str:
 def proxied_client(
     server: ServerUnderTest, directory: Path, address: str, **options: Any
 ) -> Iterator[openai.OpenAI]:
-    """Make a client at that address, behind the proxy, which trusts the server's certificate."""
+    """Make a client that appears at `address` behind the proxy and trusts the certificate."""
     http = httpx.Client(verify=ssl.create_default_context(cafile=directory / "tls.pem"))
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "api_key": key_of(directory, "inference"),
         "max_retries": 0,
         "default_headers": {"x-forwarded-for": address},
     }
-    with openai.OpenAI(base_url=f"{server.url}/v1", http_client=http, **usual | options) as client:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", http_client=http, **defaults | options
+    ) as client:
         yield client
 
 
-def test_over_https_answers_are_the_same(guarded: ServerUnderTest, directory: Path) -> None:
-    with proxied_client(guarded, directory, "203.0.113.1") as client:
+def test_answers_over_https_are_the_same(limits_server: ServerUnderTest, directory: Path) -> None:
+    with proxied_client(limits_server, directory, "203.0.113.1") as client:
         embeddings, transcription, chunks, models = (call(client) for call in CALLS)
     assert embeddings.data[0].embedding == [1.0, 1.0, 0.0]
     assert transcription.text == "hello"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "hi"
     assert [model.id for model in models] == ["counter", "writer"]
     with (
-        openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="x", max_retries=0) as stranger,
+        openai.OpenAI(
+            base_url=f"{limits_server.url}/v1", api_key="x", max_retries=0
+        ) as untrusting_client,
         pytest.raises(openai.APIConnectionError),
     ):
-        stranger.models.list()
+        untrusting_client.models.list()
 
 
-def test_requests_beyond_the_limit_are_refused_and_say_when_to_come_again(
-    guarded: ServerUnderTest, directory: Path, clock: Clock
+def test_requests_beyond_the_limit_are_refused_with_retry_after(
+    limits_server: ServerUnderTest, directory: Path, clock: Clock
 ) -> None:
-    with proxied_client(guarded, directory, "203.0.113.2") as client:
+    with proxied_client(limits_server, directory, "203.0.113.2") as client:
         for call in CALLS[:RATE]:
             call(client)
         for call in CALLS:
-            with pytest.raises(openai.RateLimitError, match="max_requests_per_client") as refusal:
+            with pytest.raises(openai.RateLimitError, match="max_requests_per_client") as exc_info:
                 call(client)
-            assert refusal.value.type == "rate_limit_error"
-            assert refusal.value.code == "rate_limit_exceeded"
-            assert refusal.value.response.headers["retry-after"] == "1"
+            assert exc_info.value.type == "rate_limit_error"
+            assert exc_info.value.code == "rate_limit_exceeded"
+            assert exc_info.value.response.headers["retry-after"] == "1"
         clock.now += 1
         CALLS[0](client)
 
 
-def test_wrong_keys_are_refused_and_too_many_of_them_are_not_looked_at(
-    guarded: ServerUnderTest, directory: Path
+def test_wrong_keys_are_refused_and_too_many_are_limited(
+    limits_server: ServerUnderTest, directory: Path
 ) -> None:
-    with proxied_client(guarded, directory, "203.0.113.3", api_key="wrong") as guessing:
+    with proxied_client(
+        limits_server, directory, "203.0.113.3", api_key="wrong"
+    ) as guessing_client:
         for call in (CALLS[0], CALLS[3]):
-            with pytest.raises(openai.AuthenticationError) as wrong:
-                call(guessing)
-            assert wrong.value.type == "invalid_request_error"
-            assert wrong.value.code == "invalid_api_key"
-            assert wrong.value.response.headers["www-authenticate"] == "Bearer"
+            with pytest.raises(openai.AuthenticationError) as exc_info:
+                call(guessing_client)
+            assert exc_info.value.type == "invalid_request_error"
+            assert exc_info.value.code == "invalid_api_key"
+            assert exc_info.value.response.headers["www-authenticate"] == "Bearer"
         with pytest.raises(openai.RateLimitError, match="max_failed_tokens") as refusal:
-            CALLS[0](guessing)
+            CALLS[0](guessing_client)
         assert int(refusal.value.response.headers["retry-after"]) >= 1
-    with proxied_client(guarded, directory, "203.0.113.3") as right:
+    with proxied_client(limits_server, directory, "203.0.113.3") as right:
         CALLS[0](right)

@@ -1,4 +1,4 @@
-"""Models, versions, splits, shadows and recordings of OpenAI's API."""
+"""Models, versions, traffic splits, shadows and recordings with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
 @contextmanager
-def traffic(served: Any, **policy: Any) -> Iterator[None]:
-    served.call(lambda: served.registry.set_traffic("writer", Traffic(**policy)))
+def traffic(openai_server: Any, **policy: Any) -> Iterator[None]:
+    openai_server.call(lambda: openai_server.registry.set_traffic("writer", Traffic(**policy)))
     try:
         yield
     finally:
-        served.call(lambda: served.registry.set_traffic("writer", Traffic()))
+        openai_server.call(lambda: openai_server.registry.set_traffic("writer", Traffic()))
 
 
-def ask_writer(served: Any, lane: str, *, stream: bool) -> httpx.Response:
+def ask_writer(openai_server: Any, lane: str, *, stream: bool) -> httpx.Response:
     body = {"model": "writer", "messages": messages("hi"), "stream": stream}
     path, token = "/v1/chat/completions", f"Bearer {TOKEN}"
-    answer = served.ask(json.dumps(body).encode(), path, lane=lane, authorization=token)
+    answer = openai_server.ask(json.dumps(body).encode(), path, lane=lane, authorization=token)
     return answer.raise_for_status()
 
 
-def test_models_are_listed_for_both_kinds_of_clients(served, client):
+def test_models_are_listed_in_openais_and_kserves_form(openai_server, client):
     assert [model.id for model in client.models.list()] == ["counter", "writer"]
-    answer = served.inference.get("/v1/models", headers={"authorization": f"Bearer {TOKEN}"})
+    answer = openai_server.inference.get("/v1/models", headers={"authorization": f"Bearer {TOKEN}"})
     assert answer.json()["models"] == ["counter", "writer"]
     assert client.models.retrieve("writer:2.0").id == "writer:2.0"
     for unknown in ("nobody", "writer:9", "writer/ada"):
@@ -51,9 +51,9 @@ def test_models_are_listed_for_both_kinds_of_clients(served, client):
             client.models.retrieve(unknown)
 
 
-def test_a_name_may_have_a_version_a_label_and_an_adapter(served, client):
-    with traffic(served, weights={"2.0": 1.0}, labels={"stable": "1.0"}):
-        # Only an answer of a split names its version.
+def test_a_model_name_may_include_version_label_and_adapter(openai_server, client):
+    with traffic(openai_server, weights={"2.0": 1.0}, labels={"stable": "1.0"}):
+        # Only answers under a traffic split name their version.
         for model, version, text in (
             ("writer", "2.0", "hi"),
             ("writer:1.0", None, "hi"),
@@ -66,49 +66,49 @@ def test_a_name_may_have_a_version_a_label_and_an_adapter(served, client):
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_a_split_has_streams_and_names_their_version(served, lane):
-    with traffic(served, weights={"1.0": 1.0, "2.0": 1.0}):
+def test_streams_of_a_traffic_split_name_their_version(openai_server, lane):
+    with traffic(openai_server, weights={"1.0": 1.0, "2.0": 1.0}):
         versions = set()
         while len(versions) < 2:
-            answer = ask_writer(served, lane, stream=True)
+            answer = ask_writer(openai_server, lane, stream=True)
             assert answer.text.endswith("data: [DONE]\n\n")
             versions.add(answer.headers["x-tsx-model-version"])
 
 
-def test_a_shadow_gets_copies_and_agrees(served, until):
+def test_a_shadow_gets_copies_that_agree(openai_server, until):
     def report():
-        return served.management.get("/models/writer/shadow").json()
+        return openai_server.management.get("/models/writer/shadow").json()
 
     policy = {"to": "2.0", "share": 100}
-    served.management.put("/models/writer/shadow", json=policy).raise_for_status()
+    openai_server.management.put("/models/writer/shadow", json=policy).raise_for_status()
     try:
         for stream in (False, True):
             for lane in ("fast", "other"):
-                ask_writer(served, lane, stream=stream)
+                ask_writer(openai_server, lane, stream=stream)
         until(lambda: report()["requests"] == {"copied": 4, "under_way": 0, "shed": {}})
         assert (report()["agreed"], report()["examples"]) == (4, [])
     finally:
-        served.management.delete("/models/writer/shadow")
+        openai_server.management.delete("/models/writer/shadow")
 
 
-def test_a_recorded_request_is_sent_again_with_its_path_and_its_adapter(served, client):
+def test_a_recorded_request_is_replayed_with_path_and_adapter(openai_server, client):
     url = "/models/writer/record"
     terms = {"share": "100%", "max_size": "1MB", "max_age": "1d", "answers": True}
-    served.management.put(url, json=terms)
+    openai_server.management.put(url, json=terms)
     list(client.chat.completions.create(model="writer/loud", messages=messages("hi"), stream=True))
     client.completions.create(model="writer", prompt="say ho")
-    report = served.management.get(url).json()
-    served.management.delete(url)
+    report = openai_server.management.get(url).json()
+    openai_server.management.delete(url)
     for entry in read(Path(report["directory"])):
         target = target_of(entry._replace(model="writer"), None, None)
-        again = served.ask(entry.body, target, authorization=f"Bearer {TOKEN}")
+        replayed = openai_server.ask(entry.body, target, authorization=f"Bearer {TOKEN}")
         first = ComparedAnswer(200, dict(entry.answer_headers), entry.answer)
-        second = ComparedAnswer(200, dict(again.headers), again.content)
+        second = ComparedAnswer(200, dict(replayed.headers), replayed.content)
         assert compare(Compare(), entry.body, first, second).difference is None
-        assert ("HI" in again.text or '"I"' in again.text) == (b"loud" in entry.body)
+        assert ("HI" in replayed.text or '"I"' in replayed.text) == (b"loud" in entry.body)
 
 
-def test_the_access_log_has_the_model_that_the_body_names(client, until):
+def test_the_access_log_has_the_model_of_the_body(client, until):
     create = client.chat.completions.with_raw_response.create
     with lines_of("ACCESS_LOG") as lines:
         ids = [
@@ -123,7 +123,7 @@ def test_the_access_log_has_the_model_that_the_body_names(client, until):
     ]
 
 
-def test_requests_for_later_and_under_a_key_have_the_model_in_the_body_too(server, store):
+def test_asynchronous_and_idempotent_requests_name_the_model_in_the_body(server, store):
     make_model(store / "counted.mar", COUNTER)
     server.register("counted.mar", initial_workers=1)
 
@@ -142,9 +142,9 @@ def test_requests_for_later_and_under_a_key_have_the_model_in_the_body_too(serve
         server.call(lambda: server.registry.unregister("counted"))
 
 
-def test_torchserves_form_of_the_paths(served):
-    address = f"{served.addresses['inference']}/predictions/writer"
-    # The traffic policy chooses the version of the first one.
+def test_paths_in_torchserves_form_are_served(openai_server):
+    address = f"{openai_server.addresses['inference']}/predictions/writer"
+    # The traffic policy chooses the version of the first path.
     for url, model, text in (
         (f"{address}//v1", "writer/loud", "HI"),
         (f"{address}/1.0/v1", "any", "hi"),

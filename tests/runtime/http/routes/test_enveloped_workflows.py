@@ -1,4 +1,4 @@
-"""Workflows whose models have an envelope: off at the first node, on at the leaves."""
+"""Workflows whose models use an envelope: removed at the first node, added at the leaves."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tensors(rows: list[str]) -> list[dict[str, Any]]:
 
 
 def predict(server: RunningServer, flow: str, rows: list[str]) -> httpx.Response:
-    """Send the rows in the server's envelope; the envelope `body` takes the first one alone."""
+    """Send the rows in the server's envelope; the envelope `body` sends only the first row."""
     path, envelope = f"/wfpredict/{flow}", server.settings.service_envelope
     if envelope == "body":
         return server.inference.post(path, content=rows[0].encode())
@@ -114,7 +114,7 @@ def predict(server: RunningServer, flow: str, rows: list[str]) -> httpx.Response
         ("diamond", ["ab", "cd"], ["<ab>|ba", "<cd>|dc"]),
     ],
 )
-def test_the_envelope_is_off_between_nodes_and_on_at_the_leaf(
+def test_the_envelope_is_removed_between_nodes_and_added_at_the_leaf(
     flows: RunningServer, flow: str, rows: list[str], results: list[str]
 ) -> None:
     answer = predict(flows, flow, rows)
@@ -123,23 +123,23 @@ def test_the_envelope_is_off_between_nodes_and_on_at_the_leaf(
         case "body":
             assert answer.text == results[0]
         case "kservev2":
-            leaf = "line__model" if flow == "line" else "diamond__joined"
+            leaf_name = "line__model" if flow == "line" else "diamond__joined"
             response = answer.json()
             response.pop("model_version", None)
-            assert response == {"id": "7", "model_name": leaf, "outputs": tensors(results)}
+            assert response == {"id": "7", "model_name": leaf_name, "outputs": tensors(results)}
         case _:
             assert answer.json() == {"predictions": results}
 
 
-def test_each_of_several_leaves_has_the_envelope(flows: RunningServer) -> None:
+def test_every_leaf_has_the_envelope(flows: RunningServer) -> None:
     answer = predict(flows, "leaves", ["12", "34"]).json()
     match flows.settings.service_envelope:
         case "body":
             assert "left: its output is not JSON" in answer["message"]
         case "kservev2":
             data = {
-                leaf: [tensor["data"] for tensor in response["outputs"]]
-                for leaf, response in answer.items()
+                leaf_name: [tensor["data"] for tensor in response["outputs"]]
+                for leaf_name, response in answer.items()
             }
             assert data == {"left": [["<12>"], ["<34>"]], "right": [["21"], ["43"]]}
         case _:
@@ -149,14 +149,14 @@ def test_each_of_several_leaves_has_the_envelope(flows: RunningServer) -> None:
             }
 
 
-def test_the_status_and_text_of_a_node_that_refuses_are_the_answer(flows: RunningServer) -> None:
+def test_the_refusal_of_a_node_is_the_answer(flows: RunningServer) -> None:
     answer = predict(flows, "diamond", ["refuse"])
     assert answer.status_code == 422
     assert "Error executing start: " in answer.text
     assert "not this" in answer.text
 
 
-def test_nodes_that_give_different_numbers_of_rows_are_named(flows: RunningServer) -> None:
+def test_an_error_names_nodes_with_different_row_counts(flows: RunningServer) -> None:
     answer = predict(flows, "uneven", ["ab", "cd"])
     has_rows = flows.settings.service_envelope in ("kserve", "kservev2")
     assert answer.status_code == (400 if has_rows else 500)
@@ -164,14 +164,14 @@ def test_nodes_that_give_different_numbers_of_rows_are_named(flows: RunningServe
 
 
 @pytest.mark.parametrize("flows", ["kserve"], indirect=True)
-def test_a_node_that_is_called_as_a_model_has_the_envelope_both_ways(flows: RunningServer) -> None:
+def test_a_node_called_directly_uses_the_envelope(flows: RunningServer) -> None:
     answer = flows.inference.post("/predictions/line__start", json={"instances": [5]})
     assert (answer.status_code, answer.json()) == (200, {"predictions": [{"value": 5}]})
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 10", b"Transfer-Encoding: chunked"])
-def test_no_client_passes_for_a_node(flows: RunningServer, framing: bytes) -> None:
-    """Such a request would get around the envelope."""
+def test_a_client_cannot_impersonate_a_node(flows: RunningServer, framing: bytes) -> None:
+    """Refuse node headers of clients, since they would bypass the envelope."""
     address = flows.inference.base_url
     head = b"POST /predictions/line__model HTTP/1.1\r\nHost: localhost\r\n%b: last\r\n%b\r\n\r\n"
     with socket.create_connection((address.host, address.port)) as connection:

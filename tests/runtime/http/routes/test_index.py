@@ -1,11 +1,11 @@
-"""`GET /` on each address, and the paths and models that a 404 names."""
+"""`GET /` on each address, and the paths and models that a 404 suggests."""
 
 from __future__ import annotations
 
 import pytest
 
 
-def test_the_index_lists_the_paths_of_its_address_and_the_other_addresses(server):
+def test_the_index_lists_its_paths_and_the_other_addresses(server):
     inference, management, metrics = (
         client.get("/").json() for client in (server.inference, server.management, server.metrics)
     )
@@ -30,7 +30,7 @@ def test_the_index_lists_the_paths_of_its_address_and_the_other_addresses(server
     assert set(refusal.headers["allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
-def test_the_index_leads_a_browser_to_the_page_where_there_is_one(server):
+def test_the_index_redirects_browsers_to_the_web_page(server):
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     answer = server.management.get("/", headers=browser)
     assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
@@ -49,7 +49,7 @@ def test_the_index_leads_a_browser_to_the_page_where_there_is_one(server):
         ("inference", "/predictions/nobody", "Model not found: nobody"),
     ],
 )
-def test_a_404_names_the_likely_path_or_model(server, error_of, role, path, hint):
+def test_a_404_suggests_the_likely_path_or_model(server, error_of, role, path, hint):
     answer = server.clients[role].get(path)
     assert answer.status_code == 404
     assert error_of(answer)[1].endswith(hint)

@@ -1,4 +1,4 @@
-"""KServe's protocols, SageMaker's and TorchServe's older paths: models they mean and answers."""
+"""The paths of KServe, SageMaker and older TorchServe versions: their models and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tsx_runtime.http.routes.kserve import adapters_of
 
 
-def test_the_server_tells_what_it_is(server):
+def test_the_server_reports_its_metadata(server):
     answer = server.inference.get("/v2")
     body = answer.json()
     assert (answer.status_code, body["name"]) == (200, "Torchserve")
@@ -30,20 +30,20 @@ def test_the_server_tells_what_it_is(server):
     assert version == model | {"versions": ["2.0"]}
 
 
-def test_it_is_alive_and_ready(server, start_server):
+def test_v2_liveness_and_readiness(server, start_server):
     assert server.inference.get("/v2/health/live").json() == {"live": True}
     assert server.inference.get("/v2/health/ready").json() == {"ready": True}
-    with start_server(inference_token="in") as guarded:
-        # Probes have no token.
-        assert guarded.inference.get("/v2/health/ready").status_code == 200
-        assert guarded.inference.get("/v2/models/talker").status_code == 400
-        guarded.call(lambda: setattr(guarded.registry, "stopping", True))
-        answer = guarded.inference.get("/v2/health/ready")
+    with start_server(inference_token="in") as token_server:
+        # Probes send no token.
+        assert token_server.inference.get("/v2/health/ready").status_code == 200
+        assert token_server.inference.get("/v2/models/talker").status_code == 400
+        token_server.call(lambda: setattr(token_server.registry, "stopping", True))
+        answer = token_server.inference.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"ready": False})
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "ready"),
+    ("path", "status", "is_ready"),
     [
         ("/v2/models/talker/ready", 200, True),
         ("/v2/models/talker/versions/1.0/ready", 200, True),
@@ -51,13 +51,13 @@ def test_it_is_alive_and_ready(server, start_server):
         ("/v1/models/talker", 200, True),
     ],
 )
-def test_a_model_is_ready_when_a_worker_is(server, path, status, ready):
+def test_a_model_is_ready_if_a_worker_is_ready(server, path, status, is_ready):
     answer = server.inference.get(path)
     assert answer.status_code == status
-    assert answer.json() == answer.json() | {"name": "talker", "ready": ready}
+    assert answer.json() == answer.json() | {"name": "talker", "ready": is_ready}
 
 
-def test_v1_is_also_where_torchserve_has_it(server):
+def test_v1_is_also_served_at_torchserves_path(server):
     model = server.management.get("/v1/models/talker").json()
     assert (model["name"], model["ready"]) == ("talker", True)
     assert server.management.get("/v1/models").json()["models"] == ["talker"]
@@ -83,12 +83,12 @@ def test_v1_is_also_where_torchserve_has_it(server):
         ("/models/a/b/invoke", "ResourceNotFoundException"),
     ],
 )
-def test_a_model_or_path_that_is_not_there_is_not_found(server, error_of, path, kind):
+def test_a_missing_model_or_path_is_not_found(server, error_of, path, kind):
     answer = server.inference.get(path)
     assert (answer.status_code, error_of(answer)[0]) == (404, kind)
 
 
-def test_other_names_of_a_prediction_run_the_model(server):
+def test_alternative_prediction_paths_run_the_model(server):
     for path in (
         "/models/talker/invoke",
         "/talker/predict",
@@ -103,7 +103,7 @@ def test_other_names_of_a_prediction_run_the_model(server):
             assert answer.json()["version"] == "1.0"
 
 
-def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_served(start_server):
+def test_models_named_predict_or_token_work_on_a_single_address(start_server):
     listeners = (("inference", "management", "metrics"),)
     with start_server(listeners, inference_token="in", management_token="man") as server:
         server.register("talker.mar", initial_workers=1, model_name="predict")
@@ -119,7 +119,7 @@ def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_s
             assert server.inference.post(path, headers=headers).status_code == status
 
 
-def test_a_models_options_are_reported_for_every_name_that_it_has(server):
+def test_options_are_reported_at_every_path_of_a_model(server):
     paths = server.inference.options("/predictions/talker").json()["paths"]
     assert {
         "/predictions/talker",
@@ -134,19 +134,19 @@ def test_a_models_options_are_reported_for_every_name_that_it_has(server):
     ("headers", "text"),
     [({"x_do": "raise"}, "no such image"), ({"x_tsx_priority": "high"}, "x-tsx-priority")],
 )
-def test_errors_of_v2_are_where_its_clients_look(server, lane, headers, text):
+def test_v2_errors_are_in_the_error_field(server, lane, headers, text):
     answer = server.ask(b"{}", "/v2/models/talker/infer", lane=lane, **headers)
     assert answer.status_code >= 400
     assert text in answer.json()["error"] == answer.json()["message"]
 
 
-def test_a_body_of_v2_that_names_no_type_is_json(server):
+def test_a_v2_request_without_content_type_is_json(server):
     for lane in ("fast", "other"):
         answer = server.ask(b'{"inputs": []}', "/v2/models/talker/infer", lane=lane).json()
         assert answer["row"] == {"body": {"inputs": []}}
         assert answer["headers"]["x-tsx-protocol"] == "v2"
 
 
-@pytest.mark.parametrize("facts", [None, 5, {}, {"adapters": 5}, {"adapters": None}])
-def test_the_adapters_of_a_strange_manifest_are_none(facts: Any) -> None:
-    assert adapters_of(SimpleNamespace(manifest={"huggingface": facts})) == []  # type: ignore[arg-type]
+@pytest.mark.parametrize("huggingface_entry", [None, 5, {}, {"adapters": 5}, {"adapters": None}])
+def test_an_invalid_manifest_has_no_adapters(huggingface_entry: Any) -> None:
+    assert adapters_of(SimpleNamespace(manifest={"huggingface": huggingface_entry})) == []  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def status_of(response):
     return body["status"]
 
 
-def test_options_describe_all_that_manages_one_model(server):
+def test_options_describes_the_management_calls_of_a_model(server):
     document = server.management.options("/models/talker").json()
     paths = document["paths"]
     default = "/models/talker/{version}/set-default"
@@ -58,7 +58,7 @@ def test_options_describe_all_that_manages_one_model(server):
         ({"initial_workers": 1, "synchronous": "False"}, 202, "Processing worker updates..."),
     ],
 )
-def test_a_registration_is_answered_as_torchserve_answers_it(empty, parameters, status, text):
+def test_a_registration_has_torchserves_answer(empty, parameters, status, text):
     answer = post_model(empty, **parameters)
     assert (answer.status_code, status_of(answer)) == (status, text)
     assert answer.headers["pragma"] == "no-cache"
@@ -66,14 +66,14 @@ def test_a_registration_is_answered_as_torchserve_answers_it(empty, parameters, 
         assert empty.inference.post("/predictions/talker").status_code == 200
 
 
-def test_a_json_body_takes_the_same_parameters(empty):
-    order = {"url": "talker.mar", "model_name": "mine", **LIMITS}
-    answer = empty.management.post("/models", json=order, params={"batch_size": 99})
+def test_a_json_body_accepts_the_same_parameters(empty):
+    options = {"url": "talker.mar", "model_name": "mine", **LIMITS}
+    answer = empty.management.post("/models", json=options, params={"batch_size": 99})
     assert answer.status_code == 200
     assert described_limits(empty, "mine") == LIMITS | {"workers": 0}
 
 
-def test_the_archives_own_configuration_holds_where_nothing_is_asked(empty):
+def test_the_archives_configuration_applies_by_default(empty):
     post_model(empty, "other.mar", initial_workers=0, device_type="cpu")
     description = describe(empty, "other")
     names = ("batchSize", "maxBatchDelay", "responseTimeout", "deviceType")
@@ -90,7 +90,7 @@ def test_the_archives_own_configuration_holds_where_nothing_is_asked(empty):
         ("synchronous", "maybe"),
     ],
 )
-def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, value, error_of):
+def test_the_error_for_an_invalid_parameter_has_its_name_and_value(empty, name, value, error_of):
     kind, message = error_of(post_model(empty, **{name: value}))
     assert kind == "BadRequestException"
     assert message.startswith(f"Parameter {name} is {value!r}: ")
@@ -106,12 +106,12 @@ def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, va
         (b"[" * 90_000, 400, "is not JSON"),
         (b'{"url": [1%b]}' % (b",1" * 9_000), 400, "is [1, 1, 1, 1, 1, 1, ...]: "),
         (b" " * 100_001, 413, "max_request_size"),
-        # Half a surrogate pair, and what Python makes of a byte in the name of a file.
+        # Lone surrogates: from JSON, and from an undecodable byte in a file name.
         (b'{"url": "\\ud800.mar"}', 404, "Model not found"),
         (b'{"url": "\\udc80.mar"}', 404, "Model not found"),
     ],
 )
-def test_a_json_body_that_cannot_be_used_is_refused(empty, body, status, text, error_of):
+def test_an_invalid_json_body_is_refused(empty, body, status, text, error_of):
     answer = empty.management.post(
         "/models", content=body, headers={"content-type": "application/json"}
     )
@@ -136,7 +136,7 @@ def test_a_remote_address_is_refused(empty, error_of):
         ("junk.mar", 400),
     ],
 )
-def test_a_file_that_is_no_archive_of_the_store_is_refused(empty, name, status, error_of):
+def test_a_file_that_is_not_an_archive_in_the_store_is_refused(empty, name, status, error_of):
     answer = post_model(empty, name)
     assert answer.status_code == status
     if isinstance(name, str):
@@ -144,13 +144,13 @@ def test_a_file_that_is_no_archive_of_the_store_is_refused(empty, name, status, 
 
 
 @pytest.mark.parametrize("name", ["../../x", "a b", "a/b", "", "-x"])
-def test_a_name_that_is_no_name_is_refused(empty, name):
+def test_an_invalid_model_name_is_refused(empty, name):
     answer = post_model(empty, model_name=name, initial_workers=0)
     assert (answer.status_code == 400) == bool(name)
 
 
-def test_an_archive_decides_on_its_number_of_workers_before_the_registration(empty):
-    """TorchServe does the same; a replacement starts the workers that its client asks for."""
+def test_worker_counts_of_the_archive_override_the_registration(empty):
+    """Do as TorchServe does; only a replacement starts the workers that its client requests."""
     for version in ("1.0", "2.0"):
         empty.write_mar(
             f"decided-{version}.mar",
@@ -187,12 +187,12 @@ def test_empty_parameters_count_as_not_given(empty):
 
 def test_a_batch_size_of_zero_is_one(empty):
     post_model(empty, initial_workers=1, batch_size=0)
-    # TorchServe describes it so, too.
+    # TorchServe also reports 0 here.
     assert describe(empty)["batchSize"] == 0
     assert [empty.inference.post("/predictions/talker").status_code for _ in range(2)] == [200, 200]
 
 
-def test_with_no_time_to_answer_every_request_fails_until_there_is_some(empty, error_of):
+def test_with_a_response_timeout_of_0_every_request_fails(empty, error_of):
     post_model(empty, initial_workers=1, response_timeout=0)
     answer = empty.inference.post("/predictions/talker")
     assert answer.status_code == 500
@@ -202,7 +202,7 @@ def test_with_no_time_to_answer_every_request_fails_until_there_is_some(empty, e
     assert empty.inference.post("/predictions/talker").status_code == 200
 
 
-def test_with_no_time_to_load_a_model_is_not_registered(empty, error_of):
+def test_with_a_startup_timeout_of_0_no_model_is_registered(empty, error_of):
     answer = post_model(empty, initial_workers=1, startup_timeout=0)
     assert answer.status_code == 500
     message = error_of(answer)[1]
@@ -211,7 +211,9 @@ def test_with_no_time_to_load_a_model_is_not_registered(empty, error_of):
     assert empty.management.get("/models/talker").status_code == 404
 
 
-def test_with_no_time_to_unregister_a_model_is_gone_once_its_workers_are(start_server, error_of):
+def test_with_an_unregister_timeout_of_0_removal_continues_in_the_background(
+    start_server, error_of
+):
     with start_server(unregister_model_timeout=0) as server:
         server.register("talker.mar", initial_workers=1)
         answer = server.management.delete("/models/talker")
@@ -237,7 +239,7 @@ class Model:
     "error",
     ["MemoryError('all gone')", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'],
 )
-def test_a_model_for_which_there_is_no_memory_is_507(empty, error_of, error):
+def test_a_model_without_enough_memory_is_507(empty, error_of, error):
     empty.write_mar("large.mar", handler=NO_MEMORY.format(error=error))
     answer = post_model(empty, "large.mar", initial_workers=1)
     kind, message = error_of(answer)
@@ -249,13 +251,13 @@ def test_a_model_for_which_there_is_no_memory_is_507(empty, error_of, error):
     assert error_of(answer)[1].startswith("Failed to start workers for model large version: null. ")
 
 
-def test_a_model_that_does_not_load_is_described_with_its_traceback(empty, error_of, until):
-    cause = "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+def test_a_failed_model_is_described_with_its_traceback(empty, error_of, until):
+    error_line = "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
     answer = post_model(empty, "broken.mar", initial_workers=1)
     kind, message = error_of(answer)
     assert (answer.status_code, kind) == (500, "InternalServerException")
     assert message.startswith("Failed to start workers for model broken version: 1.0. ")
-    assert cause in message
+    assert error_line in message
     assert "handler.py" in message
     assert empty.management.get("/models/broken").status_code == 404
     post_model(empty, "broken.mar", initial_workers=0)
@@ -263,7 +265,7 @@ def test_a_model_that_does_not_load_is_described_with_its_traceback(empty, error
     answer = put_model(empty, "broken", min_worker=1, synchronous="true")
     assert answer.status_code == 500
     assert error_of(answer)[1].startswith("Failed to start workers for model broken version: null")
-    assert cause in describe(empty, "broken")["lastError"]
+    assert error_line in describe(empty, "broken")["lastError"]
     until(lambda: describe(empty, "broken")["workerRestarts"] > 0)
 
 
@@ -279,13 +281,13 @@ def test_models_are_listed_by_name_and_page(empty, error_of):
     assert models.text == json.dumps(models.json(), indent=2) + "\n"
     assert list(page(limit=2).json().items()) == [("nextPageToken", "2"), ("models", [a, b])]
     assert page(limit=2, next_page_token=2).json() == {"models": [c]}
-    for odd in ({"limit": -1}, {"limit": 0}, {"limit": 101}, {"next_page_token": -5}):
-        assert len(page(**odd).json()["models"]) == 3
+    for invalid_page in ({"limit": -1}, {"limit": 0}, {"limit": 101}, {"next_page_token": -5}):
+        assert len(page(**invalid_page).json()["models"]) == 3
     assert page(next_page_token=100).json() == {"models": []}
     assert error_of(page(limit="few"))[1].startswith("Parameter limit is 'few': ")
 
 
-def test_a_model_is_described_as_torchserve_does(server):
+def test_a_model_description_has_torchserves_format(server):
     text = server.management.get("/models/talker").text
     assert text == json.dumps(json.loads(text), indent=2) + "\n"
     model = describe(server)
@@ -318,15 +320,15 @@ def test_one_version_or_all_are_described(server):
     assert [version["modelVersion"] for version in versions] == ["1.0", "2.0"]
 
 
-def test_the_handler_is_asked_for_its_own_description(server):
+def test_a_description_can_include_the_handlers_description(server):
     assert describe(server, customized="TRUE")["customizedMetadata"] == {"labels": 10}
     first, second = server.management.get("/models/talker/all?customized=true").json()
     assert first["customizedMetadata"] == {"labels": 10}
-    # It has no worker that could be asked.
+    # Version 2.0 has no worker that could describe it.
     assert "customizedMetadata" not in second
 
 
-def test_workers_are_scaled_up_and_down(empty):
+def test_workers_are_scaled_up_and_down_synchronously(empty):
     empty.register("talker.mar", initial_workers=0)
     answer = put_model(empty, min_worker=2, synchronous="true")
     assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 2 for model: talker")
@@ -337,11 +339,11 @@ def test_workers_are_scaled_up_and_down(empty):
     assert describe(empty)["workers"] == []
 
 
-def test_scaling_is_not_awaited_unless_asked(empty, until):
+def test_scaling_is_asynchronous_by_default(empty, until):
     empty.register("talker.mar", initial_workers=0)
-    order = {"min_worker": 1, "max_worker": 1, "number_gpu": 0, "timeout": 1}
+    options = {"min_worker": 1, "max_worker": 1, "number_gpu": 0, "timeout": 1}
     for path, version in (("talker", {"model_version": "1.0"}), ("talker/1.0", {})):
-        answer = put_model(empty, path, **order, **version)
+        answer = put_model(empty, path, **options, **version)
         assert (answer.status_code, status_of(answer)) == (202, "Processing worker updates...")
     until(lambda: [worker["status"] for worker in describe(empty)["workers"]] == ["READY"])
     assert put_model(empty, model_version="7").status_code == 404
@@ -388,18 +390,18 @@ def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
         ("GET", "/models/a/1/set-default"),
     ],
 )
-def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error_of):
+def test_an_unsupported_method_is_refused_with_405(server, verb, path, error_of):
     answer = server.management.request(verb, path)
     assert answer.status_code == 405
     assert error_of(answer)[0] == "MethodNotAllowedException"
     assert answer.headers["allow"]
 
 
-def test_a_slash_at_the_end_changes_nothing(server):
+def test_a_trailing_slash_is_ignored(server):
     assert server.management.get("/models/").json() == server.management.get("/models").json()
 
 
-def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
+def test_a_handlers_description_may_be_text_or_an_error(empty, error_of):
     for name, handler in (
         ("wordy", "def handle(data, context):\n    return data and ['a plain text']\n"),
         ("silent", "def handle(data, context):\n    if data: raise ValueError('no idea')\n"),
@@ -412,7 +414,7 @@ def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
     assert error_of(answer)[1].startswith('The handler of model "silent" could not describe it: ')
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
+def test_a_client_that_leaves_during_a_request_has_no_effect(server):
     url = server.management.base_url
     with socket.create_connection((url.host, url.port)) as sock:
         sock.sendall(
@@ -436,7 +438,7 @@ LIMITS = {
 
 
 def described_limits(server, model="talker"):
-    """Return the limits of a model under their names in requests, and its number of workers."""
+    """Return the limits of a model by their request names, and its number of workers."""
     description = describe(server, model)
     names = {name: to_camel(name) for name in LIMITS} | {"client_timeout": "clientTimeoutInMills"}
     return {name: description[camel] for name, camel in names.items()} | {
@@ -445,7 +447,7 @@ def described_limits(server, model="talker"):
 
 
 @pytest.mark.parametrize("path", ["talker", "talker/1.0"])
-def test_one_limit_is_changed_and_nothing_else(empty, path):
+def test_changing_one_limit_keeps_the_others(empty, path):
     empty.register("talker.mar", initial_workers=0, client_timeout=1)
     limits = described_limits(empty)
     for name, value in LIMITS.items():
@@ -458,7 +460,7 @@ def test_one_limit_is_changed_and_nothing_else(empty, path):
         assert described_limits(empty) == limits
 
 
-def test_a_limit_may_have_its_name_in_the_archive(empty):
+def test_a_limit_can_be_changed_by_its_archive_name(empty):
     post_model(empty, initial_workers=0, batchSize=5)
     assert describe(empty)["batchSize"] == 5
     answer = put_model(empty, batchSize=6, clientTimeoutInMills=70)
@@ -489,7 +491,7 @@ def test_limits_and_workers_change_together(empty):
         ({"min_worker": 1000, "batch_size": 4}, "or max_workers = 1000 in [models.talker]"),
     ],
 )
-def test_a_limit_that_cannot_be_is_named_and_changes_nothing(empty, parameters, expected, error_of):
+def test_an_invalid_limit_is_refused_and_changes_nothing(empty, parameters, expected, error_of):
     empty.register("talker.mar", initial_workers=0)
     limits = described_limits(empty)
     answer = put_model(empty, **parameters)
@@ -503,7 +505,7 @@ def test_an_unknown_parameter_is_ignored_as_torchserve_does(empty):
     assert put_model(empty, min_worker=0, zone="b").status_code == 202
 
 
-def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, until):
+def test_a_shorter_response_timeout_applies_to_running_requests(empty, tmp_path, until):
     empty.register("talker.mar", initial_workers=1)
     version = empty.registry.find("talker")
     with ThreadPoolExecutor(1) as pool:
@@ -515,7 +517,7 @@ def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, un
     assert "did not answer within 1 s (responseTimeout)" in answer.json()["message"]
 
 
-def test_no_worker_is_measured_on_the_event_loop(server, monkeypatch):
+def test_worker_memory_is_not_measured_on_the_event_loop(server, monkeypatch):
     threads, measure = [], Worker.memory
     monkeypatch.setattr(
         Worker,

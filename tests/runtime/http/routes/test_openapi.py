@@ -1,7 +1,7 @@
-"""Requests made from the server's own OpenAPI documents: none makes it fail.
+"""Requests generated from the server's own OpenAPI documents: none causes a server error.
 
-Each status is documented. There is a good request for each operation here and a bad one for every
-tenth; `scripts/fuzz-api` makes ten thousand.
+The documents must list every status. Each operation gets a valid request here, and every tenth an
+invalid one; `scripts/fuzz-api` makes ten thousand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.models import make_model
 
 schemathesis = pytest.importorskip("schemathesis")
 
-# Requests for each operation, good and bad ones each.
+# The number of valid and of invalid requests per operation.
 CASES = int(os.environ.get("TSX_API_CASES", "1"))
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 NOT_READY = {
@@ -37,7 +37,7 @@ def server(
     start_server: Callable[..., AbstractContextManager[Any]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
-    """Run a server with the model of the documents' examples and at most two workers."""
+    """Run a server with the example model of the documents and at most two workers."""
     store = tmp_path_factory.mktemp("documented")
     make_model(store / "digits.mar", HANDLER)
     with pytest.MonkeyPatch.context() as patch, start_server(model_store=store) as server:
@@ -47,15 +47,15 @@ def server(
 
 
 @pytest.mark.parametrize("role", ["inference", "metrics", "management"])
-def test_no_request_makes_the_server_fail(server: Any, role: str) -> None:
+def test_no_documented_request_causes_a_server_error(server: Any, role: str) -> None:
     document = schemathesis.openapi.from_url(f"{server.addresses[role]}/openapi.json")
     for mode in ("positive", "negative"):
         statuses: Counter[int] = Counter()
         for number, operation in enumerate(document.get_all_operations()):
-            # A bad request takes half a second of the processor to make.
+            # Generating an invalid request takes half a second of CPU time.
             if mode == "positive" or CASES > 1 or number % 10 == 0:
                 _send_requests(operation.ok(), mode, server, role, statuses)
-        # A server may refuse all of few bad requests.
+        # All of a few invalid requests may be refused.
         assert mode == "negative" or statuses[200]
         print(f"\n{role}, {mode}: {statuses.total()} requests: {dict(sorted(statuses.items()))}")
 
@@ -88,13 +88,13 @@ def _send_requests(
         failure = (case.as_curl_command(), answer.status_code, answer.text)
         if answer.status_code >= 500:
             assert answer.status_code == 503, failure
-            # There is no worker, or no time.
+            # There may be no worker, or the time limit may be exceeded.
             assert (
                 operation.path in NOT_READY
                 or answer.json()["type"] == "ServiceUnavailableException"
             ), failure
         assert str(answer.status_code) in documented, failure
 
-    # There is no wrong way to call an operation without parameters.
+    # An operation without parameters has no invalid request.
     with suppress(Unsatisfiable):
         send()

@@ -1,4 +1,4 @@
-"""Requests of a real server are recorded, on both lanes, across a restart."""
+"""Requests of a real server are recorded on both lanes and across a restart."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def recording(server: RunningServer) -> Any:
 
 
 def recorded(server: RunningServer) -> list[Recorded]:
-    # The report comes once all requests before it are on the disk.
+    # The report is answered once all earlier requests are on the disk.
     report = recording(server)
     return list(read(Path(report["directory"]))) if report["files"] else []
 
 
 @pytest.mark.usefixtures("processes")
-def test_requests_are_recorded_as_they_came_and_without_credentials(
+def test_requests_are_recorded_unchanged_but_without_credentials(
     store: Path, error_of: Any
 ) -> None:
     settings = make_settings(store, state_dir=store / "state")
@@ -71,13 +71,13 @@ def test_requests_are_recorded_as_they_came_and_without_credentials(
             assert not names & {"authorization", "host", "content-length", "transfer-encoding"}
         for file in directory.iterdir():
             assert b"s3cret" not in file.read_bytes()
-        # New terms keep the recorded requests.
+        # Changed terms keep the recorded requests.
         put_record(server, answers=True)
         assert server.ask(b"t", x_do="stream").text == "abc"
         assert server.ask(b"t", x_do="headers").headers["x-own"] == "1"
-        stream, plain = recorded(server)[4:]
-        assert (stream.answer, plain.answer) == (b"abc", b"a,b")
-        assert ("X-Own", "1") in plain.answer_headers
+        stream_entry, plain_entry = recorded(server)[4:]
+        assert (stream_entry.answer, plain_entry.answer) == (b"abc", b"a,b")
+        assert ("X-Own", "1") in plain_entry.answer_headers
         assert recording(server)["recorded"] == 2
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
@@ -104,14 +104,14 @@ def test_requests_are_recorded_as_they_came_and_without_credentials(
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_share_of_the_requests_is_recorded_and_only_named_headers(store: Path) -> None:
+def test_sampling_and_a_header_list_limit_the_recording(store: Path) -> None:
     with running_server(make_settings(store, record_headers=["X-Own"])) as server:
         server.register("talker.mar", initial_workers=1)
         put_record(server, share=30)
         for _ in range(100):
             server.ask(b"x", x_own="1", x_other="2")
         entries = recorded(server)
-        # Six deviations.
+        # Six standard deviations around the expected 30.
         assert 30 - 28 < len(entries) < 30 + 28
         names = {name.lower() for entry in entries for name, _ in entry.headers}
         assert names - {"explain", "url_path"} == {"x-own"}

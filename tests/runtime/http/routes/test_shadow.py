@@ -1,4 +1,4 @@
-"""A shadow gets copies, and clients see nothing of its answers, errors, hangs and crashes."""
+"""A shadow gets copies of requests; clients never see its answers, errors, hangs or crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.models import STATEFUL
 from tsx_runtime.core.shadowing.mirror import MAX_ANSWER_BYTES, MAX_COPIES
 from tsx_runtime.settings.traffic_policy import NOTHING
 
-# Two versions of one model; the body of a request tells where they differ.
+# Two versions of one model; the request body selects how their answers differ.
 TWINS = """
 import json, os, time
 from pathlib import Path
@@ -105,23 +105,23 @@ def module_server(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(packages))
-        with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as running:
+        with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as server:
             for number in ("1.0", "2.0"):
-                running.write_mar(f"twin-{number}.mar", handler=TWINS, name="twin", version=number)
-                running.register(f"twin-{number}.mar", initial_workers=1)
-            yield running
+                server.write_mar(f"twin-{number}.mar", handler=TWINS, name="twin", version=number)
+                server.register(f"twin-{number}.mar", initial_workers=1)
+            yield server
         sys.modules.pop("plugin_that_judges", None)
 
 
 @dataclass
 class Twins:
-    """A server with two versions of the model `twin`, of which 1.0 is the primary."""
+    """A server with two versions of the model `twin`; 1.0 is the primary."""
 
     server: RunningServer
     until: Callable[[Callable[[], object]], None]
 
     def set_shadow(self, compare: dict[str, Any] | None = None, **policy: Any) -> None:
-        """Copy all requests to 2.0, unless `policy` differs, and reset the counters."""
+        """Copy all requests to 2.0, unless `policy` says otherwise, and reset the counters."""
         policy = {"to": "2.0", "share": 100, "compare": compare or {"kind": "exact"}} | policy
         self.put("shadow?force=true", policy).raise_for_status()
         self.server.management.delete("/models/twin/shadow")
@@ -133,7 +133,7 @@ class Twins:
         return self.server.management.get("/models/twin/shadow").raise_for_status().json()
 
     def final_report(self, count: int = 1) -> Any:
-        """Return the report once so many requests were copied or shed and none is under way."""
+        """Return the report once `count` requests were copied or shed and none is running."""
         self.until(
             lambda: (
                 (report := self.report())["requests"]["under_way"] == 0
@@ -149,9 +149,9 @@ class Twins:
 
 
 def copied_or_shed(report: Any) -> int:
-    # A refused copy is among the copied ones, too.
-    shed = {**report["requests"]["shed"], "refused": 0}
-    return int(report["requests"]["copied"] + sum(shed.values()))
+    # Refused copies also count as copied; therefore they are not counted twice.
+    shed_counts = {**report["requests"]["shed"], "refused": 0}
+    return int(report["requests"]["copied"] + sum(shed_counts.values()))
 
 
 @pytest.fixture
@@ -161,14 +161,12 @@ def twins(module_server: RunningServer, until: Any) -> Iterator[Twins]:
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_clients_get_the_answers_of_the_primary_and_both_are_compared(
-    twins: Twins, lane: str
-) -> None:
+def test_clients_get_the_primarys_answers_and_both_are_compared(twins: Twins, lane: str) -> None:
     twins.set_shadow({"kind": "top-k", "k": 1})
     assert twins.ask("same", lane=lane).json() == {"cat": 0.75, "dog": 0.25}
     report = twins.final_report()
     assert (report["agreed"], report["disagreed"], report["disagreement"]["rate"]) == (1, 0, 0.0)
-    # One request is no proof.
+    # One request proves little.
     assert report["disagreement"]["high"] > 0.5
     headers = {
         "authorization": "Bearer s3cret",
@@ -191,7 +189,7 @@ def test_clients_get_the_answers_of_the_primary_and_both_are_compared(
     assert "s3cret" not in str(report)
 
 
-def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(twins: Twins, tmp_path: Path) -> None:
+def test_a_shadow_copy_has_its_own_id_and_a_marker_header(twins: Twins, tmp_path: Path) -> None:
     twins.set_shadow()
     answer = twins.ask("other", x_notes=str(tmp_path / "notes"))
     report = twins.final_report()
@@ -205,7 +203,7 @@ def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(twins: Twins, tmp_path:
     ("compare", "body", "agrees"),
     [
         ({"kind": "exact"}, "same", False),
-        # Large enough to be compared in a thread.
+        # This is large enough to be compared in a thread.
         ({"kind": "numeric"}, "list", True),
         ({"kind": "exact"}, "streams", False),
         ({"kind": "exact"}, "raise", False),
@@ -213,7 +211,7 @@ def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(twins: Twins, tmp_path:
         ({"kind": "plugin", "name": "mine"}, "wrong", False),
     ],
 )
-def test_answers_agree_as_the_comparison_says(
+def test_answers_agree_according_to_the_comparison_kind(
     twins: Twins, compare: dict[str, Any], body: str, agrees: bool
 ) -> None:
     twins.set_shadow(compare)
@@ -224,9 +222,7 @@ def test_answers_agree_as_the_comparison_says(
     assert (report["errors"]["primary"], report["errors"]["shadow"]) == errors
 
 
-def test_numbers_are_compared_within_a_tolerance_and_their_largest_difference_is_shown(
-    twins: Twins,
-) -> None:
+def test_numbers_are_compared_with_a_tolerance_and_differences_shown(twins: Twins) -> None:
     twins.put("shadow", {"to": "2.0", "share": 100}).raise_for_status()
     # Nothing was compared.
     assert "largest_difference" not in twins.report()
@@ -241,7 +237,7 @@ def test_numbers_are_compared_within_a_tolerance_and_their_largest_difference_is
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_shadow_that_crashes_fails_alone(twins: Twins) -> None:
+def test_a_crashing_shadow_does_not_affect_clients(twins: Twins) -> None:
     twins.set_shadow()
     assert twins.ask("exit").status_code == 200
     report = twins.final_report()
@@ -261,12 +257,12 @@ def test_an_answer_that_is_too_large_is_not_compared(twins: Twins) -> None:
     assert f"more than {MAX_ANSWER_BYTES} bytes" in report["last_problem"]
 
 
-def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: Twins, tmp_path: Path) -> None:
+def test_a_hanging_shadow_does_not_delay_clients(twins: Twins, tmp_path: Path) -> None:
     twins.set_shadow()
     for _ in range(10):
         assert twins.ask(str(tmp_path / "go")).status_code == 200
     report = twins.report()
-    # The worker has one copy in work and one ahead, and one waits in the queue.
+    # The worker runs one copy and holds one ahead; a third waits in the queue.
     assert report["requests"]["under_way"] <= 3
     assert report["requests"]["shed"]["shadow-busy"] >= 7
     (tmp_path / "go").touch()
@@ -275,7 +271,7 @@ def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: Twins, tmp_path: Path) 
     assert report["errors"]["shadow"] == 0
 
 
-def test_a_shadow_may_take_longer_to_answer_than_a_copy_may_wait_for_it(
+def test_a_slow_shadow_answer_is_still_compared(
     twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_runtime.core.shadowing.mirror.MAX_WAIT_S", 0.3)
@@ -289,26 +285,26 @@ def test_a_shadow_may_take_longer_to_answer_than_a_copy_may_wait_for_it(
     assert report["requests"]["copied"] == report["agreed"] + report["disagreed"]
 
 
-def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(
+def test_hanging_copies_are_released_when_the_shadow_is_turned_off(
     twins: Twins, tmp_path: Path
 ) -> None:
     twins.set_shadow()
     for _ in range(3):
         twins.ask(str(tmp_path / "go"))
     twins.until(lambda: twins.report()["requests"]["under_way"])
-    off = twins.server.management.patch("/models/twin/traffic", json={"shadow": None})
-    assert off.json()["traffic"] == {}
+    response = twins.server.management.patch("/models/twin/traffic", json={"shadow": None})
+    assert response.json()["traffic"] == {}
     assert twins.report()["state"] == "off"
     answer = twins.server.ask(b"same", "/predictions/twin")
     assert "x-tsx-model-version" not in answer.headers
     (tmp_path / "go").touch()
     twins.until(lambda: not twins.report()["requests"]["under_way"])
-    # The counters stay.
+    # The counters are kept.
     assert twins.report()["requests"]["copied"] >= 1
 
 
-def test_only_so_many_copies_are_under_way(twins: Twins, tmp_path: Path) -> None:
-    # A large batch, so that the queue of the shadow is not the limit.
+def test_the_number_of_running_copies_is_limited(twins: Twins, tmp_path: Path) -> None:
+    # A large batch ensures that the shadow's queue is not the limit.
     put_model(twins.server, "twin/2.0", batch_size=100)
     twins.set_shadow()
     try:
@@ -322,7 +318,7 @@ def test_only_so_many_copies_are_under_way(twins: Twins, tmp_path: Path) -> None
         put_model(twins.server, "twin/2.0", batch_size=1)
 
 
-def test_a_shadow_gives_way_while_requests_wait_for_the_primary(twins: Twins) -> None:
+def test_copies_are_shed_while_requests_wait_for_the_primary(twins: Twins) -> None:
     twins.set_shadow()
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: twins.ask("same"), range(100)))
@@ -348,8 +344,8 @@ def test_a_request_that_cannot_be_copied_is_reported(twins: Twins) -> None:
     assert (report["state"], report["why"]) == ("waiting", "Version 3.0 is not registered.")
 
 
-def test_a_version_that_answers_everything_is_no_shadow(twins: Twins, error_of: Any) -> None:
-    """Nothing would ever be copied to it."""
+def test_a_version_with_all_traffic_cannot_be_a_shadow(twins: Twins, error_of: Any) -> None:
+    """Refuse it, since nothing would ever be copied to it."""
     reason = "Version 1.0 of model twin already answers all requests"
     shadow = {"to": "1.0", "share": 100}
     kind, message = error_of(twins.put("shadow", shadow))
@@ -365,7 +361,7 @@ def test_a_version_that_answers_everything_is_no_shadow(twins: Twins, error_of: 
     assert twins.report()["state"] == "off"
     twins.put("traffic", {"weights": {"2.0": 1}, "shadow": shadow}).raise_for_status()
     assert twins.report()["state"] == "running"
-    # With this change, the shadow has become the version that answers.
+    # After this change the shadow is the version that answers.
     change = {"weights": None}
     twins.server.management.patch("/models/twin/traffic", json=change).raise_for_status()
     report = twins.report()
@@ -375,7 +371,7 @@ def test_a_version_that_answers_everything_is_no_shadow(twins: Twins, error_of: 
     assert twins.final_report()["requests"]["shed"] == {"same-version": 1}
 
 
-def test_a_share_of_the_requests_is_copied_and_none_that_names_a_version(twins: Twins) -> None:
+def test_sampled_requests_without_an_explicit_version_are_copied(twins: Twins) -> None:
     twins.set_shadow(share=30)
     for _ in range(20):
         twins.server.ask(b"same", "/predictions/twin/1.0").raise_for_status()
@@ -383,11 +379,11 @@ def test_a_share_of_the_requests_is_copied_and_none_that_names_a_version(twins: 
     for _ in range(100):
         twins.ask("same")
     report = twins.final_report(3)
-    # Six deviations.
+    # Six standard deviations around the expected 30.
     assert 30 - 28 < copied_or_shed(report) < 30 + 28
 
 
-def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(twins: Twins) -> None:
+def test_a_failing_or_hanging_plugin_is_reported_without_delays(twins: Twins) -> None:
     module = sys.modules["plugin_that_judges"]
     judge_plugin = {"kind": "plugin", "name": "mine"}
     twins.set_shadow(judge_plugin)
@@ -414,7 +410,7 @@ def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(twins: Tw
     assert primary.body == b'{"cat": 0.75, "dog": 0.25}'
 
 
-def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Twins) -> None:
+def test_the_counts_are_metrics_and_can_be_reset(twins: Twins) -> None:
     twins.set_shadow(examples=1)
     for count in range(1, 4):
         twins.ask("image")
@@ -432,10 +428,10 @@ def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Twins) 
     twins.set_shadow({"kind": "numeric"})
     twins.ask("same")
     twins.final_report()
-    # Another share goes on counting; another comparison begins anew.
-    for kind, agreed in (("numeric", 1), ("exact", 0)):
+    # A changed sampling rate keeps the counters; a changed comparison resets them.
+    for kind, expected_count in (("numeric", 1), ("exact", 0)):
         twins.put("shadow", {"to": "2.0", "share": 50, "compare": {"kind": kind}})
-        assert twins.report()["agreed"] == agreed
+        assert twins.report()["agreed"] == expected_count
 
 
 @pytest.mark.parametrize(
@@ -449,7 +445,7 @@ def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Twins) 
         ),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(
+def test_an_invalid_policy_is_refused(
     twins: Twins, error_of: Any, policy: dict[str, Any], expected: str
 ) -> None:
     kind, message = error_of(twins.put("shadow", policy))
@@ -457,7 +453,7 @@ def test_a_policy_that_cannot_be_is_refused(
     assert expected in message
 
 
-def test_a_model_that_is_not_there_has_no_shadow(twins: Twins, error_of: Any) -> None:
+def test_a_missing_model_has_no_shadow_report(twins: Twins, error_of: Any) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = twins.server.management.request(
             method, "/models/nobody/shadow", json={"to": "2.0", "share": 1}
@@ -465,7 +461,7 @@ def test_a_model_that_is_not_there_has_no_shadow(twins: Twins, error_of: Any) ->
         assert error_of(answer) == ("ModelNotFoundException", "Model not found: nobody")
 
 
-def test_a_stateful_model_has_no_shadow(twins: Twins, error_of: Any) -> None:
+def test_a_stateful_model_cannot_have_a_shadow(twins: Twins, error_of: Any) -> None:
     server = twins.server
     config = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\n"
     server.write_mar("adder.mar", handler=STATEFUL, config=config)
@@ -483,7 +479,7 @@ def test_a_stateful_model_has_no_shadow(twins: Twins, error_of: Any) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_shadow_that_is_unregistered_comes_back(twins: Twins) -> None:
+def test_a_shadow_resumes_when_its_version_is_registered_again(twins: Twins) -> None:
     twins.set_shadow()
     twins.server.call(lambda: twins.server.registry.unregister("twin", "2.0"))
     twins.ask("same")
@@ -495,7 +491,7 @@ def test_a_shadow_that_is_unregistered_comes_back(twins: Twins) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(
+def test_replacing_a_shadow_with_a_hanging_copy_resets_its_counts(
     twins: Twins, tmp_path: Path
 ) -> None:
     twins.set_shadow()
@@ -512,9 +508,7 @@ def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(
 
 
 @pytest.mark.usefixtures("processes")
-def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(
-    twins: Twins, tmp_path: Path
-) -> None:
+def test_under_load_a_killed_shadow_is_invisible_to_clients(twins: Twins, tmp_path: Path) -> None:
     twins.set_shadow({"kind": "top-k"})
     notes = tmp_path / "notes"
 

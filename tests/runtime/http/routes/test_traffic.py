@@ -1,4 +1,4 @@
-"""Versions that answer: weights, sticky requests, rules and labels before a real server."""
+"""Version routing on a real server: weights, sticky requests, rules and labels."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def module_server(processes: None, store: Path) -> Iterator[RunningServer]:
     )
     make_model(store / "adder.mar", STATEFUL, config=config)
     make_model(store / "adder2.mar", STATEFUL, config=config, name="adder", version="2.0")
-    with running_server(make_settings(store)) as running:
+    with running_server(make_settings(store)) as server:
         for file in ("talker.mar", "talker2.mar"):
-            # With batches of 8, nothing is sent to a worker ahead: what waits is in the queue.
-            running.register(file, initial_workers=1, batch_size=8)
-        yield running
+            # With batches of 8, no single request is sent ahead to a busy worker; it waits in the queue.
+            server.register(file, initial_workers=1, batch_size=8)
+        yield server
 
 
 @pytest.fixture
-def routed(module_server: RunningServer) -> Iterator[RunningServer]:
-    """Run two versions of `talker`, of which 1.0 is the default, without a traffic policy."""
+def split_server(module_server: RunningServer) -> Iterator[RunningServer]:
+    """Run two versions of `talker`; 1.0 is the default, and there is no traffic policy."""
     yield module_server
     arrange(module_server, NOTHING)
     module_server.call(lambda: module_server.registry.set_default("talker", "1.0"))
@@ -65,18 +65,18 @@ def table_of(server: RunningServer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def busy_worker(
-    server: RunningServer, number: str, lane: str, go: Path, until: Any
+    server: RunningServer, number: str, lane: str, gate: Path, until: Any
 ) -> Iterator[None]:
-    """Keep the worker of a version at work with one request, which ends in a success."""
+    """Keep a version's worker busy with one request, which succeeds in the end."""
     with ThreadPoolExecutor(1) as pool:
         path = f"/predictions/talker/{number}"
-        request = pool.submit(server.ask, path=path, lane=lane, x_do="wait", x_file=str(go))
+        request = pool.submit(server.ask, path=path, lane=lane, x_do="wait", x_file=str(gate))
         workers = server.registry.find("talker", number).workers
         until(lambda: any(worker.channel and worker.channel.batches for worker in workers))
         try:
             yield
         finally:
-            go.touch()
+            gate.touch()
         assert request.result().text == "waited"
 
 
@@ -105,10 +105,10 @@ def version_of(answer: httpx.Response) -> str:
     return version
 
 
-def test_weights_count_from_the_next_request_on_the_same_connection(
-    routed: RunningServer, lane: str
+def test_new_weights_apply_to_the_next_request_of_a_connection(
+    split_server: RunningServer, lane: str
 ) -> None:
-    answer = routed.ask(lane=lane)
+    answer = split_server.ask(lane=lane)
     assert (version_of(answer), VERSION in answer.headers) == ("1.0", False)
     for weights, number in (
         ({"2.0": 1}, "2.0"),
@@ -116,22 +116,22 @@ def test_weights_count_from_the_next_request_on_the_same_connection(
         ({"1.0": 0, "2.0": 0}, "1.0"),
         ({"9.9": 50}, "1.0"),
     ):
-        arrange(routed, {"weights": weights})
-        answer = routed.ask(lane=lane)
+        arrange(split_server, {"weights": weights})
+        answer = split_server.ask(lane=lane)
         assert version_of(answer) == answer.headers[VERSION] == number
-    arrange(routed, NOTHING)
-    assert VERSION not in routed.ask(lane=lane).headers
+    arrange(split_server, NOTHING)
+    assert VERSION not in split_server.ask(lane=lane).headers
 
 
-def test_both_lanes_send_a_sticky_request_to_the_same_version(routed: RunningServer) -> None:
+def test_both_lanes_route_a_sticky_request_to_the_same_version(split_server: RunningServer) -> None:
     users = [f"user-{number}" for number in range(6)]
     by_key: list[dict[str, str]] = []
     for sticky in ("header:X-User", "cookie:user", "field:user"):
-        arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": sticky})
+        arrange(split_server, {"weights": {"1.0": 50, "2.0": 50}, "sticky": sticky})
         versions = {
             user: {
                 version_of(
-                    routed.ask(
+                    split_server.ask(
                         b'{"user": "%b"}' % user.encode(),
                         lane=lane,
                         x_user=user,
@@ -145,16 +145,16 @@ def test_both_lanes_send_a_sticky_request_to_the_same_version(routed: RunningSer
         by_key.append({user: version for user, (version,) in versions.items()})
     assert by_key[0] == by_key[1] == by_key[2]
     assert {*by_key[0].values()} == {"1.0", "2.0"}
-    # Too large to be looked into, so a body goes by weight.
+    # Bodies this large are not parsed for the sticky key, so the weights decide.
     body = b'{"user": "a", "rest": "%b"}' % (b"x" * (70 << 10))
-    versions = {version_of(routed.ask(body, lane=lane)) for lane in ("fast", "other") * 20}
+    versions = {version_of(split_server.ask(body, lane=lane)) for lane in ("fast", "other") * 20}
     assert versions == {"1.0", "2.0"}
 
 
-def test_a_request_that_names_a_version_or_label_gets_it_whatever_the_weights(
-    routed: RunningServer, lane: str
+def test_an_explicit_version_or_label_overrides_the_weights(
+    split_server: RunningServer, lane: str
 ) -> None:
-    arrange(routed, {"weights": {"1.0": 1}, "labels": {"canary": "2.0", "stable": "1.0"}})
+    arrange(split_server, {"weights": {"1.0": 1}, "labels": {"canary": "2.0", "stable": "1.0"}})
     for name, number in (("2.0", "2.0"), ("canary", "2.0"), ("stable", "1.0")):
         for path in (
             f"/predictions/talker/{name}",
@@ -164,18 +164,18 @@ def test_a_request_that_names_a_version_or_label_gets_it_whatever_the_weights(
             f"/v2/models/talker/versions/{name}/infer",
             f"/talker/{name}/predict",
         ):
-            answer = routed.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
+            answer = split_server.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
             assert f'"version": "{number}"' in answer.text.replace("\\", ""), path
             assert VERSION not in answer.headers
 
 
-def test_all_routes_that_name_no_version_go_by_weight(routed: RunningServer, lane: str) -> None:
-    arrange(routed, {"weights": {"2.0": 1}})
+def test_routes_without_a_version_use_the_weights(split_server: RunningServer, lane: str) -> None:
+    arrange(split_server, {"weights": {"2.0": 1}})
     for path in (
         "/predictions/talker",
         "/explanations/talker",
         "/v1/models/talker:predict",
-        # TorchServe takes the default, too, where a version of KServe's routes is not there.
+        # Like TorchServe, use the default if the version in a KServe route is missing.
         "/v1/models/talker/versions/9:predict",
         "/v2/models/talker/infer",
         "/invocations?model_name=talker",
@@ -183,25 +183,27 @@ def test_all_routes_that_name_no_version_go_by_weight(routed: RunningServer, lan
         "/models/talker/invoke",
         "/talker/predict",
     ):
-        answer = routed.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
+        answer = split_server.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
         assert (answer.status_code, answer.headers[VERSION]) == (200, "2.0"), path
 
 
-def test_labels_stand_for_versions_in_the_management_api(
-    routed: RunningServer, error_of: Any
+def test_the_management_api_accepts_labels_as_versions(
+    split_server: RunningServer, error_of: Any
 ) -> None:
-    arrange(routed, {"labels": {"canary": "2.0", "next": "3.0"}})
-    model = describe(routed, "talker/canary", customized="true")
+    arrange(split_server, {"labels": {"canary": "2.0", "next": "3.0"}})
+    model = describe(split_server, "talker/canary", customized="true")
     assert (model["modelVersion"], model["customizedMetadata"]) == ("2.0", {"labels": 10})
-    assert routed.inference.get("/v2/models/talker/versions/canary/ready").status_code == 200
-    assert routed.inference.get("/v2/models/talker/versions/canary").json()["versions"] == ["2.0"]
-    put_model(routed, "talker/canary", job_queue_size=77)
-    assert routed.registry.find("talker", "2.0").plan.job_queue_size == 77
-    assert put_model(routed, "talker/canary/set-default").status_code == 200
-    assert describe(routed)["modelVersion"] == "2.0"
+    assert split_server.inference.get("/v2/models/talker/versions/canary/ready").status_code == 200
+    assert split_server.inference.get("/v2/models/talker/versions/canary").json()["versions"] == [
+        "2.0"
+    ]
+    put_model(split_server, "talker/canary", job_queue_size=77)
+    assert split_server.registry.find("talker", "2.0").plan.job_queue_size == 77
+    assert put_model(split_server, "talker/canary/set-default").status_code == 200
+    assert describe(split_server)["modelVersion"] == "2.0"
     for answer in (
-        routed.management.get("/models/talker/next"),
-        routed.ask(path="/predictions/talker/next"),
+        split_server.management.get("/models/talker/next"),
+        split_server.ask(path="/predictions/talker/next"),
     ):
         kind, message = error_of(answer)
         assert kind == "ModelVersionNotFoundException"
@@ -210,25 +212,28 @@ def test_labels_stand_for_versions_in_the_management_api(
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_version_gets_requests_only_while_it_is_ready(routed: RunningServer, lane: str) -> None:
+def test_only_ready_versions_get_requests(split_server: RunningServer, lane: str) -> None:
     rules = [{"header": "X-Beta", "equals": "1", "to": "2.0"}]
-    arrange(routed, {"weights": {"1.0": 1, "2.0": 99}, "rules": rules})
-    errors = table_of(routed)["2.0"]["errors"]
-    requests = table_of(routed)["2.0"]["requests"]
-    routed.call(lambda: routed.registry.scale("talker", "2.0", 0))
-    assert routed.call(lambda: routed.registry.shares("talker")) == {"1.0": 1.0}
-    assert {version_of(routed.ask(lane=lane, x_beta="1")) for _ in range(10)} == {"1.0"}
+    arrange(split_server, {"weights": {"1.0": 1, "2.0": 99}, "rules": rules})
+    errors = table_of(split_server)["2.0"]["errors"]
+    requests = table_of(split_server)["2.0"]["requests"]
+    split_server.call(lambda: split_server.registry.scale("talker", "2.0", 0))
+    assert split_server.call(lambda: split_server.registry.shares("talker")) == {"1.0": 1.0}
+    assert {version_of(split_server.ask(lane=lane, x_beta="1")) for _ in range(10)} == {"1.0"}
     # A refusal counts as a request and as an error.
-    assert routed.ask(path="/predictions/talker/2.0", lane=lane).status_code == 503
-    row = table_of(routed)["2.0"]
+    assert split_server.ask(path="/predictions/talker/2.0", lane=lane).status_code == 503
+    row = table_of(split_server)["2.0"]
     assert (row["requests"], row["errors"]) == (requests + 1, errors + 1)
-    routed.call(lambda: routed.registry.scale("talker", "2.0", 1))
-    assert routed.call(lambda: routed.registry.shares("talker")) == {"1.0": 0.01, "2.0": 0.99}
-    assert version_of(routed.ask(lane=lane, x_beta="1")) == "2.0"
+    split_server.call(lambda: split_server.registry.scale("talker", "2.0", 1))
+    assert split_server.call(lambda: split_server.registry.shares("talker")) == {
+        "1.0": 0.01,
+        "2.0": 0.99,
+    }
+    assert version_of(split_server.ask(lane=lane, x_beta="1")) == "2.0"
 
 
-def test_rollback_undoes_one_change_after_the_other_and_reports_it(routed: RunningServer) -> None:
-    registry, management = routed.registry, routed.management
+def test_rollback_undoes_changes_one_by_one(split_server: RunningServer) -> None:
+    registry, management = split_server.registry, split_server.management
 
     def undo() -> tuple[dict[str, tuple[Any, Any]], int]:
         answer = management.post(traffic_url("rollback")).json()
@@ -239,30 +244,32 @@ def test_rollback_undoes_one_change_after_the_other_and_reports_it(routed: Runni
         }
         return changes, answer["undoable"]
 
-    known = management.get(traffic_url()).json()["undoable"]
-    arrange(routed, {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}})
-    arrange(routed, {"weights": {"2.0": 1}})
-    # The same again changes nothing.
-    arrange(routed, {"weights": {"2.0": 1}})
-    routed.call(lambda: registry.set_default("talker", "2.0"))
-    assert undo() == ({"default": ("2.0", "1.0")}, known + 2)
+    undoable_count = management.get(traffic_url()).json()["undoable"]
+    arrange(split_server, {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}})
+    arrange(split_server, {"weights": {"2.0": 1}})
+    # Setting the same policy again changes nothing.
+    arrange(split_server, {"weights": {"2.0": 1}})
+    split_server.call(lambda: registry.set_default("talker", "2.0"))
+    assert undo() == ({"default": ("2.0", "1.0")}, undoable_count + 2)
     assert undo() == (
         {"weights.2.0": (1, None), "weights.1.0": (None, 1), "labels.stable": (None, "1.0")},
-        known + 1,
+        undoable_count + 1,
     )
-    assert version_of(routed.ask()) == "1.0"
-    routed.call(lambda: registry.set_traffic("talker", Traffic(weights={"2.0": 5}), undoable=False))
+    assert version_of(split_server.ask()) == "1.0"
+    split_server.call(
+        lambda: registry.set_traffic("talker", Traffic(weights={"2.0": 5}), undoable=False)
+    )
     preview = management.post(traffic_url("rollback?dry_run=true")).json()
-    assert (preview["traffic"], preview["undoable"]) == ({}, known + 1)
+    assert (preview["traffic"], preview["undoable"]) == ({}, undoable_count + 1)
     assert registry.traffic("talker").weights == {"2.0": 5}
-    assert undo() == ({"weights.2.0": (5, None)}, known)
+    assert undo() == ({"weights.2.0": (5, None)}, undoable_count)
     assert registry.traffic("talker") == NOTHING
 
 
-def test_an_unknown_version_takes_no_share_unless_it_is_forced(
-    routed: RunningServer, error_of: Any
+def test_an_unknown_version_gets_a_weight_only_with_force(
+    split_server: RunningServer, error_of: Any
 ) -> None:
-    management, policy = routed.management, {"weights": {"1.0": 90, "2.0": 10}}
+    management, policy = split_server.management, {"weights": {"1.0": 90, "2.0": 10}}
     management.put(traffic_url(), json=policy).raise_for_status()
     calls: list[tuple[str, str, dict[str, Any]]] = [
         ("PATCH", "traffic", {"weights": {"3.0": 10}}),
@@ -282,24 +289,24 @@ def test_an_unknown_version_takes_no_share_unless_it_is_forced(
     for method, path, change in calls:
         url = traffic_url(f"{path}?force=true")
         management.request(method, url, json=change).raise_for_status()
-    # A change is not refused for what is missing already.
+    # A change is not refused for a version that was already missing.
     management.patch(traffic_url(), json={"sticky": "header:X-User"}).raise_for_status()
     policy = {"labels": {"canary": "2.0"}, "weights": {"canary": 1}}
     management.put(traffic_url(), json=policy).raise_for_status()
-    # The share of a label would go with it.
+    # The weight of a label would be lost with the label.
     assert (
         "no version or label canary;"
         in error_of(management.delete(traffic_url("labels/canary")))[1]
     )
-    misspelt = management.patch(traffic_url(), json={"weights": {"canry": 1}})
-    assert "did you mean 'canary'?" in error_of(misspelt)[1]
+    misspelt_response = management.patch(traffic_url(), json={"weights": {"canry": 1}})
+    assert "did you mean 'canary'?" in error_of(misspelt_response)[1]
 
 
-def test_a_dry_run_shows_the_changes_of_the_call(routed: RunningServer) -> None:
+def test_a_dry_run_shows_the_changes(split_server: RunningServer) -> None:
     change = {"weights": {"2.0": 25, "1.0": 75}, "sticky": "header:X-User"}
-    preview = routed.management.patch(traffic_url("traffic?dry_run=true"), json=change).json()
-    assert routed.registry.traffic("talker") == NOTHING
-    result = routed.management.patch(traffic_url(), json=change).json()
+    preview = split_server.management.patch(traffic_url("traffic?dry_run=true"), json=change).json()
+    assert split_server.registry.traffic("talker") == NOTHING
+    result = split_server.management.patch(traffic_url(), json=change).json()
     for answer in (preview, result):
         assert answer["changes"] == [
             {"what": "weights.2.0", "after": 25},
@@ -311,92 +318,92 @@ def test_a_dry_run_shows_the_changes_of_the_call(routed: RunningServer) -> None:
             ("2.0", 0.0, 0.25),
         ]
     assert result["undoable"] == preview["undoable"] + 1
-    policy = routed.management.get(traffic_url()).json()
+    policy = split_server.management.get(traffic_url()).json()
     assert "changes" not in policy
     assert "share_before" not in policy["table"][0]
 
 
-def test_streams_and_failures_tell_their_version_too(routed: RunningServer, lane: str) -> None:
-    arrange(routed, {"weights": {"2.0": 1}})
+def test_streams_and_failures_name_their_version(split_server: RunningServer, lane: str) -> None:
+    arrange(split_server, {"weights": {"2.0": 1}})
     cases = (("stream", 200, "abc"), ("raise", 500, ""), ("headers", 200, "a,b"))
     for action, status, text in cases:
-        answer = routed.ask(lane=lane, x_do=action)
+        answer = split_server.ask(lane=lane, x_do=action)
         assert (answer.status_code, answer.headers[VERSION]) == (status, "2.0")
         assert text in answer.text
         assert answer.headers.get("x-own") == ("1" if action == "headers" else None)
 
 
-def test_each_version_keeps_its_own_client_timeout(
-    routed: RunningServer, lane: str, tmp_path: Path, error_of: Any, until: Any
+def test_each_version_applies_its_own_client_timeout(
+    split_server: RunningServer, lane: str, tmp_path: Path, error_of: Any, until: Any
 ) -> None:
-    arrange(routed, {"weights": {"2.0": 1}})
+    arrange(split_server, {"weights": {"2.0": 1}})
     try:
-        with busy_worker(routed, "2.0", lane, tmp_path / "go", until):
-            put_model(routed, "talker/2.0", client_timeout=100)
-            kind, text = error_of(routed.ask(lane=lane))
+        with busy_worker(split_server, "2.0", lane, tmp_path / "go", until):
+            put_model(split_server, "talker/2.0", client_timeout=100)
+            kind, text = error_of(split_server.ask(lane=lane))
         assert kind == "ServiceUnavailableException"
         assert "before its deadline" in text
     finally:
-        put_model(routed, "talker/2.0", client_timeout=0)
+        put_model(split_server, "talker/2.0", client_timeout=0)
 
 
-@pytest.mark.parametrize("observed", [False, True])
-def test_a_client_that_leaves_gives_up_its_place_in_the_queue_of_its_version(
-    routed: RunningServer, lane: str, observed: bool, tmp_path: Path, until: Any
+@pytest.mark.parametrize("is_observed", [False, True])
+def test_a_client_that_leaves_frees_its_place_in_the_versions_queue(
+    split_server: RunningServer, lane: str, is_observed: bool, tmp_path: Path, until: Any
 ) -> None:
     notes = Notes()
-    arrange(routed, {"weights": {"2.0": 1}})
-    version = routed.registry.find("talker", "2.0")
-    if observed:
-        routed.call(lambda: routed.registry.observe("talker", notes))
+    arrange(split_server, {"weights": {"2.0": 1}})
+    version = split_server.registry.find("talker", "2.0")
+    if is_observed:
+        split_server.call(lambda: split_server.registry.observe("talker", notes))
     try:
-        with busy_worker(routed, "2.0", lane, tmp_path / "go", until):
-            with begin_request(routed, lane):
+        with busy_worker(split_server, "2.0", lane, tmp_path / "go", until):
+            with begin_request(split_server, lane):
                 until(lambda: version.pending == 1)
             until(lambda: version.pending == 0)
-            assert observed == (("refusal", "ClientLeft") in notes.seen)
+            assert is_observed == (("refusal", "ClientLeft") in notes.seen)
     finally:
-        routed.call(lambda: observed and routed.registry.unobserve("talker", notes))
+        split_server.call(lambda: is_observed and split_server.registry.unobserve("talker", notes))
 
 
-def test_a_body_that_comes_in_pieces_goes_where_its_head_says(routed: RunningServer) -> None:
+def test_a_body_in_pieces_is_routed_by_its_head(split_server: RunningServer) -> None:
     rules = [{"header": "X-Beta", "equals": "1", "to": "2.0"}]
-    arrange(routed, {"weights": {"1.0": 1}, "rules": rules})
-    url = routed.inference.base_url
+    arrange(split_server, {"weights": {"1.0": 1}, "rules": rules})
+    url = split_server.inference.base_url
     with socket.create_connection((url.host, url.port), 60) as sock:
         sock.sendall(
             b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Beta: 1\r\n"
             b"Connection: close\r\nContent-Length: 2\r\n\r\na"
         )
-        # Once this request is answered, the server has read the first piece.
-        version_of(routed.ask())
+        # Once this request is answered, the server has also read the first piece.
+        version_of(split_server.ask())
         sock.sendall(b"b")
-        received = b"".join(iter(lambda: sock.recv(65536), b""))
-    assert b"x-tsx-model-version: 2.0\r\n" in received
+        reply_bytes = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert b"x-tsx-model-version: 2.0\r\n" in reply_bytes
 
 
-def test_a_refusal_names_the_version_that_refuses(
-    routed: RunningServer, lane: str, tmp_path: Path, until: Any
+def test_a_refusal_names_its_version(
+    split_server: RunningServer, lane: str, tmp_path: Path, until: Any
 ) -> None:
-    arrange(routed, {"weights": {"2.0": 1}})
-    put_model(routed, "talker/2.0", job_queue_size=1)
+    arrange(split_server, {"weights": {"2.0": 1}})
+    put_model(split_server, "talker/2.0", job_queue_size=1)
     try:
         with (
             ThreadPoolExecutor(1) as pool,
-            busy_worker(routed, "2.0", lane, tmp_path / "go", until),
+            busy_worker(split_server, "2.0", lane, tmp_path / "go", until),
         ):
-            waiting = pool.submit(routed.ask, lane=lane)
-            until(lambda: routed.registry.find("talker", "2.0").pending == 1)
-            refusal = routed.ask(lane=lane)
-        assert waiting.result().status_code == 200
+            waiting_request = pool.submit(split_server.ask, lane=lane)
+            until(lambda: split_server.registry.find("talker", "2.0").pending == 1)
+            refusal = split_server.ask(lane=lane)
+        assert waiting_request.result().status_code == 200
     finally:
-        put_model(routed, "talker/2.0", job_queue_size=100)
+        put_model(split_server, "talker/2.0", job_queue_size=100)
     assert (refusal.status_code, refusal.headers.get_list(VERSION)) == (503, ["2.0"])
-    assert VERSION not in routed.ask(path="/predictions/nobody", lane=lane).headers
+    assert VERSION not in split_server.ask(path="/predictions/nobody", lane=lane).headers
 
 
 class Notes:
-    """An observer that writes down what it sees."""
+    """An observer that records what it observes."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[object, object]] = []
@@ -409,13 +416,17 @@ class Notes:
         self.seen.append(("to", version.version))
         return ObservedJob(job, self._note, 1 << 20)
 
-    def _note(self, seen: ObservedAnswer) -> None:
-        failure = ("refusal", type(seen.error).__name__)
-        self.seen.append((seen.status, seen.body) if seen.error is None else failure)
+    def _note(self, observed_answer: ObservedAnswer) -> None:
+        failure = ("refusal", type(observed_answer.error).__name__)
+        self.seen.append(
+            (observed_answer.status, observed_answer.body)
+            if observed_answer.error is None
+            else failure
+        )
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_sequence_stays_with_its_version_when_weights_move(
+def test_a_sequence_stays_with_its_version_when_weights_change(
     module_server: RunningServer, lane: str
 ) -> None:
     server = module_server
@@ -429,23 +440,23 @@ def test_a_sequence_stays_with_its_version_when_weights_move(
         server.register(file, initial_workers=1)
     try:
         arrange(server, {"weights": {"1.0": 1}}, "adder")
-        total, version, id = add(b"1")
-        assert (total, version) == (1, "1.0")
+        running_total, version, id = add(b"1")
+        assert (running_total, version) == (1, "1.0")
         arrange(server, {"weights": {"2.0": 1}}, "adder")
-        continued = server.inference.post(
+        next_response = server.inference.post(
             "/predictions/adder", content=b"2", headers={"ts_request_sequence_id": id}
         )
-        assert (continued.json()["total"], continued.headers[VERSION]) == (3, "1.0")
+        assert (next_response.json()["total"], next_response.headers[VERSION]) == (3, "1.0")
         assert add(b"7")[:2] == (7, "2.0")
     finally:
         server.call(lambda: server.registry.unregister("adder", "2.0"))
         server.call(lambda: server.registry.unregister("adder"))
-    # The policy of a model goes with it.
+    # Unregistering a model removes its policy.
     assert server.registry.traffic("adder") == NOTHING
 
 
-def test_traffic_is_set_changed_and_shown_by_the_management_api(routed: RunningServer) -> None:
-    management = routed.management
+def test_the_management_api_sets_changes_and_shows_traffic(split_server: RunningServer) -> None:
+    management = split_server.management
     policy = {
         "weights": {"1.0": 75, "canary": 25, "3.0": 100},
         "sticky": "header:X-User",
@@ -502,17 +513,19 @@ def test_traffic_is_set_changed_and_shown_by_the_management_api(routed: RunningS
         ("PUT", "labels/a", b'{"versio": "1.0"}', "A label needs a version:"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(
-    routed: RunningServer, error_of: Any, method: str, path: str, body: bytes, expected: str
+def test_an_invalid_policy_is_refused(
+    split_server: RunningServer, error_of: Any, method: str, path: str, body: bytes, expected: str
 ) -> None:
-    kind, message = error_of(routed.management.request(method, traffic_url(path), content=body))
+    kind, message = error_of(
+        split_server.management.request(method, traffic_url(path), content=body)
+    )
     assert kind == "BadRequestException"
     assert expected in message
-    assert routed.registry.traffic("talker") == NOTHING
+    assert split_server.registry.traffic("talker") == NOTHING
 
 
-def test_traffic_of_a_model_or_label_that_is_not_there_is_not_found(
-    routed: RunningServer, error_of: Any
+def test_traffic_of_a_missing_model_or_label_is_not_found(
+    split_server: RunningServer, error_of: Any
 ) -> None:
     for method, path in (
         ("GET", "traffic"),
@@ -521,7 +534,7 @@ def test_traffic_of_a_model_or_label_that_is_not_there_is_not_found(
         ("DELETE", "labels/a"),
         ("POST", "rollback"),
     ):
-        answer = routed.management.request(method, traffic_url(path, "nobody"), content=b"{}")
+        answer = split_server.management.request(method, traffic_url(path, "nobody"), content=b"{}")
         assert error_of(answer) == ("ModelNotFoundException", "Model not found: nobody")
-    kind, message = error_of(routed.management.delete(traffic_url("labels/none")))
+    kind, message = error_of(split_server.management.delete(traffic_url("labels/none")))
     assert (kind, message) == ("ModelVersionNotFoundException", "Model talker has no label none.")

@@ -30,7 +30,7 @@ def handle(data, context):
 
 
 @pytest.fixture
-def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
+def notes_server(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
     for number in ("1.0", "2.0", "3.0"):
         make_model(
             tmp_path / f"notes-{number}.mar",
@@ -38,17 +38,17 @@ def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
             name="notes",
             version=number,
         )
-    with running_server(make_settings(tmp_path, job_queue_size=1000)) as running:
+    with running_server(make_settings(tmp_path, job_queue_size=1000)) as server:
         for number in ("1.0", "2.0"):
-            running.register(f"notes-{number}.mar", initial_workers=1, batch_size=8)
-        yield running
+            server.register(f"notes-{number}.mar", initial_workers=1, batch_size=8)
+        yield server
 
 
-def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
-    served: RunningServer, tmp_path: Path
+def test_no_request_is_lost_while_traffic_and_versions_change(
+    notes_server: RunningServer, tmp_path: Path
 ) -> None:
     def call(method: str, path: str, json: object = None) -> None:
-        answer = served.management.request(method, f"/models{path}", json=json)
+        answer = notes_server.management.request(method, f"/models{path}", json=json)
         assert answer.status_code == 200, answer.text
 
     def request(number: int) -> tuple[str, bytes, dict[str, str]]:
@@ -56,18 +56,18 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
         return path, b"%d" % number, {"X-User": f"user-{number % 50}"}
 
     call("PUT", "/notes/labels/stable", {"version": "1.0"})
-    with load(served, request, clients=8, least=50) as answers:
-        for share in (0, 10, 50, 90, 100):
+    with load(notes_server, request, clients=8, least=50) as answers:
+        for weight in (0, 10, 50, 90, 100):
             policy = {
-                "weights": {"1.0": 100 - share, "2.0": share},
-                "sticky": "header:X-User" if share % 20 else None,
+                "weights": {"1.0": 100 - weight, "2.0": weight},
+                "sticky": "header:X-User" if weight % 20 else None,
             }
             call("PATCH", "/notes/traffic", policy)
         call("PUT", "/notes/labels/stable", {"version": "2.0"})
         call("PUT", "/notes/2.0/set-default")
         call("POST", "/notes/rollback")
         call("PUT", "/notes/2.0/set-default")
-        # Version 1.0 has no weight any more, and it answers the requests that it holds.
+        # Version 1.0 no longer has a weight, but it answers the requests that it holds.
         call("DELETE", "/notes/1.0")
         call("POST", "?url=notes-3.0.mar&initial_workers=1&batch_size=8")
         policy = {
@@ -75,7 +75,7 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
             "rules": [{"header": "X-User", "matches": "user-1.", "to": "3.0"}],
         }
         call("PATCH", "/notes/traffic", policy)
-        # Version 3.0 has a weight, and its requests go to the other version.
+        # Version 3.0 still has a weight; after the removal its requests go to the other version.
         call("DELETE", "/notes/3.0")
         call("POST", "?url=notes-1.0.mar&initial_workers=1&batch_size=8")
         call("PUT", "/notes/labels/stable", {"version": "1.0"})
@@ -88,5 +88,5 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
     lines = (tmp_path / "notes").read_text().splitlines()
     assert sorted(lines) == sorted(answer.content.decode() for answer in answers)
     assert {line.split()[0] for line in lines} == {"1.0", "2.0", "3.0"}
-    table = served.management.get("/models/notes/traffic").json()["table"]
+    table = notes_server.management.get("/models/notes/traffic").json()["table"]
     assert [(row["version"], row["share"], row["errors"]) for row in table] == [("1.0", 1.0, 0)]

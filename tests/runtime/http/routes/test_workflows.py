@@ -1,4 +1,4 @@
-"""Workflows over REST: real archives, real workers, and TorchServe's words."""
+"""Workflows over REST with real archives, real workers, and TorchServe's messages."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ dag:
     m2: [join]
 """
 LEAVES = "models: {m1: {url: m1.mar}}\ndag: {pre: [m1, post]}"
-QUICK = "models: {m1: {url: m1.mar}}\ndag: {m1: []}"
-FLOWS = {"sequence": SEQUENCE, "parallel": PARALLEL, "leaves": LEAVES, "quick": QUICK}
+QUICK_WORKFLOW = "models: {m1: {url: m1.mar}}\ndag: {m1: []}"
+FLOWS = {"sequence": SEQUENCE, "parallel": PARALLEL, "leaves": LEAVES, "quick": QUICK_WORKFLOW}
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a workflow store with the model store `models` in it."""
+def workflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a workflow store that contains the model store `models`."""
     directory = tmp_path_factory.mktemp("workflows")
     make_model(directory / "models" / "m1.mar", HANDLER)
     make_model(directory / "models" / "broken.mar", BROKEN)
@@ -113,10 +113,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flows(shelf: Path, start_server: Any) -> Iterator[RunningServer]:
+def flows(workflow_store: Path, start_server: Any) -> Iterator[RunningServer]:
     """Run a server with `sequence`, `parallel`, `leaves` and `quick`."""
     with start_server(
-        model_store=shelf / "models", workflow_store=shelf, cache_dir=shelf / "cache"
+        model_store=workflow_store / "models",
+        workflow_store=workflow_store,
+        cache_dir=workflow_store / "cache",
     ) as server:
         with ThreadPoolExecutor(4) as pool:
             for answer in pool.map(lambda name: post_workflow(server, f"{name}.war"), FLOWS):
@@ -135,7 +137,7 @@ def predict(
     return server.ask(content, f"/wfpredict/{workflow}", **text)
 
 
-def test_a_workflow_that_is_registered_is_listed_and_described(flows: RunningServer) -> None:
+def test_a_registered_workflow_is_listed_and_described(flows: RunningServer) -> None:
     rows = flows.management.get("/workflows").json()["workflows"]
     assert [row["workflowName"] for row in rows] == ["leaves", "parallel", "quick", "sequence"]
     assert rows[-1] == {"workflowName": "sequence", "workflowUrl": "sequence.war"}
@@ -158,7 +160,7 @@ def test_a_workflow_that_is_registered_is_listed_and_described(flows: RunningSer
     assert list(defaults.values())[2:] == [1, 1, 1, 50, "{pre=[m1, post]}"]
 
 
-def test_nodes_are_models_and_functions_are_not_listed(flows: RunningServer) -> None:
+def test_nodes_are_models_but_functions_are_not_listed(flows: RunningServer) -> None:
     names = [model["modelName"] for model in flows.management.get("/models").json()["models"]]
     assert names == ["leaves__m1", "parallel__m1", "parallel__m2", "quick__m1", "sequence__m1"]
     model = describe(flows, "sequence__m1")
@@ -172,7 +174,7 @@ def test_nodes_are_models_and_functions_are_not_listed(flows: RunningServer) -> 
     assert 'model_name="sequence__m1"' in flows.metrics.get("/metrics").text
 
 
-def test_snapshots_leave_nodes_to_their_workflow(flows: RunningServer) -> None:
+def test_snapshots_do_not_contain_workflow_nodes(flows: RunningServer) -> None:
     flows.register("m1.mar", model_name="alone", initial_workers=0)
     store = flows.settings.model_store
     snapshot = flows.call(
@@ -182,7 +184,7 @@ def test_snapshots_leave_nodes_to_their_workflow(flows: RunningServer) -> None:
     assert flows.management.delete("/models/alone").status_code == 200
 
 
-def test_a_sequence_hands_each_output_to_the_next_node(flows: RunningServer) -> None:
+def test_a_sequence_passes_each_output_to_the_next_node(flows: RunningServer) -> None:
     response = predict(flows, "sequence", x_mine="v", content_type="application/octet-stream")
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     post = response.json()
@@ -197,7 +199,7 @@ def test_a_sequence_hands_each_output_to_the_next_node(flows: RunningServer) -> 
     assert len({node["pid"] for node in nodes} | {os.getpid()}) == 4
 
 
-def test_the_first_node_gets_forms_and_json_as_a_model_does(flows: RunningServer) -> None:
+def test_the_first_node_gets_forms_and_json_like_a_model(flows: RunningServer) -> None:
     def first_row(**content: Any) -> Any:
         answer = flows.inference.post("/wfpredict/sequence?q=1", **content)
         return answer.json()["row"]["body"]["row"]["body"]["row"]
@@ -211,7 +213,7 @@ def test_the_first_node_gets_forms_and_json_as_a_model_does(flows: RunningServer
 
 
 @pytest.mark.parametrize(("node", "attempts"), [("m1", 3), ("m2", 1), ("pre", 2)])
-def test_the_node_that_fails_for_good_is_named(
+def test_the_error_names_the_node_that_failed_all_attempts(
     node: str, attempts: int, flows: RunningServer, tmp_path: Path, error_of: ErrorOf
 ) -> None:
     file = tmp_path / "attempts"
@@ -222,19 +224,19 @@ def test_the_node_that_fails_for_good_is_named(
     assert len(file.read_text()) == attempts
 
 
-def test_a_worker_that_dies_fails_its_node_alone(flows: RunningServer, error_of: ErrorOf) -> None:
+def test_a_worker_death_fails_only_its_node(flows: RunningServer, error_of: ErrorOf) -> None:
     response = predict(flows, "sequence", x_do="exit@m1")
     assert response.status_code == 500
     assert error_of(response)[1].startswith("Error executing m1: Worker died.")
     assert predict(flows, "sequence").status_code == 200
 
 
-def test_the_clients_own_time_bounds_the_nodes(
+def test_the_clients_timeout_applies_to_all_nodes(
     flows: RunningServer, tmp_path: Path, error_of: ErrorOf
 ) -> None:
-    go = tmp_path / "go"
-    response = predict(flows, "sequence", x_do="wait@pre", x_file=go, x_tsx_timeout_ms=200)
-    go.touch()
+    gate = tmp_path / "go"
+    response = predict(flows, "sequence", x_do="wait@pre", x_file=gate, x_tsx_timeout_ms=200)
+    gate.touch()
     assert (response.status_code, error_of(response)[0]) == (504, "GatewayTimeoutException")
     assert re.search("Error executing pre: .* deadline", response.text)
     kind, _ = error_of(predict(flows, "sequence", x_tsx_timeout_ms="soon"))
@@ -244,32 +246,32 @@ def test_the_clients_own_time_bounds_the_nodes(
 def test_a_client_that_leaves_ends_its_request(
     flows: RunningServer, tmp_path: Path, until: Until
 ) -> None:
-    """The node that runs is not called back, but none after it begins."""
-    go = tmp_path / "go"
+    """Check that the running node is not cancelled, but that no later node starts."""
+    gate = tmp_path / "go"
     m1, workflow = flows.registry.find("sequence__m1"), flows.workflows.find("sequence")
     address = flows.inference.base_url
     with socket.create_connection((address.host, address.port)) as client:
         client.sendall(
             b"POST /wfpredict/sequence HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
-            b"x-do: wait@pre\r\nx-file: %b\r\n\r\n" % str(go).encode()
+            b"x-do: wait@pre\r\nx-file: %b\r\n\r\n" % str(gate).encode()
         )
-        until(go.with_suffix(".begun").exists)
+        until(gate.with_suffix(".begun").exists)
         requests = m1.stats.requests
     # The request ends while `pre` still runs.
     flows.call(workflow.finished)
-    go.touch()
+    gate.touch()
     assert predict(flows, "sequence").status_code == 200
     assert m1.stats.requests == requests + 1
 
 
-def test_many_requests_at_once_are_all_answered(flows: RunningServer) -> None:
+def test_many_concurrent_requests_are_answered(flows: RunningServer) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: predict(flows, "parallel", b"%d" % n), range(32)))
     rows = [answer.json()["row"]["m1"]["row"]["body"]["row"]["body"] for answer in answers]
     assert rows == [str(number) for number in range(32)]
 
 
-def test_a_workflow_that_is_not_there_is_reported(flows: RunningServer, error_of: ErrorOf) -> None:
+def test_a_missing_workflow_is_not_found(flows: RunningServer, error_of: ErrorOf) -> None:
     for client, method, path in (
         (flows.inference, "POST", "/wfpredict/nosuch"),
         (flows.inference, "POST", "/wfpredict/nosuch/1.0"),
@@ -284,7 +286,7 @@ def test_a_workflow_that_is_not_there_is_reported(flows: RunningServer, error_of
     assert message == "Workflow not found: sequences; did you mean 'sequence'?"
 
 
-def test_paths_and_verbs_that_mean_nothing_are_refused(flows: RunningServer) -> None:
+def test_unknown_workflow_paths_and_methods_are_refused(flows: RunningServer) -> None:
     for client, method, path, status in (
         (flows.inference, "POST", "/wfpredict", 404),
         (flows.inference, "POST", "/wfpredict/", 404),
@@ -335,22 +337,22 @@ BAD: dict[str, tuple[str, int, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_workflow_that_cannot_be_is_refused_and_nothing_of_it_stays(
-    name: str, shelf: Path, flows: RunningServer, error_of: ErrorOf
+def test_an_invalid_workflow_is_refused_and_leaves_nothing(
+    name: str, workflow_store: Path, flows: RunningServer, error_of: ErrorOf
 ) -> None:
     def models() -> list[str]:
         return list(flows.call(lambda: sorted(flows.registry.models)))
 
     spec, status, kind, expected = BAD[name]
-    before = models()
-    make_war(shelf / f"{name}.war", spec, HANDLER)
-    # The first attempt does not take the name.
+    models_before = models()
+    make_war(workflow_store / f"{name}.war", spec, HANDLER)
+    # A failed first attempt must not reserve the name.
     for _ in range(2):
         response = post_workflow(flows, f"{name}.war")
         error = error_of(response)
         assert (response.status_code, error[0]) == (status, kind)
         assert expected in error[1]
-    assert models() == before
+    assert models() == models_before
     assert flows.management.get(f"/workflows/{name}").status_code == 404
 
 
@@ -377,34 +379,32 @@ def test_a_workflow_that_cannot_be_is_refused_and_nothing_of_it_stays(
         ({"url": "slip.war"}, 500, "InvalidWorkflowException", ""),
     ],
 )
-def test_a_registration_that_cannot_be_is_refused(
+def test_an_invalid_registration_is_refused(
     parameters: dict[str, str],
     status: int,
     kind: str,
     expected: str,
-    shelf: Path,
+    workflow_store: Path,
     flows: RunningServer,
     error_of: ErrorOf,
 ) -> None:
-    (shelf / "junk.war").write_bytes(b"junk")
-    make_war(shelf / "slip.war", SEQUENCE, HANDLER, **{"../slipped.py": "x"})
+    (workflow_store / "junk.war").write_bytes(b"junk")
+    make_war(workflow_store / "slip.war", SEQUENCE, HANDLER, **{"../slipped.py": "x"})
     response = post_workflow(flows, **parameters)
     error = error_of(response)
     assert (response.status_code, error[0]) == (status, kind)
     assert expected in error[1]
-    assert not (shelf.parent / "slipped.py").exists()
+    assert not (workflow_store.parent / "slipped.py").exists()
 
 
-def test_a_workflow_is_registered_by_json_under_another_name_and_leaves_without_a_trace(
-    flows: RunningServer,
-) -> None:
-    order = {
+def test_a_workflow_registered_by_json_is_removed_completely(flows: RunningServer) -> None:
+    options = {
         "url": "quick.war",
         "workflow_name": "mine",
         "response_timeout": 33,
         "startup_timeout": 44,
     }
-    assert flows.management.post("/workflows", json=order).json() == {
+    assert flows.management.post("/workflows", json=options).json() == {
         "status": "Workflow mine has been registered and scaled successfully."
     }
     node = describe(flows, "mine__m1")
@@ -417,29 +417,29 @@ def test_a_workflow_is_registered_by_json_under_another_name_and_leaves_without_
     }
     assert flows.management.get("/models/mine__m1").status_code == 404
     assert flows.inference.post("/wfpredict/mine").status_code == 404
-    assert flows.management.post("/workflows", json=order).status_code == 200
+    assert flows.management.post("/workflows", json=options).status_code == 200
     assert flows.management.delete("/workflows/mine").status_code == 200
 
 
-def test_accepted_requests_are_answered_before_a_workflow_leaves(
+def test_accepted_requests_are_answered_before_a_workflow_is_removed(
     flows: RunningServer, tmp_path: Path, until: Until
 ) -> None:
-    leaving = {"url": "sequence.war", "workflow_name": "leaving"}
-    assert post_workflow(flows, **leaving).status_code == 200
-    go = tmp_path / "go"
+    registration = {"url": "sequence.war", "workflow_name": "leaving"}
+    assert post_workflow(flows, **registration).status_code == 200
+    gate = tmp_path / "go"
     with ThreadPoolExecutor(2) as pool:
-        request = pool.submit(predict, flows, "leaving", x_do="wait@pre", x_file=go)
-        until(go.with_suffix(".begun").exists)
+        request = pool.submit(predict, flows, "leaving", x_do="wait@pre", x_file=gate)
+        until(gate.with_suffix(".begun").exists)
         removal = pool.submit(flows.management.delete, "/workflows/leaving")
         until(lambda: flows.management.get("/workflows/leaving").status_code == 404)
-        assert post_workflow(flows, **leaving).status_code == 409
-        go.touch()
+        assert post_workflow(flows, **registration).status_code == 409
+        gate.touch()
         assert request.result().json()["node"] == "leaving__post"
         assert removal.result().status_code == 200
     assert flows.management.get("/models/leaving__m1").status_code == 404
 
 
-def test_two_registrations_of_one_name_do_not_both_succeed(flows: RunningServer) -> None:
+def test_only_one_of_two_concurrent_registrations_succeeds(flows: RunningServer) -> None:
     start = threading.Barrier(2)
 
     def register(_: int) -> int:
@@ -451,7 +451,7 @@ def test_two_registrations_of_one_name_do_not_both_succeed(flows: RunningServer)
     assert flows.management.delete("/workflows/twice").status_code == 200
 
 
-def test_a_node_whose_name_a_model_has_already_is_reported(flows: RunningServer) -> None:
+def test_a_node_name_that_is_already_a_model_is_refused(flows: RunningServer) -> None:
     flows.register("m1.mar", model_name="clash__m1", initial_workers=0)
     response = post_workflow(flows, "quick.war", workflow_name="clash")
     assert response.status_code == 500
@@ -459,9 +459,13 @@ def test_a_node_whose_name_a_model_has_already_is_reported(flows: RunningServer)
     assert flows.management.delete("/models/clash__m1").status_code == 200
 
 
-def test_workflows_are_behind_the_tokens_of_their_listeners(shelf: Path, start_server: Any) -> None:
+def test_workflow_calls_need_the_tokens_of_their_listeners(
+    workflow_store: Path, start_server: Any
+) -> None:
     inference, management = ({"authorization": f"Bearer {token}"} for token in "im")
-    with start_server(model_store=shelf, inference_token="i", management_token="m") as server:
+    with start_server(
+        model_store=workflow_store, inference_token="i", management_token="m"
+    ) as server:
         assert server.inference.post("/wfpredict/x").status_code == 400
         assert server.inference.post("/wfpredict/x", headers=inference).status_code == 404
         for method, path in (
@@ -473,5 +477,5 @@ def test_workflows_are_behind_the_tokens_of_their_listeners(shelf: Path, start_s
             for headers in ({}, inference):
                 answer = server.management.request(method, path, headers=headers)
                 assert answer.status_code == 400
-        listed = server.management.get("/workflows", headers=management)
-        assert listed.json() == {"workflows": []}
+        listing = server.management.get("/workflows", headers=management)
+        assert listing.json() == {"workflows": []}

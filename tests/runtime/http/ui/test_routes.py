@@ -1,4 +1,4 @@
-"""The files of the web page, and the calls that it makes at the management address."""
+"""The files of the web page, and the calls that it makes to the management address."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tsx_runtime.http.ui.routes import FOLDER, files
 from tsx_runtime.http.ui.state import recent_lines
 from tsx_runtime.settings.schema import Settings
 
-SECRET = "management-secret"
+MANAGEMENT_TOKEN = "management-secret"
 CREDENTIALS = ["authorization", "proxy-authorization", "cookie"]
-BEARER = {"authorization": f"Bearer {SECRET}"}
+BEARER = {"authorization": f"Bearer {MANAGEMENT_TOKEN}"}
 CALLS = ["state", "server", "store", "errors/talker", "log", "log/talker", "metrics/talker"]
 CALLS += ["samples/talker/1.0", "samples/talker/1.0/a.png"]
 SEEING = """
@@ -46,59 +46,65 @@ def read(server: Any, call: str) -> Any:
     return server.management.get(f"/ui/api/{call}").json()
 
 
-def predict(server: Any, **parts: Any) -> httpx.Response:
-    """Send a request of the playground."""
-    return server.management.post("/ui/api/predict/talker", **parts)
+def predict(server: Any, **form_parts: Any) -> httpx.Response:
+    """Send a playground request."""
+    return server.management.post("/ui/api/predict/talker", **form_parts)
 
 
 @pytest.fixture(scope="module")
-def locked(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
-    """Start a server with tokens, whose handlers get the credentials of other requests."""
+def token_server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    """Start a server with tokens whose handlers may see the credentials of requests."""
     with start_server(
-        management_token=SECRET, inference_token="other", pass_headers=CREDENTIALS
+        management_token=MANAGEMENT_TOKEN, inference_token="other", pass_headers=CREDENTIALS
     ) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
 
 
-def test_the_page_is_open_and_its_calls_need_the_token(locked):
-    assert locked.management.get("/ui/").status_code == 200
-    assert locked.management.get("/ui/app.js").status_code == 200
+def test_the_page_needs_no_token_but_its_calls_do(token_server):
+    assert token_server.management.get("/ui/").status_code == 200
+    assert token_server.management.get("/ui/app.js").status_code == 200
     for call in CALLS:
-        answer = locked.management.get(f"/ui/api/{call}")
+        answer = token_server.management.get(f"/ui/api/{call}")
         assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException"), call
-    assert predict(locked, content=b"x").json()["type"] == "InvalidKeyException"
-    assert locked.management.get("/ui/api/state", headers=BEARER).status_code == 200
+    assert predict(token_server, content=b"x").json()["type"] == "InvalidKeyException"
+    assert token_server.management.get("/ui/api/state", headers=BEARER).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])
-def test_a_page_of_another_site_is_refused(server, header):
-    foreign = {header: "evil.example" if header == "host" else "http://evil.example"}
+def test_calls_of_pages_from_other_origins_are_refused(server, header):
+    foreign_headers = {header: "evil.example" if header == "host" else "http://evil.example"}
     for path in ("/ui/", "/ui/app.js", "/ui/api/state"):
-        assert server.management.get(path, headers=foreign).status_code == 403
-    assert predict(server, content=b"x", headers=foreign).status_code == 403
+        assert server.management.get(path, headers=foreign_headers).status_code == 403
+    assert predict(server, content=b"x", headers=foreign_headers).status_code == 403
 
 
-def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server):
-    moved = server.management.get("/ui")
-    assert (moved.status_code, moved.headers["location"]) == (308, "ui/")
-    assert urljoin("http://proxy/prefix/ui", moved.headers["location"]) == "http://proxy/prefix/ui/"
+def test_the_page_has_one_address_and_relative_links(server):
+    redirect = server.management.get("/ui")
+    assert (redirect.status_code, redirect.headers["location"]) == (308, "ui/")
+    assert (
+        urljoin("http://proxy/prefix/ui", redirect.headers["location"]) == "http://proxy/prefix/ui/"
+    )
     assert server.management.get("/ui/").headers["content-type"] == "text/html; charset=utf-8"
     assert server.management.head("/ui/").status_code == 200
     assert server.inference.get("/ui/").status_code == 404
 
 
-def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server):
+def test_page_files_are_compressed_if_the_client_accepts_it(server):
     sizes = []
     for name, file in files().items():
-        packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
-        assert packed.content == file.body
-        assert packed.headers["content-encoding"] == "gzip"
-        sizes.append(int(packed.headers["content-length"]))
-    plain = server.management.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
-    assert plain.content == file.body
-    assert "content-encoding" not in plain.headers
-    assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
+        compressed_response = server.management.get(
+            f"/ui/{name}", headers={"accept-encoding": "gzip, br"}
+        )
+        assert compressed_response.content == file.body
+        assert compressed_response.headers["content-encoding"] == "gzip"
+        sizes.append(int(compressed_response.headers["content-length"]))
+    plain_response = server.management.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
+    assert plain_response.content == file.body
+    assert "content-encoding" not in plain_response.headers
+    assert (
+        plain_response.headers["vary"] == compressed_response.headers["vary"] == "accept-encoding"
+    )
     assert sum(sizes) < 84_000
 
 
@@ -114,11 +120,11 @@ def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server)
         "http",
     ],
 )
-def test_nothing_but_the_files_of_the_page_is_served(server, name):
+def test_only_the_files_of_the_page_are_served(server, name):
     assert server.management.get(f"/ui/{name}").status_code == 404
 
 
-def test_the_policy_allows_this_server_and_nothing_else(server):
+def test_the_content_security_policy_allows_only_this_server(server):
     headers = server.management.get("/ui/").headers
     policy = dict(
         part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
@@ -134,7 +140,7 @@ def test_the_policy_allows_this_server_and_nothing_else(server):
 
 
 class InlineCode(HTMLParser):
-    """Collects the tags that hold styles or scripts themselves."""
+    """A parser that collects the tags with inline styles or scripts."""
 
     tags: list[str]
 
@@ -149,13 +155,13 @@ class InlineCode(HTMLParser):
             self.tags.append(tag)
 
 
-def test_no_file_needs_what_the_policy_forbids_nor_another_host():
+def test_page_files_comply_with_the_policy_and_use_no_other_host():
     reader = InlineCode()
     reader.tags = []
     reader.feed((FOLDER / "index.html").read_text())
     assert reader.tags == []
     for path in FOLDER.iterdir():
-        # Nobody fetches the names of SVG, and only a click follows a link.
+        # Namespace names of SVG are not fetched, and links are followed only on a click.
         text = path.read_text().replace("http://www.w3.org/", "")
         text = re.sub(r'<a href="https://[^"]*"', "", text)
         assert re.findall(r"https?://(?!localhost\b)[^\s\"'`$]*", text) == [], path.name
@@ -164,10 +170,10 @@ def test_no_file_needs_what_the_policy_forbids_nor_another_host():
         ), path.name
 
 
-def test_the_state_has_models_versions_and_workers(server):
-    reported = read(server, "state")
-    assert {"start", "version", "now", "modelApi", "inference"} <= set(reported["server"])
-    (model,) = [model for model in reported["models"] if model["name"] == "talker"]
+def test_the_state_lists_models_versions_and_workers(server):
+    report = read(server, "state")
+    assert {"start", "version", "now", "modelApi", "inference"} <= set(report["server"])
+    (model,) = [model for model in report["models"] if model["name"] == "talker"]
     assert model["default"] == "1.0"
     first, second = model["versions"]
     assert (first["version"], first["state"]) == ("1.0", "ready")
@@ -185,7 +191,7 @@ def test_the_state_has_models_versions_and_workers(server):
     }
 
 
-def test_versions_are_in_their_own_order_and_the_model_has_its_labels(empty):
+def test_versions_are_sorted_and_models_have_their_labels(empty):
     for version in ("10.0", "9.0"):
         empty.write_mar(f"grown{version}.mar", name="grown", version=version, handler=SEEING)
         empty.register(f"grown{version}.mar", initial_workers=0)
@@ -206,61 +212,63 @@ def test_the_memory_of_workers_is_not_read_on_the_event_loop(server, monkeypatch
     assert server.call(threading.get_ident) not in threads
 
 
-def test_points_are_reported_once(empty):
+def test_chart_points_are_reported_once(empty):
     empty.register("talker.mar", initial_workers=1)
     for _ in range(2):
         empty.call(empty.series.sample)
     assert empty.inference.post("/predictions/talker").status_code == 200
     empty.call(empty.series.sample)
-    reported = read(empty, "state")
-    points = reported["models"][0]["versions"][0]["points"]
-    assert points[-1][0] == reported["newest"]
+    report = read(empty, "state")
+    points = report["models"][0]["versions"][0]["points"]
+    assert points[-1][0] == report["newest"]
     assert points[-1][1] > 0
     assert len(points[-1][8]) == 6
-    later = empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()
-    assert later["models"][0]["versions"][0]["points"] == []
+    later_state = empty.management.get("/ui/api/state", params={"since": report["newest"]}).json()
+    assert later_state["models"][0]["versions"][0]["points"] == []
 
 
-def test_a_handler_declares_its_kind_of_input(empty):
+def test_a_handler_declares_its_input_type(empty):
     empty.write_mar("seeing.mar", handler=SEEING)
     empty.register("seeing.mar", initial_workers=1)
     empty.register("talker.mar", initial_workers=1)
-    reported = {
+    report = {
         model["name"]: model["versions"][0]["input"] for model in read(empty, "state")["models"]
     }
-    assert reported == {"seeing": "image", "talker": None}
+    assert report == {"seeing": "image", "talker": None}
 
 
-def test_a_prediction_of_the_playground_is_that_of_the_inference_address(server):
+def test_playground_predictions_equal_those_of_the_inference_address(server):
     body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
     for suffix in ("", "/1.0"):
-        by_page, direct = (
+        page_response, direct_response = (
             client.post(f"{prefix}/talker{suffix}", content=body, headers=headers)
             for client, prefix in (
                 (server.management, "/ui/api/predict"),
                 (server.inference, "/predictions"),
             )
         )
-        assert by_page.status_code == direct.status_code == 200
-        assert by_page.json()["row"] == direct.json()["row"]
-        assert by_page.json()["headers"]["X-Mine"] == "yes"
-        assert by_page.json()["headers"].keys() == direct.json()["headers"].keys()
+        assert page_response.status_code == direct_response.status_code == 200
+        assert page_response.json()["row"] == direct_response.json()["row"]
+        assert page_response.json()["headers"]["X-Mine"] == "yes"
+        assert page_response.json()["headers"].keys() == direct_response.json()["headers"].keys()
     assert server.management.post("/ui/api/predict/nothing").status_code == 404
     assert predict(server, content=bytes(200_000)).status_code == 413
     assert predict(server, headers={"x-do": "raise"}).status_code == 500
     assert predict(server, headers={"x-do": "stream"}).text == "abc"
 
 
-def test_no_credential_of_the_page_reaches_a_handler(locked):
-    sent = dict.fromkeys((*CREDENTIALS, "X-Mine"), "a=b") | BEARER
-    answer = predict(locked, content=b"x", headers=sent)
+def test_credentials_of_the_page_do_not_reach_handlers(token_server):
+    request_headers = dict.fromkeys((*CREDENTIALS, "X-Mine"), "a=b") | BEARER
+    answer = predict(token_server, content=b"x", headers=request_headers)
     assert answer.status_code == 200
-    assert SECRET not in answer.text
-    seen = answer.json()["headers"]
-    assert {name for name in seen if name.lower() in {*CREDENTIALS, "x-mine"}} == {"X-Mine"}
+    assert MANAGEMENT_TOKEN not in answer.text
+    received_headers = answer.json()["headers"]
+    assert {name for name in received_headers if name.lower() in {*CREDENTIALS, "x-mine"}} == {
+        "X-Mine"
+    }
 
 
-def test_only_a_script_of_this_server_gets_predictions_of_the_playground(server):
+def test_only_scripts_of_this_server_can_use_the_playground(server):
     path = "/ui/api/predict/talker"
     for method in ("GET", "HEAD", "PATCH", "DELETE", "OPTIONS"):
         answer = server.management.request(method, path)
@@ -268,16 +276,16 @@ def test_only_a_script_of_this_server_gets_predictions_of_the_playground(server)
             method
         )
         assert answer.headers["allow"] == "POST, PUT"
-    for foreign in ({"sec-fetch-mode": "navigate"}, {"sec-fetch-site": "cross-site"}):
-        refused = server.management.post(path, content=b"x", headers=foreign)
-        assert (refused.status_code, refused.json()["type"]) == (403, "ForeignOriginException")
+    for foreign_headers in ({"sec-fetch-mode": "navigate"}, {"sec-fetch-site": "cross-site"}):
+        refusal = server.management.post(path, content=b"x", headers=foreign_headers)
+        assert (refusal.status_code, refusal.json()["type"]) == (403, "ForeignOriginException")
     script = {"sec-fetch-mode": "cors", "sec-fetch-site": "same-origin"}
     for method in ("POST", "PUT"):
         answer = server.management.request(method, path, content=b"x", headers=script)
         assert answer.status_code == 200
 
 
-def test_the_access_log_names_the_model_of_the_playground(start_server, until, caplog):
+def test_the_access_log_names_the_model_of_a_playground_request(start_server, until, caplog):
     with (
         start_server(access_log=True, log_format="text") as server,
         caplog.at_level(logging.INFO, "ACCESS_LOG"),
@@ -290,26 +298,26 @@ def test_the_access_log_names_the_model_of_the_playground(start_server, until, c
     assert line.endswith(" talker 1.0")
 
 
-def test_errors_of_handlers_are_reported_with_their_traceback(empty, until):
+def test_handler_errors_are_reported_with_their_traceback(empty, until):
     empty.register("talker.mar", initial_workers=1)
     assert read(empty, "errors/talker") == []
-    asked = [
+    request_ids = [
         empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)
     ]
-    assert {answer.status_code for answer in asked} == {500}
+    assert {answer.status_code for answer in request_ids} == {500}
     until(lambda: sum(error["times"] for error in read(empty, "errors/talker")) == 3)
     (error,) = read(empty, "errors/talker")
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
-    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in asked]
+    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in request_ids]
     assert error["kind_times"] == 3
     assert empty.inference.post("/predictions/talker", headers={"x-do": "exit"}).status_code == 500
     until(lambda: len(read(empty, "errors/talker")) == 2)
-    newest = read(empty, "errors/talker")[0]
-    assert "ended: exit code 7" in newest["message"]
+    newest_error = read(empty, "errors/talker")[0]
+    assert "ended: exit code 7" in newest_error["message"]
 
 
-def test_output_of_handlers_is_reported_with_its_worker(empty, until):
+def test_handler_output_is_reported_with_its_worker(empty, until):
     empty.write_mar(
         "printing.mar",
         handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n",
@@ -317,14 +325,14 @@ def test_output_of_handlers_is_reported_with_its_worker(empty, until):
     empty.register("printing.mar", initial_workers=1)
     assert empty.inference.post("/predictions/printing", content=b"abc").status_code == 200
     until(lambda: "abc" in empty.management.get("/ui/api/log/printing").text)
-    reported = read(empty, "log/printing")
+    report = read(empty, "log/printing")
     (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
-    assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {
+    assert {(line["worker"], line["stream"], line["version"]) for line in report} == {
         (worker["id"], "stdout", "1.0")
     }
 
 
-def test_the_log_of_all_models_is_their_newest_lines():
+def test_the_common_log_has_the_newest_lines_of_all_models():
     versions = []
     for name, start in (("old", 0), ("one", 1000), ("two", 1000)):
         log = ErrorLog()
@@ -338,11 +346,11 @@ def test_the_log_of_all_models_is_their_newest_lines():
     assert {line["model"] for line in lines} == {"one", "two"}
 
 
-def test_the_server_reports_its_memory_and_its_settings_without_secrets(locked):
-    reported = locked.management.get("/ui/api/server", headers=BEARER).json()
-    assert 1_000_000 < reported["memory"] < reported["total"]
-    assert 0 < reported["free"] <= reported["total"]
-    settings = {setting["name"]: setting for setting in reported["settings"]}
+def test_the_server_reports_memory_and_settings_without_secrets(token_server):
+    report = token_server.management.get("/ui/api/server", headers=BEARER).json()
+    assert 1_000_000 < report["memory"] < report["total"]
+    assert 0 < report["free"] <= report["total"]
+    settings = {setting["name"]: setting for setting in report["settings"]}
     assert settings["management_token"] | {"about": ""} == {
         "name": "management_token",
         "value": "(hidden)",
@@ -355,10 +363,10 @@ def test_the_server_reports_its_memory_and_its_settings_without_secrets(locked):
         "set": False,
         "about": Settings.model_fields["job_queue_size"].description,
     }
-    assert SECRET not in json.dumps(reported)
+    assert MANAGEMENT_TOKEN not in json.dumps(report)
 
 
-def test_a_model_that_does_not_load_reports_its_error(empty, until):
+def test_a_failed_model_reports_its_load_error(empty, until):
     empty.management.post(
         "/models", params={"url": "broken.mar", "initial_workers": 1, "synchronous": "false"}
     )
@@ -368,29 +376,29 @@ def test_a_model_that_does_not_load_reports_its_error(empty, until):
     until(lambda: read(empty, "state")["models"][0]["versions"][0]["state"] == "failed")
 
 
-def test_metrics_of_one_model_are_values_with_labels(server):
+def test_the_metrics_of_a_model_are_values_with_labels(server):
     server.inference.post("/predictions/talker")
-    reported = read(server, "metrics/talker")
+    report = read(server, "metrics/talker")
     (requests,) = [
         metric
-        for metric in reported
+        for metric in report
         if metric["name"] == "ts_inference_requests_total"
         and metric["labels"] == {"model_version": "1.0"}
     ]
     assert requests["value"] >= 1
-    assert not [metric for metric in reported if metric["name"].endswith("_bucket")]
+    assert not [metric for metric in report if metric["name"].endswith("_bucket")]
     assert server.management.get("/ui/api/metrics/nothing").status_code == 404
 
 
-def test_samples_are_files_of_the_archive_and_no_others(empty, store):
+def test_samples_are_only_files_of_the_archive(empty, store):
     folder = make_model(store / "sampled", SEEING) / "samples"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"picture")
     (folder / "page.html").write_text("<script>alert(1)</script>")
     (folder / "out.txt").symlink_to("/etc/hostname")
     empty.register("sampled", initial_workers=0)
-    reported = read(empty, "samples/sampled/1.0")
-    assert [(sample["name"], sample["type"]) for sample in reported] == [
+    report = read(empty, "samples/sampled/1.0")
+    assert [(sample["name"], sample["type"]) for sample in report] == [
         ("a.png", "image/png"),
         ("page.html", "text/html"),
     ]
@@ -401,7 +409,7 @@ def test_samples_are_files_of_the_archive_and_no_others(empty, store):
         assert empty.management.get(f"/ui/api/samples/sampled/1.0/{name}").status_code == 404
 
 
-def test_samples_that_vanish_while_they_are_read_are_left_out(empty, store, monkeypatch):
+def test_samples_that_vanish_while_being_read_are_omitted(empty, store, monkeypatch):
     sample = make_model(store / "going", SEEING) / "samples" / "a.png"
     sample.parent.mkdir()
     sample.write_bytes(b"picture")
@@ -429,12 +437,12 @@ def test_samples_that_vanish_while_they_are_read_are_left_out(empty, store, monk
         assert (answer.status_code, answer.json()) == (200, [])
 
 
-def test_the_store_lists_archives_that_can_be_registered(server, store):
-    reported = read(server, "store")
-    assert {"talker.mar", "other.mar", "broken.mar"} <= set(reported)
-    assert not [name for name in reported if "/" in name]
+def test_the_store_lists_registrable_archives(server, store):
+    report = read(server, "store")
+    assert {"talker.mar", "other.mar", "broken.mar"} <= set(report)
+    assert not [name for name in report if "/" in name]
 
 
-def test_the_document_leaves_the_page_out(server):
+def test_the_api_document_omits_the_web_page(server):
     document = json.loads(server.management.get("/openapi.json").content)
     assert not [path for path in document["paths"] if path.startswith("/ui")]

@@ -1,4 +1,4 @@
-"""The variables of a function, its events and its answers, without a process."""
+"""The variables, events and answers of a Lambda function, without a process."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
-def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(
-    tmp_path: Path,
-) -> None:
+def test_variables_and_image_files_override_platform_defaults(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text('max_header_size = 5000\ncache_dir = "/elsewhere"\n')
     env = {
         "TSX_CACHE_DIR": "/mnt/cache",
@@ -67,7 +65,7 @@ def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(
         ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "1"}, False),
     ],
 )
-def test_the_client_is_amazons_unless_it_cannot_do_what_is_asked_for(
+def test_amazons_runtime_client_is_used_unless_it_lacks_a_feature(
     env: dict[str, str], is_ours: bool
 ) -> None:
     assert read_environment(env).options.uses_own_client is is_ours
@@ -96,7 +94,7 @@ def test_an_invalid_variable_is_refused(env: dict[str, str], text: str) -> None:
         read_environment(env)
 
 
-def test_a_start_waits_for_the_model_to_the_end_unless_it_is_on_demand() -> None:
+def test_only_on_demand_starts_limit_the_wait_for_the_model() -> None:
     def init_wait(**env: str) -> float | None:
         return read_environment(env).options.init_wait
 
@@ -106,13 +104,13 @@ def test_a_start_waits_for_the_model_to_the_end_unless_it_is_on_demand() -> None
     assert init_wait(**{kind: "lambda-managed-instances"}, TSX_LAMBDA_INIT_WAIT="3") == 3
 
 
-def test_libraries_write_where_a_function_may() -> None:
+def test_libraries_write_to_the_functions_writable_directory() -> None:
     assert cache_variables({"HOME": "/root", "HF_HOME": "/mnt/models"})["HOME"] == "/tmp"
     assert "HF_HOME" not in cache_variables({"HF_HOME": "/mnt/models"})
     assert all(path.startswith("/tmp") for path in cache_variables({}).values())
 
 
-def test_events_are_distinguished() -> None:
+def test_event_types_are_distinguished() -> None:
     for event in (rest_api("/"), function_url("/"), balancer("/")):
         assert (is_http(event), is_sqs(event), is_warm_up(event)) == (True, False, False)
     assert is_sqs(messages(["x"]))
@@ -128,16 +126,16 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_any_json_is_one_request_several_or_an_error_that_is_reported(event: Any) -> None:
+def test_any_json_gives_one_request_several_or_a_reported_error(event: Any) -> None:
     try:
-        requests, together = parse_event(event)
+        requests, is_batch = parse_event(event)
     except BadRequest:
         return
-    assert together or len(requests) == 1
+    assert is_batch or len(requests) == 1
     assert all(isinstance(ask.body, bytes) for ask in requests)
 
 
-def test_an_input_that_looks_like_a_wrapped_one_but_has_more_keys_is_an_input() -> None:
+def test_an_input_with_additional_keys_is_not_unwrapped() -> None:
     assert parse_event({"body": "x", "title": "y"}).requests == [
         ModelRequest(b'{"body": "x", "title": "y"}', (("content-type", "application/json"),))
     ]
@@ -145,7 +143,7 @@ def test_an_input_that_looks_like_a_wrapped_one_but_has_more_keys_is_an_input() 
         parse_event({"body": "no base64!", "isBase64Encoded": True})
 
 
-def test_attributes_of_a_message_are_headers() -> None:
+def test_message_attributes_become_headers() -> None:
     [record] = messages(
         ["AAE="],
         {"content-transfer-encoding": "base64", "Content-Type": "image/png", "tsx-model": "m"},
@@ -156,24 +154,26 @@ def test_attributes_of_a_message_are_headers() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1))
-def test_failed_messages_and_the_later_ones_of_their_group_come_again(
+def test_failed_messages_and_later_ones_of_their_group_are_retried(
     outcomes: list[tuple[str, bool]],
 ) -> None:
     groups = [group for group, _ in outcomes]
     records = messages(["x"] * len(outcomes), groups=groups)["Records"]
     ids = [record["messageId"] for record in records]
-    failed = {id for id, (_, good) in zip(ids, outcomes, strict=True) if not good}
-    again = ordered_failures(records, failed)
-    assert failed <= set(again)
+    failed_ids = {id for id, (_, is_ok) in zip(ids, outcomes, strict=True) if not is_ok}
+    retried_ids = ordered_failures(records, failed_ids)
+    assert failed_ids <= set(retried_ids)
     for group in "abc":
-        repeated = [id in again for id, name in zip(ids, groups, strict=True) if name == group]
-        # All good ones come before the first that comes again.
-        assert repeated == sorted(repeated)
-    unordered = messages(["x"] * len(outcomes))["Records"]
-    assert set(ordered_failures(unordered, failed)) == failed
+        is_retried = [
+            id in retried_ids for id, name in zip(ids, groups, strict=True) if name == group
+        ]
+        # All messages of a group before its first retried one have succeeded.
+        assert is_retried == sorted(is_retried)
+    plain_records = messages(["x"] * len(outcomes))["Records"]
+    assert set(ordered_failures(plain_records, failed_ids)) == failed_ids
 
 
-def test_answers_of_messages_have_names_and_keep_their_order() -> None:
+def test_message_answers_have_names_and_keep_their_order() -> None:
     result = Result("id-1", "group", 200, "application/json; charset=utf-8", b"{}")
     assert s3_key("s3://bucket/some/place/", result) == ("bucket", "some/place/id-1.json")
     assert s3_key("s3://bucket", result._replace(content_type="x/y")) == ("bucket", "id-1.bin")
@@ -184,12 +184,12 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
 
 
 def test_threads_share_one_client_of_boto3() -> None:
-    """boto3 may fail where two clients are made at once."""
-    making, met = threading.Barrier(2), []
+    """Share it, since boto3 may fail if two clients are created at once."""
+    barrier, clients_made = threading.Barrier(2), []
 
     def client(service: str) -> Any:
         with suppress(threading.BrokenBarrierError):
-            met.append(making.wait(0.2))
+            clients_made.append(barrier.wait(0.2))
         return SimpleNamespace(send_message=lambda **message: None)
 
     async def send() -> None:
@@ -199,24 +199,27 @@ def test_threads_share_one_client_of_boto3() -> None:
         )
 
     asyncio.run(send())
-    assert met == []
+    assert clients_made == []
 
 
 @pytest.mark.parametrize(("owner", "expected"), [("123456789012", "123456789012"), ("", None)])
-def test_answers_go_to_a_bucket_of_the_account_that_is_named(
+def test_answers_are_sent_only_to_a_bucket_of_the_expected_account(
     owner: str, expected: str | None
 ) -> None:
-    orders: list[dict[str, Any]] = []
-    client = SimpleNamespace(put_object=lambda **order: orders.append(order))
+    put_requests: list[dict[str, Any]] = []
+    client = SimpleNamespace(put_object=lambda **put_request: put_requests.append(put_request))
     results = ResultSender(lambda service: client, owner)
     asyncio.run(results.send("s3://bucket/prefix", Result("id", "", 200, "text/plain", b"x")))
-    (order,) = orders
-    assert (order["Key"], order.get("ExpectedBucketOwner")) == ("prefix/id.txt", expected)
+    (put_request,) = put_requests
+    assert (put_request["Key"], put_request.get("ExpectedBucketOwner")) == (
+        "prefix/id.txt",
+        expected,
+    )
 
 
-def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other() -> None:
+def test_a_stopping_poller_answers_its_invocation_and_takes_no_other() -> None:
     class Api:
-        """A Runtime API that always has an invocation."""
+        """A Runtime API that always has another invocation."""
 
         answered: ClassVar[list[str]] = []
         closed = False
@@ -248,7 +251,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
     assert (api.answered, api.closed, poller.stop()) == (["0", "1"], True, False)
 
 
-def test_the_type_of_an_answer_is_guessed_from_its_body() -> None:
+def test_the_content_type_of_an_answer_is_guessed_from_its_body() -> None:
     assert [looks_like(body) for body in (b'{"a": 1}', b"seven", b"\xff\xfe")] == [
         "application/json",
         "text/plain; charset=utf-8",
@@ -262,7 +265,7 @@ def test_the_prelude_joins_equal_headers_and_keeps_cookies_apart() -> None:
     assert prelude(200, headers) == head + b"\0" * 8
 
 
-def test_answers_in_time_are_sent_although_other_messages_took_all_of_it(
+def test_timely_answers_are_sent_even_if_other_messages_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []

@@ -1,4 +1,4 @@
-"""A text generator of Hugging Face as a Lambda function, whose answers stream."""
+"""A Hugging Face text generator as a Lambda function whose answers stream."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_a_text_generator_answers_events_and_streams_to_clients_of_its_url(tmp_p
         "temperature": 0,
         "stream": True,
     }
-    with function(tmp_path, {"TSX_LAMBDA_ANSWERS": "streamed"}) as running:
-        answered = running.invoke(
+    with function(tmp_path, {"TSX_LAMBDA_ANSWERS": "streamed"}) as host:
+        invocation = host.invoke(
             {"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "details": True}}
         ).json()
-        assert answered[0]["details"]["generated_tokens"] == 5
+        assert invocation[0]["details"]["generated_tokens"] == 5
         json_body = {"content-type": "application/json"}
-        prelude, _, body = running.invoke(
+        prelude, _, body = host.invoke(
             function_url("/v1/chat/completions", json.dumps(chat), headers=json_body)
         ).answer.partition(b"\0" * 8)
     assert json.loads(prelude)["statusCode"] == 200

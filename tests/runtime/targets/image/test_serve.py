@@ -1,4 +1,4 @@
-"""A container of the image: its models, its settings, its health, and KServe's layout."""
+"""A container of the image: models, settings, health, and KServe's layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANDLER = "def handle(data, context):\n    return data and [{'model': context.mo
 def container(
     directory: Path, ports: list[int], **more: str
 ) -> Generator[tuple[Running, dict[str, str]], None, None]:
-    """Start the image's entry and wait until it serves."""
+    """Start the image's entry point and wait until it serves."""
     environment = {
         "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}",
         "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}",
@@ -39,13 +39,13 @@ def container(
         "-c",
         "import os, sys; os.dup2(1, 2); from tsx_runtime.targets.entry import main; sys.exit(main([], os.environ))",
     ]
-    with started(command, directory, environment, last_line="") as running:
-        assert running.process.stdout is not None
-        while f"at http://0.0.0.0:{ports[0]}" not in running.lines[-1]:
-            line = running.process.stdout.readline()
-            assert line, f"the container ended: {running.lines}"
-            running.lines.append(line)
-        yield running, environment
+    with started(command, directory, environment, last_line="") as server_process:
+        assert server_process.process.stdout is not None
+        while f"at http://0.0.0.0:{ports[0]}" not in server_process.lines[-1]:
+            line = server_process.process.stdout.readline()
+            assert line, f"the container ended: {server_process.lines}"
+            server_process.lines.append(line)
+        yield server_process, environment
 
 
 def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,7 @@ def predict(port: int, path: str, **body: object) -> Any:
 
 
 @pytest.mark.usefixtures("processes")
-def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
+def test_kserves_torchserve_layout_is_served_and_reports_health(
     short_path: Path, free_ports: FreePorts
 ) -> None:
     make_model(short_path / "model-store" / "digits.mar", HANDLER)
@@ -74,32 +74,30 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
     (short_path / "config" / "config.properties").write_text(properties)
     ports = free_ports(2)
     with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (
-        running,
+        server_process,
         environment,
     ):
         assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {
             "predictions": [{"model": "digits"}]
         }
-        done = health(short_path, environment)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert running.stop() == 0
-    done = health(short_path, environment)
-    assert done.returncode == 1
-    assert done.stderr.startswith("not healthy: ")
+        health_check = health(short_path, environment)
+        assert (health_check.returncode, health_check.stdout, health_check.stderr) == (0, "", "")
+        assert server_process.stop() == 0
+    health_check = health(short_path, environment)
+    assert health_check.returncode == 1
+    assert health_check.stderr.startswith("not healthy: ")
 
 
-def test_a_model_has_the_name_of_kserves_service(tmp_path: Path) -> None:
+def test_a_model_gets_the_name_of_its_kserve_service(tmp_path: Path) -> None:
     location = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
     assert (location.directory, location.name, location.store) == (tmp_path, "service", None)
     assert locate_model({}).directory == Path("/opt/ml/model")
 
 
-def test_the_inference_address_is_public_unless_a_setting_changes_it(
-    tmp_path: Path,
-) -> None:
-    usual = read_settings({}, locate_model({}), None, [])
-    assert usual.inference_address == "http://0.0.0.0:8080"
-    assert usual.management_address == "http://127.0.0.1:8081"
+def test_the_inference_address_is_public_unless_a_setting_changes_it(tmp_path: Path) -> None:
+    default_settings = read_settings({}, locate_model({}), None, [])
+    assert default_settings.inference_address == "http://0.0.0.0:8080"
+    assert default_settings.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
     settings = read_settings(
@@ -120,9 +118,7 @@ def test_the_inference_address_is_public_unless_a_setting_changes_it(
     assert "TSX_MODEL_DIRECTORY is no setting" in notice
 
 
-def test_variables_and_files_override_the_defaults_of_a_container(
-    tmp_path: Path,
-) -> None:
+def test_variables_and_files_override_container_defaults(tmp_path: Path) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
     defaults = {
@@ -141,7 +137,7 @@ def test_variables_and_files_override_the_defaults_of_a_container(
         read_settings({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
 
 
-def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
+def test_a_wrong_default_is_reported_with_its_variable() -> None:
     for environment, origin in (
         ({"TSX_DEFAULTS": "cpus=two"}, "entry 'cpus' of TSX_DEFAULTS"),
         ({"TSX_DEFAULTS": "cpus=1", "TSX_CPUS": "two"}, "environment variable TSX_CPUS"),

@@ -1,4 +1,4 @@
-"""A log file that other programs move, delete and empty, and a full disk."""
+"""A log file that other programs move, delete or truncate, and a full disk."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ import pytest
 from tsx_runtime.targets.observability.log_file import MESSAGE_INTERVAL_S, LogFile
 
 pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="an open file is neither moved nor deleted there"
+    sys.platform == "win32", reason="Windows can neither move nor delete an open file"
 )
 
 
 @pytest.fixture
 def clock() -> list[float]:
-    """Return a list whose one element is the time."""
+    """Return a list whose only element is the current time."""
     return [100.0]
 
 
 @pytest.fixture
 def open_log(tmp_path: Path, clock: list[float]) -> Iterator[Callable[..., LogFile]]:
-    opened = []
+    opened_logs = []
 
     def open_one(max_bytes: int = 1 << 20, backups: int = 2) -> LogFile:
-        opened.append(LogFile(tmp_path / "logs" / "a.log", max_bytes, backups, lambda: clock[0]))
-        return opened[-1]
+        opened_logs.append(
+            LogFile(tmp_path / "logs" / "a.log", max_bytes, backups, lambda: clock[0])
+        )
+        return opened_logs[-1]
 
     yield open_one
-    for log in opened:
+    for log in opened_logs:
         log.close()
 
 
@@ -45,18 +47,18 @@ def write_lines(log: LogFile, *texts: str) -> None:
 
 @contextmanager
 def disk_with_room_for(size: int) -> Iterator[None]:
-    """Let files take a part of the next write and then nothing, as a full disk does."""
+    """Let files accept `size` bytes of the next write and then nothing, like a full disk."""
     import resource  # absent on Windows
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old_limit[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
 
 
-def test_a_file_that_was_moved_gets_no_more_lines(open_log, tmp_path):
+def test_a_moved_file_gets_no_more_lines(open_log, tmp_path):
     log = open_log()
     write_lines(log, "one")
     log.path.rename(tmp_path / "moved")
@@ -65,11 +67,11 @@ def test_a_file_that_was_moved_gets_no_more_lines(open_log, tmp_path):
     assert log.path.read_text() == "two\nthree\n"
 
 
-@pytest.mark.parametrize("gone", ["the file", "its directory"])
-def test_a_file_that_was_deleted_is_made_again(open_log, gone):
+@pytest.mark.parametrize("deleted_path", ["the file", "its directory"])
+def test_a_deleted_file_is_recreated(open_log, deleted_path):
     log = open_log()
     write_lines(log, "one")
-    if gone == "the file":
+    if deleted_path == "the file":
         log.path.unlink()
     else:
         shutil.rmtree(log.path.parent)
@@ -77,7 +79,7 @@ def test_a_file_that_was_deleted_is_made_again(open_log, gone):
     assert log.path.read_text() == "two\n"
 
 
-def test_a_file_that_was_emptied_is_written_from_its_beginning(open_log):
+def test_a_truncated_file_is_written_from_its_beginning(open_log):
     log = open_log()
     write_lines(log, "one")
     log.path.write_text("")
@@ -85,7 +87,7 @@ def test_a_file_that_was_emptied_is_written_from_its_beginning(open_log):
     assert log.path.read_text() == "two\n"
 
 
-def test_a_moved_file_takes_the_lines_while_no_other_can_be_made(open_log, tmp_path):
+def test_a_moved_file_gets_the_lines_while_no_new_one_can_be_created(open_log, tmp_path):
     log = open_log()
     log.path.rename(tmp_path / "moved")
     log.path.parent.rmdir()
@@ -98,24 +100,24 @@ def test_a_moved_file_takes_the_lines_while_no_other_can_be_made(open_log, tmp_p
 
 
 @pytest.mark.parametrize("backups", [0, 1, 3])
-def test_a_large_file_is_renamed(open_log, backups):
+def test_a_large_file_is_rotated(open_log, backups):
     log = open_log(20, backups)
     write_lines(log, *(f"line {number}" for number in range(10)))
-    reported = {path.name: path.read_text() for path in log.path.parent.iterdir()}
+    contents = {path.name: path.read_text() for path in log.path.parent.iterdir()}
     expected = ["line 8\nline 9\n", "line 6\nline 7\n", "line 4\nline 5\n", "line 2\nline 3\n"][
         : backups + 1
     ]
-    assert reported == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
+    assert contents == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
 
 
-def test_a_file_that_cannot_be_renamed_grows_and_loses_nothing(open_log):
+def test_a_file_that_cannot_be_rotated_keeps_growing(open_log):
     log = open_log(20, 1)
     (log.path.parent / "a.log.1" / "in the way").mkdir(parents=True)
     write_lines(log, *(f"line {number}" for number in range(10)))
     assert log.path.read_text() == "".join(f"line {number}\n" for number in range(10))
 
 
-def test_a_full_disk_costs_whole_lines_and_one_line_in_the_servers_log(open_log, clock, caplog):
+def test_a_full_disk_drops_whole_lines_and_is_logged_once(open_log, clock, caplog):
     log = open_log()
     write_lines(log, "first")
     with disk_with_room_for(20):
@@ -130,7 +132,7 @@ def test_a_full_disk_costs_whole_lines_and_one_line_in_the_servers_log(open_log,
     assert messages[1:] == [f"{log.path} can be written again; 2 lines were lost"]
 
 
-def test_a_line_that_cannot_be_formatted_costs_no_other_line(open_log, monkeypatch):
+def test_a_line_that_cannot_be_formatted_does_not_affect_others(open_log, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     log = open_log()
     log.handle(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("no number",), None))
@@ -138,22 +140,24 @@ def test_a_line_that_cannot_be_formatted_costs_no_other_line(open_log, monkeypat
     assert log.path.read_text() == "after \\ud800\n"
 
 
-def test_other_users_cannot_write_the_log_or_its_new_directories_under_any_umask(
+def test_logs_and_new_directories_are_not_writable_by_others(
     open_log: Callable[..., LogFile], tmp_path: Path
 ) -> None:
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         open_log()
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/a.log")] == [
         0o755,
         0o644,
     ]
 
 
-def test_a_link_of_our_own_is_followed(open_log: Callable[..., LogFile], tmp_path: Path) -> None:
-    """Images lead log files to /dev/stdout."""
+def test_the_users_own_symlink_is_followed(
+    open_log: Callable[..., LogFile], tmp_path: Path
+) -> None:
+    """Follow it, since images link log files to /dev/stdout."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.log").symlink_to(tmp_path / "elsewhere")
     write_lines(open_log(), "here")
@@ -164,7 +168,7 @@ def test_a_link_of_our_own_is_followed(open_log: Callable[..., LogFile], tmp_pat
 @pytest.mark.skipif(
     sys.platform != "win32" and os.geteuid() != 0, reason="only root can give files to another user"
 )
-def test_a_link_that_another_user_has_put_there_is_not_followed(
+def test_another_users_symlink_is_not_followed(
     open_log: Callable[..., LogFile], tmp_path: Path, owner: str
 ) -> None:
     (tmp_path / "logs").mkdir()

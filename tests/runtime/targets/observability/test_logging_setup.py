@@ -1,4 +1,4 @@
-"""Log files and the console of real servers: their lines, workers' output, rotation."""
+"""Log files and the console of real servers: lines, worker output and rotation."""
 
 from __future__ import annotations
 
@@ -82,48 +82,56 @@ def logs(processes: None, tmp_path_factory, until):
         *FREE_PORTS,
         *(argument for setting in settings for argument in ("--set", setting)),
     ]
-    with serving(arguments, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
+    with serving(arguments, directory, {"TSX_WORKER_PRELOAD": "false"}) as server_process:
         keys = json.loads((directory / "key_file.json").read_text())
         token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
-        address, bearer = running.address("predictions"), {"authorization": f"Bearer {token}"}
-        answer, bad = (
+        address, bearer = (
+            server_process.address("predictions"),
+            {"authorization": f"Bearer {token}"},
+        )
+        answer, failed_answer = (
             httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60)
             for body in (b"", b"bad")
         )
-        assert (answer.text, bad.status_code) == ("ok", 500)
-        url = f"{running.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
-        registered = httpx.post(
+        assert (answer.text, failed_answer.status_code) == ("ok", 500)
+        url = f"{server_process.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
+        registration = httpx.post(
             url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60
         )
-        assert registered.status_code == 202, registered.text
+        assert registration.status_code == 202, registration.text
         until(
             lambda: (directory / "logs" / SERVER_LOG).read_text().count("there are no weights") > 1
         )
-        assert running.stop() == 0
-        console = running.log
+        assert server_process.stop() == 0
+        console = server_process.log
     assert not (directory / "key_file.json").exists()
     files = {
         path.name: path.read_text()
         for location in ("logs", "numbers")
         for path in (directory / location).iterdir()
     }
-    return {"console": console, "token": token, "bad": bad.headers["x-request-id"], **files}
+    return {
+        "console": console,
+        "token": token,
+        "bad": failed_answer.headers["x-request-id"],
+        **files,
+    }
 
 
-def test_there_are_torchserves_files(logs):
+def test_torchserves_log_files_exist(logs):
     assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token", "bad"}
 
 
-def test_the_access_log_has_the_request(logs):
-    line, failed, _ = logs["access_log.log"].splitlines()
+def test_the_access_log_contains_the_requests(logs):
+    line, failed_line, _ = logs["access_log.log"].splitlines()
     assert re.fullmatch(
         STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line
     )
-    assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed
+    assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed_line
 
 
-def test_workers_output_is_in_the_model_log_under_their_names(logs):
+def test_worker_output_is_in_the_model_log_under_worker_names(logs):
     lines = {
         line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()
     }
@@ -150,20 +158,20 @@ def test_workers_output_is_in_the_model_log_under_their_names(logs):
         ("WARN ", "stdout", "of two lines"),
     ],
 )
-def test_lines_of_handlers_have_torchserves_form_and_their_level(logs, level, stream, text):
-    """Scripts search for this form, which has nothing between the stream and the logger."""
+def test_handler_lines_have_torchserves_format_and_their_level(logs, level, stream, text):
+    """Check the format that scripts search for: the logger follows the stream directly."""
     line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" - {text}"))
     assert re.fullmatch(
         STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line
     )
 
 
-def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs):
-    failed = [
+def test_a_failed_request_is_logged_with_one_id_and_traceback(logs):
+    failure_record = [
         line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line
     ]
     first, start, *frames, location, quoted, message = [
-        line.partition("-stdout MODEL_LOG - ")[2] for line in failed
+        line.partition("-stdout MODEL_LOG - ")[2] for line in failure_record
     ]
     assert first == f"the handler failed for the request {logs['bad']}"
     assert start == "Traceback (most recent call last):"
@@ -176,7 +184,7 @@ def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs
     assert logs["model_log.log"].count(logs["bad"]) == 1
 
 
-def test_a_model_that_fails_to_load_in_the_background_has_its_traceback_in_both_logs(logs):
+def test_a_background_load_failure_is_in_both_logs(logs):
     lines = [
         line.partition("-stdout MODEL_LOG - ")[2]
         for line in logs["model_log.log"].splitlines()
@@ -190,19 +198,19 @@ def test_a_model_that_fails_to_load_in_the_background_has_its_traceback_in_both_
         '  File "handler.py", line 7, in load',
     ]
     assert '    raise ValueError(f"there are no {name}")' in trace
-    _, _, behind = logs[SERVER_LOG].partition(first + "\n")
-    assert behind.splitlines()[: len(trace)] == trace
+    _, _, later_log = logs[SERVER_LOG].partition(first + "\n")
+    assert later_log.splitlines()[: len(trace)] == trace
     assert logs[SERVER_LOG].count("line 7, in load") == 1, (
         "of the next attempts, which fail alike, the reason is enough"
     )
 
 
-def test_the_console_has_handlers_lines_and_no_metrics(logs):
+def test_the_console_has_handler_lines_but_no_metrics(logs):
     assert "a line of the handler" in logs["console"]  # `docker logs` shows the console
     assert "QueueTime" not in logs["console"]
 
 
-def test_the_metrics_logs_have_the_batch(logs):
+def test_the_metrics_logs_contain_the_batch(logs):
     assert " - QueueTime.Milliseconds:" in logs["ts_metrics.log"]
     assert re.search(
         r" - Requests2XX\.Count:[12]\.0\|#Level:Host\|#hostname:", logs["ts_metrics.log"]
@@ -212,7 +220,7 @@ def test_the_metrics_logs_have_the_batch(logs):
         float(line.split("|")[0].split(":")[3])
 
 
-def test_the_servers_log_names_the_file_of_the_tokens_and_no_token(logs):
+def test_the_server_log_names_the_key_file_but_no_token(logs):
     line = next(line for line in logs[SERVER_LOG].splitlines() if "key_file.json" in line)
     assert re.match(STAMP + r" \[INFO \] \S+ tsx\.server - requests need tokens", line)
     assert "key_file.json" in logs["console"]
@@ -261,7 +269,7 @@ def test_a_log4j2_file_sets_levels_and_sizes(tmp_path):
         ("a.json", "[]"),
     ],
 )
-def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name, text):
+def test_an_unusable_log_configuration_prevents_the_start(tmp_path, name, text):
     file = tmp_path / name
     file.write_text(text)
     with pytest.raises(SettingError, match="log_config"):
@@ -271,7 +279,7 @@ def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name,
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
-def test_a_directory_that_cannot_be_written_stops_the_start(tmp_path):
+def test_an_unwritable_log_directory_prevents_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="log_location"):
         set_up_logging(Settings(log_location=tmp_path / "file" / "logs"))
@@ -294,13 +302,13 @@ if "metrics_location" in sys.argv[1]:
 
 def log_in_process(directory: Path, **settings: object) -> str:
     command = [sys.executable, "-c", LOGS, repr(settings)]
-    done = forked.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return str(done.stderr)
+    result = forked.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return str(result.stderr)
 
 
 @pytest.mark.usefixtures("processes")
-def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
+def test_large_files_are_rotated_and_the_oldest_removed(tmp_path):
     (tmp_path / "log4j2.xml").write_text(LOG4J2.replace("2 MB", "4 KB").replace('"off"', '"info"'))
     log_in_process(tmp_path, log_config="log4j2.xml", log_location="logs")
     files = sorted(path.name for path in (tmp_path / "logs").glob("access_log*"))
@@ -314,7 +322,7 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_metrics_have_their_files_while_other_logs_go_to_stderr(tmp_path):
+def test_metrics_have_files_while_other_logs_go_to_stderr(tmp_path):
     settings = {"metrics_location": "numbers", "metrics_mode": "log", "log_format": "text"}
     errors = log_in_process(tmp_path, **settings)
     assert "WARN    of the server 1" in errors
@@ -325,12 +333,12 @@ def test_metrics_have_their_files_while_other_logs_go_to_stderr(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_for_metrics_without_effect_is_reported(tmp_path):
+def test_an_ineffective_metrics_directory_is_reported(tmp_path):
     assert "metrics_location: has no effect" in log_in_process(tmp_path, metrics_location="numbers")
 
 
 @pytest.mark.usefixtures("processes")
-def test_each_line_is_json_where_stderr_is_no_terminal(tmp_path):
+def test_lines_are_json_if_stderr_is_not_a_terminal(tmp_path):
     lines = [json.loads(line) for line in log_in_process(tmp_path).splitlines()]
     assert (
         lines[0].items()
@@ -341,12 +349,12 @@ def test_each_line_is_json_where_stderr_is_no_terminal(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_log_files_are_json_where_that_is_asked_for(tmp_path):
+def test_log_files_are_json_if_configured(tmp_path):
     log_in_process(tmp_path, log_location="json", log_format="json")
     assert json.loads((tmp_path / "json" / SERVER_LOG).read_text())["message"] == "of the server 1"
 
 
-def test_a_person_at_a_terminal_reads_short_lines():
+def test_lines_on_a_terminal_are_short():
     record = logging.LogRecord(
         "tsx.http", logging.WARNING, "", 0, "request %s: broken", ("id-1",), None
     )
@@ -358,7 +366,7 @@ def test_a_person_at_a_terminal_reads_short_lines():
     assert "\x1b[33mwarning \x1b[0m" in ShortFormatter(colour=True).format(record)
 
 
-def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
+def test_a_json_line_has_request_model_and_traceback():
     try:
         raise ValueError("why")
     except ValueError:
@@ -375,7 +383,7 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_configuration_for_pythons_logging_replaces_all_settings(tmp_path):
+def test_a_python_logging_configuration_replaces_all_settings(tmp_path):
     (tmp_path / "log.yaml").write_text(
         "formatters: {plain: {format: '%(name)s|%(message)s'}}\n"
         "handlers: {out: {class: logging.FileHandler, filename: own.log, formatter: plain}}\n"
@@ -386,7 +394,7 @@ def test_a_configuration_for_pythons_logging_replaces_all_settings(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_record_marked_as_whole_is_not_formatted():
+def test_a_preformatted_record_is_not_formatted_again():
     shape = TextLogFormatter("%(levelname)s %(message)s")
     record = logging.LogRecord("x", logging.INFO, "", 0, "%s", ("a line",), None)
     assert shape.format(record) == "INFO a line"
@@ -395,7 +403,7 @@ def test_a_record_marked_as_whole_is_not_formatted():
 
 
 def lines_of_output(caplog, *pieces: bytes, is_json: bool = False) -> list[str]:
-    """Send a worker's output and return the lines that are logged of it."""
+    """Send a worker's output and return the lines that are logged for it."""
     with (
         caplog.at_level(logging.INFO, "MODEL_LOG"),
         worker_output(is_json=is_json) as path,
@@ -407,16 +415,16 @@ def lines_of_output(caplog, *pieces: bytes, is_json: bool = False) -> list[str]:
     return [line for record in caplog.records for line in record.getMessage().split("\n")]
 
 
-def test_workers_output_is_logged_in_lines_whatever_its_pieces(caplog):
+def test_worker_output_in_arbitrary_pieces_is_logged_by_line(caplog):
     pieces = (b"W-1-m_1.0-std", b"out\nfir", b"st\nsecond\r\n\nwithout an e", b"nd \xff")
     lines = lines_of_output(caplog, *pieces)
     assert [line.partition(" MODEL_LOG - ")[2] for line in lines[:3]] == ["first", "second", ""]
     assert {line.split()[3] for line in lines} == {"W-1-m_1.0-stdout"}
 
 
-def test_each_line_of_workers_output_is_json_whatever_native_code_prints(caplog):
+def test_worker_output_of_native_code_becomes_json_lines(caplog):
     json_line = json.dumps({"time": "now", "message": "x" * (100 << 10)}).encode()
-    printed = [
+    printed_lines = [
         json_line,
         b'{"time": cut off',
         b'{"time": NaN}',
@@ -426,36 +434,34 @@ def test_each_line_of_workers_output_is_json_whatever_native_code_prints(caplog)
         b"y" * (2 << 20),
         b"[" * 9999,
     ]
-    output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed)
-    reported = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
-    assert reported[0] == json.loads(json_line)
-    assert [line["message"] for line in reported[1:6]] == [
-        line.decode(errors="replace") for line in printed[1:6]
+    output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed_lines)
+    json_records = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
+    assert json_records[0] == json.loads(json_line)
+    assert [line["message"] for line in json_records[1:6]] == [
+        line.decode(errors="replace") for line in printed_lines[1:6]
     ]
-    assert "".join(line["message"] for line in reported[6:-1]) == "y" * (2 << 20)
-    assert {(line["model"], line["version"], line["stream"]) for line in reported[1:]} == {
+    assert "".join(line["message"] for line in json_records[6:-1]) == "y" * (2 << 20)
+    assert {(line["model"], line["version"], line["stream"]) for line in json_records[1:]} == {
         ("m", "1.0", "stdout")
     }
 
 
-def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(
-    caplog, monkeypatch
-):
-    taken, refused = socket.socket.accept, []
+def test_worker_output_is_read_once_descriptors_are_available(caplog, monkeypatch):
+    real_accept, refused_sockets = socket.socket.accept, []
 
     def accept(listening):
-        if len(refused) < 2:
-            refused.append(listening)
+        if len(refused_sockets) < 2:
+            refused_sockets.append(listening)
             raise OSError(errno.EMFILE, "Too many open files")
-        return taken(listening)
+        return real_accept(listening)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     (line,) = lines_of_output(caplog, b"W-1-m_1.0-stdout\nsaid meanwhile\n")
-    assert len(refused) == 2
+    assert len(refused_sockets) == 2
     assert line.endswith(" MODEL_LOG - said meanwhile")
 
 
-def test_output_cannot_be_sent_to_a_missing_socket(tmp_path):
+def test_output_to_a_missing_socket_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         send_output_to(str(tmp_path / "nothing"), "x")
 
@@ -477,45 +483,56 @@ async def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_handlers_output_is_json_with_its_requests_where_the_console_is_no_terminal(
-    tmp_path,
-):
+def test_handler_output_on_a_non_terminal_is_json_with_request_ids(tmp_path):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
     with serving(
         ["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}
-    ) as running:
-        url = f"{running.address('predictions')}/predictions/talker"
+    ) as server_process:
+        url = f"{server_process.address('predictions')}/predictions/talker"
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
-        assert running.stop() == 0
-        assert all(not line.startswith("{") for line in running.process.stdout.read().splitlines())
-        reported = [json.loads(line) for line in running.log.splitlines()]
+        assert server_process.stop() == 0
+        assert all(
+            not line.startswith("{") for line in server_process.process.stdout.read().splitlines()
+        )
+        json_records = [json.loads(line) for line in server_process.log.splitlines()]
     ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
     for body, request_id in ids.items():
-        logged = next(line for line in reported if line["message"] == f"logged {body}")
-        assert logged["request_ids"] == [request_id]
-        assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == (
+        logged_record = next(line for line in json_records if line["message"] == f"logged {body}")
+        assert logged_record["request_ids"] == [request_id]
+        assert (
+            logged_record["logger"],
+            logged_record["level"],
+            logged_record["model"],
+            logged_record["version"],
+        ) == (
             "own",
             "warning",
             "talker",
             "1.0",
         )
-        printed = next(line for line in reported if line["message"] == f"printed {body}")
-        assert (printed["request_ids"], printed["logger"], printed["stream"]) == (
+        printed_record = next(line for line in json_records if line["message"] == f"printed {body}")
+        assert (
+            printed_record["request_ids"],
+            printed_record["logger"],
+            printed_record["stream"],
+        ) == (
             [request_id],
             "handler",
             "stdout",
         )
-    native = [line for line in reported if line["message"] == "native code prints"]
-    origins = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
+    native_records = [line for line in json_records if line["message"] == "native code prints"]
+    origins = [
+        (line["model"], line["version"], line["worker"], line["stream"]) for line in native_records
+    ]
     assert origins == [("talker", "1.0", "9000", "stdout")] * 3
-    failed = next(line for line in reported if "the handler failed" in line["message"])
-    assert failed["exception"].splitlines() == [
+    failure_record = next(line for line in json_records if "the handler failed" in line["message"])
+    assert failure_record["exception"].splitlines() == [
         "ValueError: no such image",
         '  handler.py:12 in handle: raise ValueError("no such image")',
     ]
-    assert ids["bad"] in failed["message"]
-    answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
-    assert {line["request_id"]: line["status"] for line in answered} == {
+    assert ids["bad"] in failure_record["message"]
+    access_records = [line for line in json_records if line["logger"] == "ACCESS_LOG"]
+    assert {line["request_id"]: line["status"] for line in access_records} == {
         ids["a"]: 200,
         ids["b"]: 200,
         ids["bad"]: 500,

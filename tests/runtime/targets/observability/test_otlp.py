@@ -1,4 +1,4 @@
-"""Traces of a real server and its workers at an OTLP collector, with spans of a handler."""
+"""Traces of a real server and its workers at an OTLP collector, including a handler's spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, Prediction
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.observability import otlp
 
-# A handler with spans of its own, which reads the headers of a request.
+# A handler that creates its own spans and reads the headers of a request.
 HANDLER = """
 import os
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -90,7 +90,7 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Reported:
-    """Serve requests of all lanes; return the collector and the answers."""
+    """Send requests over all lanes; return the collector and the answers."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
     make_war(
@@ -140,7 +140,7 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
+def test_a_fast_lane_request_has_a_span_per_stage_in_order(
     received: Collector, answers: dict[str, Any]
 ) -> None:
     spans = by_name(received.trace(TRACE))
@@ -151,10 +151,10 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
         spans[name].parent_id == request.span_id for name in ("queue", "batch wait", "handler")
     )
     assert all(spans[name].parent_id == handler.span_id for name in STEPS)
-    order = [spans[name] for name in ("queue", "batch wait", "handler")]
-    assert request.start == order[0].start
-    assert all(first.end == then.start for first, then in pairwise(order))
-    assert order[-1].end <= request.end
+    stages = [spans[name] for name in ("queue", "batch wait", "handler")]
+    assert request.start == stages[0].start
+    assert all(first.end == next_span.start for first, next_span in pairwise(stages))
+    assert stages[-1].end <= request.end
     steps = [
         handler.start,
         *(time for name in STEPS for time in (spans[name].start, spans[name].end)),
@@ -166,18 +166,16 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
     assert not any(span.is_error for span in spans.values())
 
 
-def test_the_handlers_own_span_joins_the_trace_across_processes(
-    received: Collector, answers: dict[str, Any]
-) -> None:
+def test_a_handlers_own_span_joins_the_trace(received: Collector, answers: dict[str, Any]) -> None:
     spans = by_name(received.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
     span, inference = spans["my step"], spans["inference"]
     assert (span.parent_id, span.service) == (spans["handler"].span_id, "mine")
-    # Two clocks are read in two processes.
+    # The two processes read different clocks.
     assert inference.start - 1_000_000 <= span.start <= span.end <= inference.end + 1_000_000
 
 
-def test_a_span_has_the_attributes_of_its_request_and_its_model(
+def test_a_span_has_attributes_of_its_request_and_model(
     received: Collector, answers: dict[str, Any]
 ) -> None:
     spans = by_name(received.trace(TRACE))
@@ -200,13 +198,15 @@ def test_a_span_has_the_attributes_of_its_request_and_its_model(
 
 
 def test_both_lanes_report_the_same_spans(received: Collector, answers: dict[str, Any]) -> None:
-    fast, chunked = by_name(received.trace(TRACE)), by_name(received.trace(trace_id(2)))
-    assert set(fast) == set(chunked)
-    passing = {"client.port", "tsx.request.id"}
-    for name in fast:
-        attributes, chunked_attributes = fast[name].attributes, chunked[name].attributes
-        assert {key: value for key, value in attributes.items() if key not in passing} == {
-            key: value for key, value in chunked_attributes.items() if key not in passing
+    fast_spans, chunked = by_name(received.trace(TRACE)), by_name(received.trace(trace_id(2)))
+    assert set(fast_spans) == set(chunked)
+    varying_attributes = {"client.port", "tsx.request.id"}
+    for name in fast_spans:
+        attributes, chunked_attributes = fast_spans[name].attributes, chunked[name].attributes
+        assert {
+            key: value for key, value in attributes.items() if key not in varying_attributes
+        } == {
+            key: value for key, value in chunked_attributes.items() if key not in varying_attributes
         }
     assert (
         chunked["POST /predictions/{model}"].attributes["tsx.request.id"]
@@ -217,17 +217,15 @@ def test_both_lanes_report_the_same_spans(received: Collector, answers: dict[str
 def test_requests_without_a_sampled_trace_are_not_traced(
     received: Collector, answers: dict[str, Any]
 ) -> None:
-    # The header is passed on as it came, so calls of the handler are not traced either.
+    # The header is passed on unchanged; therefore the handler's own calls are not traced either.
     assert answers["unsampled"].text == parent(3, "00")["traceparent"]
     assert [span.service for span in received.trace(trace_id(3))] in ([], ["mine"])
     assert answers["untraced"].text == "x"
-    known = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
-    assert {span.trace_id for span in received.spans if span.service == "tsx"} == known
+    known_traces = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
+    assert {span.trace_id for span in received.spans if span.service == "tsx"} == known_traces
 
 
-def test_an_error_marks_the_spans_in_which_it_happened(
-    received: Collector, answers: dict[str, Any]
-) -> None:
+def test_an_error_marks_the_affected_spans(received: Collector, answers: dict[str, Any]) -> None:
     spans = {span.name: span for span in received.trace(trace_id(4))}
     assert answers["bad"].status_code == 500
     assert spans["POST /predictions/{model}"].is_error
@@ -237,7 +235,7 @@ def test_an_error_marks_the_spans_in_which_it_happened(
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(
+def test_workflow_node_spans_are_children_of_the_request(
     received: Collector, answers: dict[str, Any]
 ) -> None:
     spans = received.trace(trace_id(6))
@@ -255,7 +253,9 @@ def test_the_nodes_of_a_workflow_are_below_its_request(
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
 
-def test_a_grpc_call_is_a_span_with_its_names(received: Collector, answers: dict[str, Any]) -> None:
+def test_a_grpc_call_has_a_span_with_its_method_name(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     spans = by_name(received.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
     assert (call.parent_id, call.kind) == (SPAN, 2)
@@ -271,7 +271,9 @@ def test_a_grpc_call_is_a_span_with_its_names(received: Collector, answers: dict
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
 
-def test_the_log_names_the_collector(received: Collector, answers: dict[str, Any]) -> None:
+def test_the_log_contains_the_collector_address(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     assert received.paths == {"/v1/traces"}
     assert f"requests are traced to {received.url}" in answers["log"]
 
@@ -281,7 +283,7 @@ SPAN_OF_OURS = OwnSpan(
 )
 
 
-def test_opentelemetrys_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector() as received:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url, "OTEL_SERVICE_NAME": "ours"}
         for name, value in environment.items():
@@ -291,20 +293,20 @@ def test_opentelemetrys_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None
             assert tracer.sampling_rate == 0.5
             tracer.emit(lambda: [SPAN_OF_OURS])
         assert [(span.name, span.service) for span in received.spans] == [("a", "ours")]
-    for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
-        with otlp.tracing(Settings(), environment | off) as tracer:
+    for disabling_variable in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
+        with otlp.tracing(Settings(), environment | disabling_variable) as tracer:
             assert tracer is None
     with otlp.tracing(Settings(), {}) as tracer:
         assert tracer is None
 
 
-def test_a_missing_extra_ends_the_start_for_a_setting_and_not_for_a_variable(
+def test_a_missing_otlp_extra_prevents_the_start_only_for_a_setting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def absent(endpoint: str | None) -> None:
+    def raise_missing(endpoint: str | None) -> None:
         raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
 
-    monkeypatch.setattr(otlp, "Sender", absent)
+    monkeypatch.setattr(otlp, "Sender", raise_missing)
     with (
         pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"),
         otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}),
@@ -318,7 +320,7 @@ def test_a_missing_extra_ends_the_start_for_a_setting_and_not_for_a_variable(
     assert "pip install 'tsx-serve[otel]'" in caplog.text
 
 
-def test_the_path_of_traces_is_added_once() -> None:
+def test_the_traces_path_is_appended_once() -> None:
     assert (
         otlp.traces_url("http://host:4318/")
         == otlp.traces_url("http://host:4318/v1/traces")
@@ -327,12 +329,12 @@ def test_the_path_of_traces_is_added_once() -> None:
     assert otlp.traces_url("https://host/some/base") == "https://host/some/base/v1/traces"
 
 
-def test_a_missing_collector_delays_neither_spans_nor_the_end(
+def test_a_missing_collector_does_not_delay_spans_or_the_stop(
     free_ports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "FLUSH_TIMEOUT_S", 0.1)
     (port,) = free_ports(1)
     sender = otlp.Sender(otlp.traces_url(f"http://127.0.0.1:{port}"))
-    for _ in range(10_000):  # more than the queue takes
+    for _ in range(10_000):  # more spans than the queue holds
         sender.emit(lambda: [SPAN_OF_OURS])
     sender.close()

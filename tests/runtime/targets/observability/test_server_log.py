@@ -1,4 +1,4 @@
-"""The server's log lines about a version, kept with its workers' output."""
+"""The server's log lines about a version, which are kept with its workers' output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.targets.observability.server_log import server_log
 
 
-def test_lines_about_a_version_are_kept_without_secrets_and_no_others() -> None:
+def test_only_lines_about_a_version_are_kept_without_secrets() -> None:
     log = ErrorLog()
     model = SimpleNamespace(versions={"1.0": SimpleNamespace(stats=SimpleNamespace(error_log=log))})
     with server_log(cast(Any, {"cats": model})):

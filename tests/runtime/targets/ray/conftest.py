@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine, its applications of tsx, and `tsx serve`."""
+"""A Ray cluster of three nodes on this machine, tsx applications in it, and `tsx serve`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, FreePorts, Runnin
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import upload
 
-# The handler of every target's table, with actions for the tests of Ray.
+# The handler of the conformance table, extended with actions for the Ray tests.
 HANDLER = (
     TALKER
     + """
@@ -49,7 +49,7 @@ def act(idx, row, context):
     return json.dumps(json.loads(talk(idx, row, context)) | names)
 """
 )
-MANY = [f"model-{number}" for number in range(5)]
+MODEL_NAMES = [f"model-{number}" for number in range(5)]
 GRPC = ["tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"]
 DEADLINE = 60.0  # seconds, for a busy machine
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -66,7 +66,7 @@ class RayServe:
     directory: Path
     settings: dict[str, Any]
 
-    def target(self, name: str, models: list[dict[str, Any]], **more: Any) -> serve.RunTarget:
+    def target(self, name: str, models: list[dict[str, Any]], **options: Any) -> serve.RunTarget:
         args = {
             "name": name,
             "models": models,
@@ -75,14 +75,16 @@ class RayServe:
             "ingress_replicas": 1,
         }
         return serve.RunTarget(
-            build({**args, "ingress_resources": ON_HEAD, **more}),
+            build({**args, "ingress_resources": ON_HEAD, **options}),
             name=name,
             route_prefix=f"/{name}",
         )
 
     def post(self, path: str, **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(f"{self.address}{path}", content=b"{}", headers=named, timeout=DEADLINE)
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(
+            f"{self.address}{path}", content=b"{}", headers=header_fields, timeout=DEADLINE
+        )
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", timeout=DEADLINE)
@@ -104,13 +106,13 @@ def ray_serve(
     }
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         # Ray's sockets need a short path.
-        short = stack.enter_context(
+        short_directory = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         )
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_TMPDIR": short,
+            "RAY_TMPDIR": short_directory,
             "TMPDIR": str(directory),
         }
         for name, value in variables.items():
@@ -147,9 +149,9 @@ def ray_serve(
         started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, directory, settings)
         models = [
             {"name": name, "source": str(make_model(directory / f"{name}.mar", HANDLER))}
-            for name in MANY
+            for name in MODEL_NAMES
         ]
-        # Each of two nodes has a slot, so that it gets one replica.
+        # Two nodes have one slot each; therefore each of them gets one replica.
         resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}
         talker = [{"name": "talker", "source": f"object://{upload(archive)}"}]
         targets = [

@@ -1,6 +1,6 @@
-"""Applications of tsx in a Ray cluster: they answer as `tsx serve` does, and lose no request.
+"""tsx applications in a Ray cluster answer like `tsx serve` and lose no request.
 
-All tests of the cluster are in this file, since they share it.
+All cluster tests are in this file, since they share the cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx
 import pytest
 import ray
 
-from tests.runtime.targets.ray.conftest import DEADLINE, MANY, RayServe
+from tests.runtime.targets.ray.conftest import DEADLINE, MODEL_NAMES, RayServe
 from tests.runtime.test_conformance import CASES, by_http, check
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import (
     ModelInferRequest,
@@ -28,13 +28,13 @@ from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
 pytestmark = pytest.mark.cluster
 
 
-# Ray gives a request an id of its own, unless the client has one.
+# Ray assigns a request id unless the client sends one.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "an id of the client"])
-def test_http_answers_are_those_of_the_table(ray_serve: RayServe, name: str) -> None:
+def test_http_answers_match_the_conformance_table(ray_serve: RayServe, name: str) -> None:
     check(CASES[name], by_http(f"{ray_serve.address}/talker")(CASES[name]))
 
 
-def test_the_requests_id_and_trace_context_reach_the_handler(ray_serve: RayServe) -> None:
+def test_request_id_and_trace_context_reach_the_handler(ray_serve: RayServe) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
     answer = ray_serve.post(
         "/talker/predictions/talker", x_request_id="order-66", traceparent=trace
@@ -85,7 +85,7 @@ PACKAGES = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_grpc_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> None:
+def test_grpc_answers_equal_those_of_tsx_serve(ray_serve: RayServe, name: str) -> None:
     method, message, metadata = CALLS[name]
     request = message if isinstance(message, bytes) else message.SerializeToString()
     path = f"/{PACKAGES[method.partition('/')[0]]}.{method}"
@@ -120,7 +120,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
+def test_a_client_that_leaves_ends_its_stream(ray_serve: RayServe) -> None:
     file = ray_serve.directory / "left"
     headers = {"x-do": "forever", "x-file": str(file)}
     with httpx.stream(
@@ -131,42 +131,44 @@ def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
     until(file.exists)
 
 
-def test_models_share_replicas_and_the_least_recently_used_one_makes_room(
-    ray_serve: RayServe,
-) -> None:
-    for name in [*MANY, *MANY[:2]]:
+def test_models_share_replicas_and_the_least_recently_used_is_unloaded(ray_serve: RayServe) -> None:
+    for name in [*MODEL_NAMES, *MODEL_NAMES[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
-    # Any replica answers with all names, though each has loaded two at most.
-    assert ray_serve.get("/many/v1/models").json()["models"] == MANY
+    # Any replica lists all names, although each has loaded at most two models.
+    assert ray_serve.get("/many/v1/models").json()["models"] == MODEL_NAMES
     unknown = httpx.post(
         f"{ray_serve.address}/many/v1/embeddings",
         json={"model": "nobody", "input": "a"},
         timeout=DEADLINE,
     )
-    assert f"Models here: {', '.join(MANY)}." in unknown.json()["error"]["message"]
+    assert f"Models here: {', '.join(MODEL_NAMES)}." in unknown.json()["error"]["message"]
     assert ray_serve.post("/many/predictions/nobody").status_code == 404
     form = httpx.post(
         f"{ray_serve.address}/many/invocations",
-        data={"model_name": MANY[2], "data": "1"},
+        data={"model_name": MODEL_NAMES[2], "data": "1"},
         timeout=DEADLINE,
     )
-    assert form.json()["name"] == MANY[2]
-    assert ray_serve.get(f"/many/v2/models/{MANY[3]}/ready").status_code == 200
+    assert form.json()["name"] == MODEL_NAMES[2]
+    assert ray_serve.get(f"/many/v2/models/{MODEL_NAMES[3]}/ready").status_code == 200
     with ThreadPoolExecutor(8) as clients:
-        answers = clients.map(lambda name: ray_serve.post(f"/many/predictions/{name}"), MANY * 4)
-        assert [answer.json()["name"] for answer in answers] == MANY * 4
+        answers = clients.map(
+            lambda name: ray_serve.post(f"/many/predictions/{name}"), MODEL_NAMES * 4
+        )
+        assert [answer.json()["name"] for answer in answers] == MODEL_NAMES * 4
 
 
-def test_grpc_reaches_a_model_that_shares_its_replica(ray_serve: RayServe) -> None:
-    request = PredictionsRequest(model_name=MANY[3], input={"data": b"abc"}).SerializeToString()
+def test_grpc_reaches_a_model_on_a_shared_replica(ray_serve: RayServe) -> None:
+    request = PredictionsRequest(
+        model_name=MODEL_NAMES[3], input={"data": b"abc"}
+    ).SerializeToString()
     with grpc.insecure_channel(ray_serve.grpc) as channel:
         ask: Any = channel.unary_unary(f"/{INFERENCE}/Predictions")
-        assert MANY[3].encode() in ask(request, metadata=[("application", "many")])
+        assert MODEL_NAMES[3].encode() in ask(request, metadata=[("application", "many")])
 
 
-def test_a_lost_node_fails_only_requests_that_may_not_be_repeated(ray_serve: RayServe) -> None:
-    """The other replica answers, or an error that says whether a request may be repeated."""
+def test_a_lost_node_fails_only_unrepeatable_requests(ray_serve: RayServe) -> None:
+    """Expect an answer of the other replica, or an error that says if a retry is allowed."""
     file = ray_serve.directory / "gate"
 
     def ask(method: str) -> httpx.Response:
@@ -175,18 +177,18 @@ def test_a_lost_node_fails_only_requests_that_may_not_be_repeated(ray_serve: Ray
         return httpx.request(method, url, headers=headers, timeout=DEADLINE)
 
     with ThreadPoolExecutor(8) as clients:
-        plain = [clients.submit(ask, "POST") for _ in range(4)]
+        plain_requests = [clients.submit(ask, "POST") for _ in range(4)]
         idempotent = [clients.submit(ask, "PUT") for _ in range(4)]
-        # Both replicas are at work.
+        # Both replicas are busy.
         until(lambda: len(list(ray_serve.directory.glob("gate.*"))) == 2)
-        lost = ray_serve.cluster.list_all_nodes()[-1]
-        ray_serve.cluster.remove_node(lost, allow_graceful=False)
+        lost_node = ray_serve.cluster.list_all_nodes()[-1]
+        ray_serve.cluster.remove_node(lost_node, allow_graceful=False)
         until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
         file.touch()
     assert {future.result().status_code for future in idempotent} == {200}
-    answers = [future.result() for future in plain]
+    answers = [future.result() for future in plain_requests]
     assert {answer.status_code for answer in answers} <= {200, 503}
-    for failed in [answer.json() for answer in answers if answer.status_code == 503]:
-        assert failed["type"] == "ServiceUnavailableException"
-        assert "may have run" in failed["message"]
-        assert "repeat = all" in failed["message"]
+    for error_body in [answer.json() for answer in answers if answer.status_code == 503]:
+        assert error_body["type"] == "ServiceUnavailableException"
+        assert "may have run" in error_body["message"]
+        assert "repeat = all" in error_body["message"]

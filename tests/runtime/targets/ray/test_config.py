@@ -49,8 +49,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_deployed() -> None:
         build({"name": "a", "models": [MODEL], "settings": {"no_such_setting": 1}})
 
 
-def test_options_that_change_in_place_restart_no_replica() -> None:
-    """Ray Serve restarts the replicas of a deployment whose version changes."""
+def test_options_applied_in_place_restart_no_replica() -> None:
+    """Compare versions, since Ray Serve restarts replicas when their version changes."""
 
     def versions(**more: Any) -> list[str]:
         ingress = build({"name": "a", "models": [MODEL], **more})._bound_deployment
@@ -69,19 +69,23 @@ def test_options_that_change_in_place_restart_no_replica() -> None:
     assert model != first[1]
 
 
-def test_a_replica_uses_the_resources_that_ray_has_given_it(tmp_path: Path) -> None:
-    def settings(order: dict[str, Any], env: dict[str, str], **resources: float) -> Settings:
+def test_a_replica_uses_the_resources_assigned_by_ray(tmp_path: Path) -> None:
+    def settings(options: dict[str, Any], env: dict[str, str], **resources: float) -> Settings:
         return read_replica_settings(
-            order, ReplicaResources.model_validate(resources), env, tmp_path
+            options, ReplicaResources.model_validate(resources), env, tmp_path
         )
 
-    plain = settings({}, {}, num_cpus=2.5)
-    assert (plain.cpus, plain.number_of_gpu, plain.state_dir) == (3, 0, tmp_path)
-    # CUDA_VISIBLE_DEVICES has the GPU.
+    replica_settings = settings({}, {}, num_cpus=2.5)
+    assert (replica_settings.cpus, replica_settings.number_of_gpu, replica_settings.state_dir) == (
+        3,
+        0,
+        tmp_path,
+    )
+    # CUDA_VISIBLE_DEVICES already names the GPU.
     assert settings({}, {}, num_gpus=0.5).number_of_gpu is None
     node = {"TSX_INFERENCE_TOKEN": "secret", "TSX_JOB_QUEUE_SIZE": "7"}
-    both = settings({"job_queue_size": 9}, node)
-    assert (both.inference_token, both.job_queue_size) == ("secret", 9)
+    combined_settings = settings({"job_queue_size": 9}, node)
+    assert (combined_settings.inference_token, combined_settings.job_queue_size) == ("secret", 9)
 
 
 def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
@@ -102,7 +106,7 @@ def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["object://{}", "s3://bucket/models/m.mar"])
-def test_a_node_fetches_an_archive_once_and_checks_it(
+def test_a_node_downloads_an_archive_once_and_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     content = make_model(tmp_path / "m.mar", "def handle(data, context): ...").read_bytes()
@@ -122,13 +126,13 @@ def test_a_node_fetches_an_archive_once_and_checks_it(
     with pytest.raises(DownloadFailed, match="sha-256"):
         open_model(model, settings)
     contents.append(content)
-    # The second time there is nothing to fetch.
+    # The second time the archive is already there.
     for _ in range(2):
         with open_model(model, settings) as archive:
             assert (archive.digest, archive.manifest.model_name) == (digest, "m")
 
 
-def test_an_archive_is_kept_once_all_its_pieces_have_come_from_any_node(
+def test_an_archive_is_kept_after_all_pieces_from_any_node_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ray.put", lambda piece: piece)
@@ -154,7 +158,7 @@ def test_an_archive_is_kept_once_all_its_pieces_have_come_from_any_node(
     ("state", "healthy"),
     [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)],
 )
-def test_a_replica_whose_workers_are_all_given_up_is_replaced(
+def test_a_replica_with_only_given_up_workers_is_replaced(
     state: WorkerState, healthy: bool
 ) -> None:
     version = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The ingress where replicas are lost or busy, with a script in place of Ray Serve's handle."""
+"""The ingress with lost or busy replicas; a script stands in for Ray Serve's handle."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from tsx_runtime.api.messages import Message
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer
 from tsx_runtime.targets.ray.ingress import Handle, Ingress
 
-WHOLE: list[Message] = [
+WHOLE_ANSWER: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own")]},
     {"type": "http.response.body", "body": b"answer"},
 ]
 UNAVAILABLE = DeploymentUnavailableError(cast("Any", None))
-HALF: list[Message] = [WHOLE[0], {"type": "http.response.body", "body": b"half", "more_body": True}]
+HALF_ANSWER: list[Message] = [
+    WHOLE_ANSWER[0],
+    {"type": "http.response.body", "body": b"half", "more_body": True},
+]
 
 
 class ScriptedHandle:
-    """A handle whose calls play the next script: messages, and perhaps an error at the end."""
+    """A handle whose calls play the next script: messages, optionally followed by an error."""
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts = list(scripts)
@@ -53,7 +56,7 @@ class ScriptedAnswers:
 
 
 class Context:
-    """Ray Serve's context of a gRPC call."""
+    """A fake of Ray Serve's context of a gRPC call."""
 
     def __init__(self) -> None:
         self.trailing: Any = []
@@ -82,7 +85,7 @@ def ingress(handle: ScriptedHandle, models: tuple[str, ...] = (), **user_config:
 
 
 def ask(
-    to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str
+    target: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     """Send a request and return the status, headers and body of its answer."""
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -94,19 +97,19 @@ def ask(
         "query_string": b"",
         "headers": pairs,
     }
-    sent: list[Message] = []
+    messages: list[Message] = []
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"model": "b:1.0/ada"}'}
 
     async def send(message: Message) -> None:
-        sent.append(message)
+        messages.append(message)
 
-    asyncio.run(to.answer(scope, receive, send))
+    asyncio.run(target.answer(scope, receive, send))
     return (
-        sent[0]["status"],
-        dict(sent[0]["headers"]),
-        b"".join(message.get("body", b"") for message in sent),
+        messages[0]["status"],
+        dict(messages[0]["headers"]),
+        b"".join(message.get("body", b"") for message in messages),
     )
 
 
@@ -114,22 +117,22 @@ def ask(
     ("method", "user_config"),
     [("GET", {}), ("PUT", {}), ("POST", {"repeat": "all"})],
 )
-def test_a_request_that_may_be_repeated_goes_to_another_replica(
+def test_a_repeatable_request_is_retried_on_another_replica(
     method: str, user_config: dict[str, str]
 ) -> None:
-    handle = ScriptedHandle([ActorDiedError()], [ActorDiedError()], [WHOLE])
+    handle = ScriptedHandle([ActorDiedError()], [ActorDiedError()], [WHOLE_ANSWER])
     assert ask(ingress(handle, **user_config), method)[::2] == (200, b"answer")
 
 
-def test_a_request_that_may_not_be_repeated_fails() -> None:
+def test_an_unrepeatable_request_fails() -> None:
     status, headers, body = ask(ingress(ScriptedHandle([ActorDiedError()])))
     assert (status, headers[b"content-type"]) == (503, b"application/json")
-    # A client that heeds retry-after would repeat a request that may have run.
+    # With retry-after, a client would repeat a request that may already have run.
     assert b"retry-after" not in headers
     assert "may have run" in json.loads(body)["message"]
 
 
-def test_a_request_that_loses_one_replica_after_the_other_is_given_up() -> None:
+def test_a_request_that_loses_several_replicas_is_given_up() -> None:
     status, headers, body = ask(
         ingress(ScriptedHandle(*[[ActorDiedError()] for _ in range(4)])), "GET"
     )
@@ -137,38 +140,39 @@ def test_a_request_that_loses_one_replica_after_the_other_is_given_up() -> None:
     assert "3 others" in json.loads(body)["message"]
 
 
-def test_half_an_answer_is_not_repeated_and_ends_the_connection() -> None:
+def test_a_partial_answer_is_not_retried_and_closes_the_connection() -> None:
     with pytest.raises(RuntimeError, match="was lost"):
-        ask(ingress(ScriptedHandle([HALF, ActorDiedError()])), "GET")
+        ask(ingress(ScriptedHandle([HALF_ANSWER, ActorDiedError()])), "GET")
 
 
-def test_a_stream_of_events_that_loses_its_replica_ends_with_an_error_event() -> None:
-    begun = [HALF[0] | {"headers": [(b"content-type", b"text/event-stream")]}, HALF[1]]
+def test_an_event_stream_without_its_replica_ends_with_an_error_event() -> None:
+    started_stream = [
+        HALF_ANSWER[0] | {"headers": [(b"content-type", b"text/event-stream")]},
+        HALF_ANSWER[1],
+    ]
     status, _, body = ask(
-        ingress(ScriptedHandle([begun, ActorDiedError()])), path="/app/v1/chat/completions"
+        ingress(ScriptedHandle([started_stream, ActorDiedError()])), path="/app/v1/chat/completions"
     )
-    half, event = body.split(b"\n\ndata: ")
-    assert (status, half) == (200, b"half")
+    partial_body, event = body.split(b"\n\ndata: ")
+    assert (status, partial_body) == (200, b"half")
     assert "was lost" in json.loads(event)["error"]["message"]
 
 
-def test_the_error_of_a_request_without_a_replica_has_the_servers_form() -> None:
+def test_the_error_without_a_replica_has_the_servers_form() -> None:
     status, _, body = ask(ingress(ScriptedHandle([UNAVAILABLE])), path="/app/v2/models/m/infer")
     # The protocol has the field `error`.
     assert (status, "do not start" in json.loads(body)["error"]) == (503, True)
 
 
-def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_canary_without_replicas_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: ScriptedHandle([UNAVAILABLE]))
-    to = ingress(ScriptedHandle([WHOLE]), canary={"app": "m-canary", "percent": 100})
-    assert ask(to)[::2] == (200, b"answer")
+    target = ingress(ScriptedHandle([WHOLE_ANSWER]), canary={"app": "m-canary", "percent": 100})
+    assert ask(target)[::2] == (200, b"answer")
 
 
-def test_the_answer_has_no_request_id_where_the_proxy_adds_it() -> None:
-    assert b"x-request-id" not in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="1")[1]
-    assert b"x-request-id" in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="no id")[1]
+def test_the_answer_omits_the_request_id_that_the_proxy_adds() -> None:
+    assert b"x-request-id" not in ask(ingress(ScriptedHandle([WHOLE_ANSWER])), x_request_id="1")[1]
+    assert b"x-request-id" in ask(ingress(ScriptedHandle([WHOLE_ANSWER])), x_request_id="no id")[1]
 
 
 @pytest.mark.parametrize(
@@ -190,21 +194,21 @@ def test_the_answer_has_no_request_id_where_the_proxy_adds_it() -> None:
         ("/app", []),
     ],
 )
-def test_a_request_goes_where_its_model_is(path: str, model: list[str]) -> None:
-    handle = ScriptedHandle([WHOLE])
+def test_a_request_goes_to_the_replica_of_its_model(path: str, model: list[str]) -> None:
+    handle = ScriptedHandle([WHOLE_ANSWER])
     ask(ingress(handle, ("a", "b")), path=path)
     assert handle.models == model
 
 
-def test_the_status_of_a_lost_call_says_whether_it_may_be_repeated() -> None:
-    plain, repeated = Context(), Context()
-    asyncio.run(ingress(ScriptedHandle([ActorDiedError()])).Predictions(b"", plain))
-    assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
-    answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
+def test_the_status_of_a_lost_call_says_if_it_may_be_retried() -> None:
+    first_context, second_context = Context(), Context()
+    asyncio.run(ingress(ScriptedHandle([ActorDiedError()])).Predictions(b"", first_context))
+    assert (first_context.status, "may have run" in first_context.text) == ("UNAVAILABLE", True)
+    grpc_answers = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
     answer = asyncio.run(
-        ingress(ScriptedHandle([ActorDiedError()], answered), repeat="all").Predictions(
-            b"", repeated
+        ingress(ScriptedHandle([ActorDiedError()], grpc_answers), repeat="all").Predictions(
+            b"", second_context
         )
     )
-    assert (answer.SerializeToString(), repeated.status) == (b"answer", None)
-    assert repeated.trailing == [("x-request-id", "1")]
+    assert (answer.SerializeToString(), second_context.status) == (b"answer", None)
+    assert second_context.trailing == [("x-request-id", "1")]

@@ -1,4 +1,4 @@
-"""The metrics that a replica hands to Ray, and models that make room in it."""
+"""The metrics that a replica reports to Ray, and models that are unloaded for others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RecordedGauge:
         self.name, self.keys = name, tag_keys
 
     def set(self, value: float, tags: dict[str, str]) -> None:
-        # Ray raises where the tags are others.
+        # Ray raises if the tags differ from the declared ones.
         assert set(tags) == set(self.keys)
         self.values[(self.name, *tags.values())] = value
 
 
-def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sample_becomes_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedGauge, "values", {}, raising=False)
     monkeypatch.setattr(replica, "Gauge", RecordedGauge)
     sink = replica.RayMetrics()
@@ -43,9 +43,7 @@ def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_a_model_with_an_endless_stream_makes_room_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_with_an_endless_stream_can_be_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "UNLOADING_S", 0.01)
     removed: list[str] = []
 
@@ -54,15 +52,15 @@ def test_a_model_with_an_endless_stream_makes_room_all_the_same(
 
     async def unload() -> bool:
         registry: Any = SimpleNamespace(unregister=unregister)
-        shared = replica.SharedModel(registry, "m")
+        shared_model = replica.SharedModel(registry, "m")
 
         async def stream() -> None:
-            with shared.track_request():
+            with shared_model.track_request():
                 await asyncio.Future()
 
         streaming = asyncio.create_task(stream())
         await asyncio.sleep(0)
-        await shared.__del__()
+        await shared_model.__del__()
         await asyncio.wait([streaming])
         return streaming.cancelled()
 

@@ -1,4 +1,4 @@
-"""The lines of one request: each is answered, and the request gives back all that it holds."""
+"""The lines of one batch-transform request: each is answered, and every resource is released."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 
 
 class Echo:
-    """A model that answers at once and notes its events."""
+    """A model that answers at once and records its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -47,9 +47,9 @@ class Echo:
     def leave(self, job: WaitingJob) -> None:
         raise AssertionError("every line was answered")
 
-    def line_of(self, answered: LineAnswer) -> bytes:
-        self.events.append(f"written {answered.body.decode()}")
-        return answered.body.upper()
+    def line_of(self, line_answer: LineAnswer) -> bytes:
+        self.events.append(f"written {line_answer.body.decode()}")
+        return line_answer.body.upper()
 
     async def answers(self, line_of: Any = None) -> list[LineAnswer]:
         def job_of(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
@@ -58,20 +58,20 @@ class Echo:
         return await answer_lines(LINES, cast("Route", self), self.gate, job_of, 1000)
 
 
-async def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
+async def test_each_line_is_written_when_it_is_answered() -> None:
     echo = Echo()
     answers = await echo.answers()
     assert [(answer.number, answer.body) for answer in answers] == [(1, b"A"), (3, b"B"), (4, b"C")]
     assert echo.events == [f"{verb} {line}" for line in "abc" for verb in ("asked", "written")]
 
 
-async def test_a_line_that_fails_for_an_unknown_reason_fails_the_request() -> None:
-    """The answer of the next line would take the place of one that is left out."""
+async def test_an_unexpected_line_failure_fails_the_request() -> None:
+    """Fail it, since omitting one line would shift the answers of the following lines."""
 
-    def line_of(answered: LineAnswer) -> bytes:
-        if answered.number == 3:
+    def line_of(line_answer: LineAnswer) -> bytes:
+        if line_answer.number == 3:
             raise KeyError("unknown")
-        return answered.body
+        return line_answer.body
 
     echo = Echo()
     with pytest.raises(KeyError, match="unknown"):
@@ -84,7 +84,7 @@ async def test_a_line_that_fails_for_an_unknown_reason_fails_the_request() -> No
     ("method", "path"),
     [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")],
 )
-def test_routes_of_the_platform_ask_for_the_token_of_the_settings(method: str, path: str) -> None:
+def test_platform_routes_need_the_configured_token(method: str, path: str) -> None:
     environment: Any = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
     predictions = SimpleNamespace(guard=Guard(BearerToken("right")), limit=1000)
     app: Any = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
@@ -113,7 +113,7 @@ def test_routes_of_the_platform_ask_for_the_token_of_the_settings(method: str, p
         return int(messages[0]["status"])
 
     assert status_of(path) == InvalidToken.status
-    # The platform has no token for its ping.
+    # The platform sends no token with its ping.
     assert status_of("/ping") == 200
 
 
@@ -129,10 +129,10 @@ def test_routes_of_the_platform_ask_for_the_token_of_the_settings(method: str, p
         (b"", CSV),
     ],
 )
-def test_the_form_of_the_answer_has_the_greatest_weight(accept: bytes, form: LineFormat) -> None:
+def test_the_answer_has_the_most_preferred_type(accept: bytes, form: LineFormat) -> None:
     assert choose_format(accept, CSV) is form
 
 
-def test_a_body_of_lines_is_known_by_its_type() -> None:
+def test_a_body_of_lines_is_recognized_by_its_type() -> None:
     assert find_format(b"Text/CSV; charset=utf-8") is CSV
     assert find_format(b"application/json") is None

@@ -1,4 +1,4 @@
-"""A container as SageMaker runs it, asked by boto3's own client of a double of the host."""
+"""A container as SageMaker runs it, called by boto3's client through a fake host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.servers import FreePorts
 Endpoint = tuple[Host, Any]
 Many = tuple[Host, Loader, Any]
 
-# An answer has the size of its batch; the body chooses what else the handler does.
+# An answer contains the size of its batch; the body selects further actions.
 HANDLER = """
 import json, os, time
 from pathlib import Path
@@ -73,8 +73,8 @@ def answer(idx, body, together, context):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
 """
-# Bytes of a large model, and the MB of all: one large model fits, and some small ones.
-LARGE, ROOM = 260 << 20, 450
+# Bytes of a large model and MB for all models: one large and some small ones fit.
+LARGE_BYTES, MEMORY_MB = 260 << 20, 450
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,12 @@ def client(endpoint: Endpoint) -> Any:
     return endpoint[1]
 
 
-def invoke(client: Any, body: bytes, content_type: str = "application/json", **more: str) -> Any:
-    return client.invoke_endpoint(EndpointName="e", Body=body, ContentType=content_type, **more)
+def invoke(
+    client: Any, body: bytes, content_type: str = "application/json", **request_fields: str
+) -> Any:
+    return client.invoke_endpoint(
+        EndpointName="e", Body=body, ContentType=content_type, **request_fields
+    )
 
 
 def stream(client: Any, body: bytes) -> Any:
@@ -115,15 +119,15 @@ def stream(client: Any, body: bytes) -> Any:
 
 
 def failure_of(call: Callable[[], Any]) -> tuple[int, str]:
-    """Make a call that the model fails, and return its status and message."""
-    with pytest.raises(ClientError) as caught:
+    """Make a call that the model fails; return its status and message."""
+    with pytest.raises(ClientError) as exc_info:
         call()
-    response: Any = caught.value.response
+    response: Any = exc_info.value.response
     assert response["Error"]["Code"] == "ModelError"
     return response["OriginalStatusCode"], json.loads(response["OriginalMessage"])["message"]
 
 
-def test_boto3_gets_the_answer_with_its_attributes_and_its_session(client: Any) -> None:
+def test_boto3_gets_the_answer_with_attributes_and_session(client: Any) -> None:
     answered = invoke(client, b'"a"', CustomAttributes="trace=1", SessionId="NEW_SESSION")
     assert json.loads(answered["Body"].read()) == ["A", 1]
     assert answered["CustomAttributes"] == "seen trace=1"
@@ -138,32 +142,30 @@ def test_boto3_gets_the_answer_with_its_attributes_and_its_session(client: Any) 
         (b'"image"', "image/png"),
     ],
 )
-def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
+def test_an_answer_has_the_handlers_or_a_guessed_content_type(
     client: Any, body: bytes, content_type: str
 ) -> None:
     assert invoke(client, body)["ContentType"] == content_type
     assert stream(client, body)["ContentType"] == content_type
 
 
-def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_message(client: Any) -> None:
+def test_a_refusal_is_a_model_error_with_status_and_message(client: Any) -> None:
     assert failure_of(lambda: invoke(client, b'"bad"')) == (422, "this is bad")
 
 
-def test_a_streamed_answer_comes_in_its_parts(client: Any) -> None:
+def test_a_streamed_answer_arrives_in_parts(client: Any) -> None:
     answered = stream(client, b'{"stream": 1}')
     parts = [event["PayloadPart"]["Bytes"] for event in answered["Body"]]
     assert b"".join(parts) == b"part 0;part 1;part 2;end"
     assert answered["ContentType"] == "text/plain; charset=utf-8"
 
 
-def test_a_stream_that_breaks_off_is_reported(client: Any) -> None:
+def test_a_broken_stream_is_reported(client: Any) -> None:
     with pytest.raises(EventStreamError, match="ModelStreamError"):
         list(stream(client, b'{"stream": "broken"}')["Body"])
 
 
-def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(
-    client: Any,
-) -> None:
+def test_json_lines_are_batched_and_answered_in_order(client: Any) -> None:
     body = b"\n".join(b'{"n": %d}' % number for number in range(40)) + b"\n\n"
     answered = invoke(client, body, "application/jsonlines", CustomAttributes="job")
     lines = [json.loads(line) for line in answered["Body"].read().decode().splitlines()]
@@ -173,7 +175,7 @@ def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_
     assert answered["CustomAttributes"] == "seen job"
 
 
-def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(client: Any) -> None:
+def test_csv_is_answered_as_csv_or_the_accepted_type(client: Any) -> None:
     answered = invoke(client, b"a,1\r\nb,2\r\n", "text/csv; charset=utf-8")
     lines = [line.rpartition(b",")[0] for line in answered["Body"].read().splitlines()]
     assert lines == [b'"A,1"', b'"B,2"']
@@ -182,7 +184,7 @@ def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(client: Any) -> None
     assert [json.loads(line)[0] for line in answered["Body"].read().splitlines()] == ["A,1", "B,2"]
 
 
-def test_the_model_of_a_line_does_not_see_hidden_headers(host: Host) -> None:
+def test_hidden_headers_do_not_reach_the_model_of_a_line(host: Host) -> None:
     headers = {
         "Content-Type": "application/jsonlines",
         "Cookie": "a=1",
@@ -193,7 +195,7 @@ def test_the_model_of_a_line_does_not_see_hidden_headers(host: Host) -> None:
     assert json.loads(answer.body) == [None, None, "1"]
 
 
-def test_a_bad_line_fails_the_request_and_is_named(client: Any) -> None:
+def test_a_bad_line_fails_the_request_with_its_number(client: Any) -> None:
     status, message = failure_of(lambda: invoke(client, b"a,1\n\nbad,1\nb,2\n", "text/csv"))
     assert status == 422
     assert message.startswith("Line 3: this is bad No line was processed")
@@ -212,7 +214,7 @@ def test_a_container_is_healthy_while_its_worker_is_busy(host: Host, tmp_path: P
         assert answer().status == 200
 
 
-def test_a_job_reads_how_to_send_its_records(host: Host) -> None:
+def test_a_transform_job_reads_its_execution_parameters(host: Host) -> None:
     assert json.loads(host.get("/execution-parameters").body) == {
         "MaxConcurrentTransforms": 2,
         "BatchStrategy": "MULTI_RECORD",
@@ -220,7 +222,7 @@ def test_a_job_reads_how_to_send_its_records(host: Host) -> None:
     }
 
 
-def test_metrics_are_on_the_port_of_requests_and_management_is_not(host: Host) -> None:
+def test_the_request_port_serves_metrics_but_not_management(host: Host) -> None:
     assert b"ts_inference_requests_total" in host.get("/metrics").body
     assert host.get("/models").status == 404
 
@@ -246,18 +248,18 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(account: Account, host: Host
 
 
 @pytest.fixture(scope="module")
-def many(
+def many_models(
     processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: FreePorts
 ) -> Iterator[Many]:
     directory = tmp_path_factory.mktemp("m")
     for name in ("a", "b", "c", "broken", "large1", "large2"):
         handler = f"def handle(data, context):\n    return data and ['{name}'] * len(data)\n"
         if name.startswith("large"):
-            handler += f"\nheld = b'x' * {LARGE}\n"
+            handler += f"\nheld = b'x' * {LARGE_BYTES}\n"
         model = make_model(directory / f"{name}.mar", "1 / 0" if name == "broken" else handler)
-        with tarfile.open(directory / f"{name}.tar.gz", "w:gz") as packed:
-            packed.add(model, model.name)
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": str(ROOM)}
+        with tarfile.open(directory / f"{name}.tar.gz", "w:gz") as archive:
+            archive.add(model, model.name)
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": str(MEMORY_MB)}
     with container(directory, *free_ports(1), variables) as host:
         host.wait_until_healthy()
         loader = Loader(host, directory, directory / "models")
@@ -271,8 +273,8 @@ def ask(client: Any, model: str) -> bytes:
     return body
 
 
-def test_many_models_are_loaded_as_they_are_asked_for(many: Many) -> None:
-    host, loader, client = many
+def test_many_models_are_loaded_on_request(many_models: Many) -> None:
+    host, loader, client = many_models
     assert [ask(client, name) for name in "aba"] == [b"a", b"b", b"a"]
     models = json.loads(host.get("/models").body)["models"]
     assert {model["modelName"] for model in models} == {*loader.loaded}
@@ -287,16 +289,16 @@ def test_many_models_are_loaded_as_they_are_asked_for(many: Many) -> None:
     assert host.post(f"/models/{name}/invoke", b"{}", {}).status == 404
 
 
-def test_a_model_that_does_not_load_is_refused_and_another_may_come(many: Many) -> None:
-    _, _, client = many
+def test_a_failed_load_is_refused_without_affecting_other_models(many_models: Many) -> None:
+    _, _, client = many_models
     status, message = failure_of(lambda: ask(client, "broken"))
     assert status == 500
     assert "division by zero" in message
     assert ask(client, "c") == b"c"
 
 
-def test_any_text_is_a_name(many: Many) -> None:
-    host, loader, client = many
+def test_any_text_is_a_valid_model_name(many_models: Many) -> None:
+    host, loader, client = many_models
     ask(client, "a")
     url = json.loads(host.get(f"/models/{loader.loaded[-1]}").body)["modelUrl"]
     assert host.load("_ a/b?%", url).status == 200
@@ -310,15 +312,15 @@ def test_any_text_is_a_name(many: Many) -> None:
     assert host.load("x", "/nowhere").status == host.post("/models", b"[]", {}).status == 400
 
 
-def test_a_model_without_room_is_refused_with_507_and_fits_once_others_have_left(
-    many: Many, tmp_path: Path
+def test_a_model_without_room_is_507_until_others_are_unloaded(
+    many_models: Many, tmp_path: Path
 ) -> None:
-    host, loader, client = many
+    host, loader, client = many_models
     (tmp_path / "huge").touch()
-    os.truncate(tmp_path / "huge", (ROOM << 20) + 1)
-    refused = host.load("huge", str(tmp_path))
-    assert refused.status == 507
-    assert f"it needs {ROOM} MB at least, and" in json.loads(refused.body)["message"]
+    os.truncate(tmp_path / "huge", (MEMORY_MB << 20) + 1)
+    refusal = host.load("huge", str(tmp_path))
+    assert refusal.status == 507
+    assert f"it needs {MEMORY_MB} MB at least, and" in json.loads(refusal.body)["message"]
     for name in list(loader.loaded):
         loader.unload(name)
     assert ask(client, "large1") == b"large1"
@@ -329,9 +331,7 @@ def test_a_model_without_room_is_refused_with_507_and_fits_once_others_have_left
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_of_the_toolkit_is_served_in_real_batches(
-    short_path: Path, free_ports: FreePorts
-) -> None:
+def test_a_toolkit_directory_is_served_in_batches(short_path: Path, free_ports: FreePorts) -> None:
     code = short_path / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(
@@ -344,7 +344,7 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(
         "def output_fn(prediction, accept): return prediction, 'text/plain'\n"
         f"place = {str(short_path)!r}\n"
     )
-    begun, gate = short_path / "begun", short_path / "go"
+    begun_file, gate = short_path / "begun", short_path / "go"
     variables = {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_LINES": "true"}
     with container(short_path, *free_ports(1), variables) as host:
         host.wait_until_healthy()
@@ -355,7 +355,7 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(
 
         with ExitStack() as stack:
             answers = [stack.enter_context(host.begun("/invocations", b"first", kind))]
-            host.wait_until(begun.exists)
+            host.wait_until(begun_file.exists)
             for body in (b"a", b"b"):
                 answers.append(stack.enter_context(host.begun("/invocations", body, kind)))
             host.wait_until(lambda: two_wait() is not None)
@@ -365,9 +365,9 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(
         lines = host.invoke(b"x\ny\n", "text/csv").body.splitlines()
         assert [line.partition(b" ")[0] for line in lines] == [b"x", b"y"]
         gate.unlink()
-        begun.unlink()
+        begun_file.unlink()
         with host.begun("/invocations", b"first", kind) as last:
-            host.wait_until(begun.exists)
+            host.wait_until(begun_file.exists)
             host.process.send_signal(signal.SIGTERM)
             host.wait_until(lambda: "stopping: no new requests" in host.log)
             gate.touch()

@@ -45,21 +45,21 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.lists(JSON_VALUES, max_size=8))
-def test_any_answers_are_as_many_json_lines_of_the_same_values(values: list[Any]) -> None:
+def test_any_answers_become_equivalent_json_lines(values: list[Any]) -> None:
     pretty = [json.dumps(value, indent=2).encode() for value in values]
     lines = join_lines(as_line(answer, JSON_LINES) for answer in pretty)
     assert [json.loads(line) for _, line in split_lines(lines)] == values
 
 
 @given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
-def test_the_lines_of_a_body_are_those_that_are_not_blank(body: bytes) -> None:
+def test_blank_lines_of_a_body_are_ignored(body: bytes) -> None:
     lines = enumerate(body.split(b"\n"), start=1)
     assert list(split_lines(body)) == [
         (number, line.rstrip(b"\r")) for number, line in lines if line.strip()
     ]
 
 
-def test_millions_of_lines_are_found_one_by_one() -> None:
+def test_millions_of_lines_are_split_lazily() -> None:
     assert next(split_lines(b"\n" * 5_000_000 + b"a\n" * 3_000_000)) == (5_000_001, b"a")
     assert choose_format(b"a," * 30_000 + b"text/csv", JSON_LINES) == JSON_LINES
 
@@ -72,7 +72,7 @@ def test_millions_of_lines_are_found_one_by_one() -> None:
         max_size=8,
     )
 )
-def test_rows_are_as_many_lines_of_csv_with_the_same_fields(rows: list[list[Any]]) -> None:
+def test_rows_become_equivalent_csv_lines(rows: list[list[Any]]) -> None:
     lines = [as_line(json.dumps(row).encode(), CSV).decode() for row in rows]
     assert [list(next(csv.reader([line]), [""])) for line in lines] == [
         [str(field) for field in row] for row in rows
@@ -89,17 +89,19 @@ def test_rows_are_as_many_lines_of_csv_with_the_same_fields(rows: list[list[Any]
         (b"two\nlines", b"two lines", b'"two\\nlines"'),
     ],
 )
-def test_an_answer_is_one_line_in_each_form(answer: bytes, as_csv: bytes, as_json: bytes) -> None:
+def test_an_answer_is_one_line_in_every_format(
+    answer: bytes, as_csv: bytes, as_json: bytes
+) -> None:
     assert as_line(answer, CSV) == as_csv
     assert as_line(answer, JSON_LINES) == as_json
 
 
-def test_half_of_a_surrogate_pair_is_written_as_in_json() -> None:
+def test_a_lone_surrogate_is_escaped_as_in_json() -> None:
     assert as_line(b'"\\ud800"', JSON_LINES) == b'"\\ud800"'
     assert as_line(b'"\\ud800"', CSV) == b"\\ud800"
 
 
-def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> None:
+def test_the_management_port_is_in_the_containers_range() -> None:
     def management(**env: str) -> str:
         return read_environment(env).variables["TSX_MANAGEMENT_ADDRESS"]
 
@@ -109,14 +111,14 @@ def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> N
     assert management() == "http://127.0.0.1:8081"
     assert in_range("7000-7009") == "http://127.0.0.1:7009"
     assert in_range("7000-7000") == "http://127.0.0.1:0"
-    # 8081 may be the port of a neighbour.
+    # 8081 may be used by another container.
     assert management(SAGEMAKER_BIND_TO_PORT="7000") == "http://127.0.0.1:0"
     with pytest.raises(SettingError, match="SAGEMAKER_SAFE_PORT_RANGE is 'a'"):
         management(SAGEMAKER_SAFE_PORT_RANGE="a-b")
 
 
 @pytest.mark.parametrize(
-    ("env", "mode", "seconds", "order"),
+    ("env", "mode", "seconds", "registration"),
     [
         ({}, "realtime", "60", {}),
         ({"SAGEMAKER_BATCH": "true"}, "transform", "600", {}),
@@ -124,11 +126,11 @@ def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> N
         ({"TSX_SAGEMAKER_MODE": "serverless"}, "serverless", "60", {"initial_workers": 1}),
     ],
 )
-def test_each_kind_of_endpoint_has_its_own_times_and_workers(
-    env: dict[str, str], mode: str, seconds: str, order: dict[str, Any]
+def test_each_endpoint_type_has_its_own_timeouts_and_workers(
+    env: dict[str, str], mode: str, seconds: str, registration: dict[str, Any]
 ) -> None:
     environment = read_environment(env)
-    assert (environment.mode, environment.order) == (mode, order)
+    assert (environment.mode, environment.order) == (mode, registration)
     assert environment.variables["TSX_DEFAULT_RESPONSE_TIMEOUT"] == seconds
     if mode == "serverless":
         assert environment.variables["TSX_DEFAULT_STARTUP_TIMEOUT"] == "180"
@@ -154,7 +156,7 @@ def test_a_log_level_is_a_name_or_a_number(text: str, level: int | None) -> None
     assert read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level == level
 
 
-def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
+def test_variables_and_image_files_override_platform_defaults(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("default_response_timeout = 30\ndrain_timeout = 7\n")
     _, settings = read_settings(
         {
@@ -187,7 +189,7 @@ MAX_PAYLOAD = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": 
         (version(), {"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "9"}, (9, "MULTI_RECORD", 6)),
     ],
 )
-def test_a_job_keeps_the_workers_busy_unless_its_parameters_are_set(
+def test_transform_parameters_keep_the_workers_busy_by_default(
     version: Any, env: dict[str, str], expected: tuple[int, str, int]
 ) -> None:
     job = parameters((version,), read_environment(env))
@@ -206,7 +208,7 @@ def test_a_job_keeps_the_workers_busy_unless_its_parameters_are_set(
         ([], False),
     ],
 )
-def test_an_instance_is_given_back_only_when_no_worker_serves_or_will_start(
+def test_an_instance_is_given_up_only_if_no_worker_can_serve(
     states: list[WorkerState], given_up: bool
 ) -> None:
     workers = [SimpleNamespace(state=state) for state in states]
@@ -215,7 +217,7 @@ def test_an_instance_is_given_back_only_when_no_worker_serves_or_will_start(
 
 
 @given(st.integers(0, 8), st.integers(1, 512), st.integers(1, 1000))
-def test_lines_fill_batches_and_never_more_than_the_queue(
+def test_queued_lines_fill_batches_within_the_queue_size(
     workers: int, batch: int, queue: int
 ) -> None:
     lines = max_queued_lines(version(workers, batch, queue))
@@ -224,7 +226,7 @@ def test_lines_fill_batches_and_never_more_than_the_queue(
 
 
 @pytest.mark.parametrize(
-    ("source", "together"),
+    ("source", "supports_batches"),
     [
         ("def model_fn(d): ...", False),
         ("def predict_fn(i, m): ...", False),
@@ -235,11 +237,11 @@ def test_lines_fill_batches_and_never_more_than_the_queue(
         ("def (", False),
     ],
 )
-def test_batches_are_large_where_the_code_can_run_them_at_once(source: str, together: bool) -> None:
-    assert has_batch_function(source) is together
+def test_batches_are_large_if_the_code_supports_them(source: str, supports_batches: bool) -> None:
+    assert has_batch_function(source) is supports_batches
 
 
-def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
+def test_the_toolkits_layout_is_served_as_a_model(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "serve.py").write_text("def model_fn(d): ...")
@@ -272,7 +274,7 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
         find_model(tmp_path, program)
 
 
-def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> None:
+def test_a_single_weights_file_is_a_model_but_two_are_not(tmp_path: Path) -> None:
     (tmp_path / "a.pth").touch()
     archive = find_model(tmp_path, {}).archive
     assert archive is not None
@@ -282,15 +284,13 @@ def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> N
         find_model(tmp_path, {})
 
 
-def test_a_name_that_the_registry_does_not_take_gets_one_of_its_own() -> None:
+def test_an_invalid_model_name_is_replaced_by_a_unique_one() -> None:
     assert registry_name("abc-1") == "abc-1"
     assert registry_name("a/b") != registry_name("a b")
     assert len(registry_name("x" * 300)) < 100
 
 
-def test_the_size_of_a_model_is_that_of_its_files_and_an_absent_one_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_model_has_the_size_of_its_files_and_must_exist(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"x" * 1000)
     assert size_of(tmp_path) == 1000
@@ -298,16 +298,16 @@ def test_the_size_of_a_model_is_that_of_its_files_and_an_absent_one_is_refused(
         size_of(tmp_path / "c")
 
 
-def test_pages_of_models_follow_one_another() -> None:
+def test_pages_of_models_are_complete() -> None:
     unused: Any = None
     models = Models(unused, 1, unused)
     models._loaded = {str(number): cast("Any", number) for number in range(250)}
     page, token = models.page(None)
-    loaded = [*page]
+    listed_names = [*page]
     while token is not None:
         page, token = models.page(token)
-        loaded += page
-    assert loaded == list(range(250))
+        listed_names += page
+    assert listed_names == list(range(250))
     with pytest.raises(BadRequest, match="next_page_token is 'x'"):
         models.page("x")
     with pytest.raises(BadRequest, match="to load a model"):

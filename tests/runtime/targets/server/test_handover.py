@@ -1,4 +1,4 @@
-"""Replacing a server while its clients go on, and sockets that systemd passes."""
+"""Replacing a server while its clients continue, and sockets passed by systemd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_un
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
 pytestmark = pytest.mark.anyio
-STRANGER = 54321
+OTHER_UID = 54321
 as_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
     reason="only root can give files to another user",
@@ -54,12 +54,12 @@ def handle(data, context):
         open("%s").read()
     return ["held" if bytes(row["body"]) == b"hold" else "old" for row in data]
 """
-GATED = "open('%s').read()\n"  # waits until the test closes the gate
+GATED = "open('%s').read()\n"  # This waits until the test has opened and closed the FIFO.
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
 class Server:
-    """Servers of one address, state directory and key file, one after the other."""
+    """Successive servers with the same address, state directory and key file."""
 
     def __init__(self, directory: Path, ports: list[int], stack: ExitStack) -> None:
         self.directory, self.ports, self._stack = directory, ports, stack
@@ -74,7 +74,7 @@ class Server:
         self.code = {"broken": BROKEN}
 
     def command(self, handler: str, *options: str) -> tuple[list[object], Path]:
-        """Make the model of a server and return the words of its start and its directory."""
+        """Make the model of a server; return the start command and its directory."""
         directory = self.directory / handler
         make_model(directory / "echo", self.code.get(handler, ECHO % handler))
         ports = ["--port", self.ports[0], "--management-port", self.ports[1]]
@@ -85,9 +85,9 @@ class Server:
         return self._stack.enter_context(serving(*self.command(handler, *options), {}))
 
     def error_of_start(self, handler: str, *options: str) -> str:
-        ended = tsx(*self.command(handler, *options), {})
-        assert ended.returncode != 0
-        return ended.stderr
+        result = tsx(*self.command(handler, *options), {})
+        assert result.returncode != 0
+        return result.stderr
 
     def key(self, role: str) -> str:
         return str(json.loads(self.key_file.read_text())[role]["key"])
@@ -124,21 +124,21 @@ def server(processes: None, short_path: Path, free_ports: FreePorts) -> Iterator
 
 
 class Load(threading.Thread):
-    """Calls one after the other, and how often each result came."""
+    """A thread that repeats a call and counts its results."""
 
     def __init__(self, call: Callable[[], str]) -> None:
         super().__init__()
         self.call = call
         self.results: Counter[str] = Counter()
-        self.over = threading.Event()
+        self.stop_event = threading.Event()
 
     def run(self) -> None:
-        while not self.over.wait(0.005):
+        while not self.stop_event.wait(0.005):
             self.results[self.call()] += 1
 
 
-def http_call(server: Server, method: str, path: str, *, keep: bool) -> Callable[[], str]:
-    """Return a call over one connection that is kept, or over a new one each time."""
+def http_call(server: Server, method: str, path: str, *, keep_alive: bool) -> Callable[[], str]:
+    """Return a call that uses either one kept connection or a new one each time."""
     connection = server.connect()
     body = b"x" if method == "POST" else None
     headers = {"Authorization": f"Bearer {server.token}"}
@@ -151,7 +151,7 @@ def http_call(server: Server, method: str, path: str, *, keep: bool) -> Callable
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             return repr(error)
-        if not keep:
+        if not keep_alive:
             connection.close()
         return f"{response.status} {text}" if body else str(response.status)
 
@@ -171,30 +171,30 @@ def grpc_call(channel: grpc.Channel) -> Callable[[], str]:
     return call
 
 
-def test_a_server_is_replaced_under_load_and_no_request_fails(
+def test_a_server_is_replaced_under_load_without_failed_requests(
     server: Server, free_ports: FreePorts, until: Callable[[Callable[[], object]], None]
 ) -> None:
     (port,) = free_ports(1)
     server.settings |= {"enable_grpc": "true"}
     server.settings |= dict.fromkeys(("grpc_inference_port", "grpc_management_port"), port)
-    old = server.start("old")
+    old_server = server.start("old")
     token = server.token
-    idle = server.connect()
-    assert server.ask(idle) == (200, b"old")
+    idle_connection = server.connect()
+    assert server.ask(idle_connection) == (200, b"old")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         loads = [
-            Load(http_call(server, method, path, keep=keep))
+            Load(http_call(server, method, path, keep_alive=keep_alive))
             for method, path in (("POST", "/predictions/echo"), ("GET", "/readyz"))
-            for keep in (True, False)
+            for keep_alive in (True, False)
         ]
         loads.append(Load(grpc_call(channel)))
         for load in loads:
             load.start()
         try:
             server.start("new", "--replace")
-            # The one request that a connection of the old server still has.
-            assert server.ask(idle) == (200, b"old")
-            assert old.process.wait(DEADLINE) == 0
+            # A connection of the old server may still send one request.
+            assert server.ask(idle_connection) == (200, b"old")
+            assert old_server.process.wait(DEADLINE) == 0
             counts = [load.results.total() for load in loads]
             until(
                 lambda: all(
@@ -204,25 +204,23 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
             )
         finally:
             for load in loads:
-                load.over.set()
+                load.stop_event.set()
                 load.join()
-    # gRPC answers so to a call that comes in the moment in which its server stops.
+    # gRPC cancels a call that arrives at the moment when its server stops.
     assert loads[-1].results.pop("CANCELLED", 0) <= 1
     expected = {"200 old", "200 new", "200", "OK"}
     assert {result for load in loads for result in load.results} == expected
     assert all(load.results["200 new"] >= 5 for load in loads[:2])
-    assert "Traceback" not in old.log
+    assert "Traceback" not in old_server.log
     assert server.token == token
-    with socket.socket(socket.AF_UNIX) as connection:  # its file is the new server's
+    with socket.socket(socket.AF_UNIX) as connection:  # The file belongs to the new server.
         connection.settimeout(DEADLINE)
         connection.connect(str(server.metrics))
         connection.sendall(request(b"GET", b"/livez", [(b"Connection", b"close")]))
         assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_failed_start_replaces_nothing_and_later_ones_replace_each_other(
-    server: Server,
-) -> None:
+def test_a_failed_start_replaces_nothing_but_later_starts_do(server: Server) -> None:
     server.settings |= {"drain_timeout": 1}
     first = server.start("first")
     error = server.error_of_start("broken", "--replace")
@@ -233,17 +231,17 @@ def test_a_failed_start_replaces_nothing_and_later_ones_replace_each_other(
     assert "replace this one did not start" in first.log
     assert "in use" in server.error_of_start("taken")
     assert server.ask() == (200, b"first")
-    # A stranger cannot read the secret beside the socket.
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(DEADLINE)
-        stranger.connect(str(next((server.directory / "state").glob("*.sock"))))
-        stranger.sendall(b"guess\n")
-        assert socket.recv_fds(stranger, 100, 10)[:2] == (b"", [])
-    with RawConnection(("127.0.0.1", server.ports[0])) as silent:
-        silent.send(request(b"GET", b"/ping"))
-        assert silent.answer(b"GET") is not None
+    # Another user cannot read the secret file next to the socket.
+    with socket.socket(socket.AF_UNIX) as other_user_socket:
+        other_user_socket.settimeout(DEADLINE)
+        other_user_socket.connect(str(next((server.directory / "state").glob("*.sock"))))
+        other_user_socket.sendall(b"guess\n")
+        assert socket.recv_fds(other_user_socket, 100, 10)[:2] == (b"", [])
+    with RawConnection(("127.0.0.1", server.ports[0])) as silent_connection:
+        silent_connection.send(request(b"GET", b"/ping"))
+        assert silent_connection.answer(b"GET") is not None
         second = server.start("second", "--replace")
-        assert silent.answer() is None  # drain_timeout has passed without a request
+        assert silent_connection.answer() is None  # drain_timeout has passed without a request
     assert first.process.wait(DEADLINE) == 0
     third = server.start("third", "--replace")
     assert second.process.wait(DEADLINE) == 0
@@ -255,50 +253,50 @@ def test_a_failed_start_replaces_nothing_and_later_ones_replace_each_other(
     assert list((server.directory / "state").glob("*.key")) == []
 
 
-def test_a_server_that_stops_while_its_successor_loads_hands_over_at_once_and_ends_its_job(
+def test_a_server_stopped_during_a_handover_hands_over_at_once(
     server: Server, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    loading, running = server.gate("loading"), server.gate("running")
-    server.code = {"old": HOLDING % running, "new": GATED % loading + ECHO % "new"}
-    old = server.start("old")
+    loading_gate, running_gate = server.gate("loading"), server.gate("running")
+    server.code = {"old": HOLDING % running_gate, "new": GATED % loading_gate + ECHO % "new"}
+    old_server = server.start("old")
     status, text = server.ask(body=b"hold", Prefer="respond-async")
     job = f"/jobs/{json.loads(text)['id']}"
     assert status == 202
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
-        # Opening a gate waits until the other end reads.
-        with running.open("w"):
-            with loading.open("w"):
-                old.process.terminate()
-                until(lambda: "stopping: no new requests" in old.log)
+        # Opening the FIFO waits until the other end reads.
+        with running_gate.open("w"):
+            with loading_gate.open("w"):
+                old_server.process.terminate()
+                until(lambda: "stopping: no new requests" in old_server.log)
             started.result()
-            assert old.process.poll() is None
+            assert old_server.process.poll() is None
             assert server.ask() == (200, b"new")
             assert server.ask(Prefer="respond-async, wait=60") == (200, b"new")
             status, text = server.ask(path=f"{job}?wait=0", body=b"", method="GET")
             assert json.loads(text)["state"] == "running"
-        assert old.process.wait(DEADLINE) == 0
+        assert old_server.process.wait(DEADLINE) == 0
     assert server.ask(path=job, body=b"", method="GET") == (200, b"held")
     assert server.key_file.exists()
 
 
 @pytest.mark.parametrize("becomes_ready", [True, False])
-def test_tokens_are_valid_and_in_their_file_while_either_server_runs(
+def test_tokens_stay_valid_and_in_their_file_during_a_handover(
     server: Server, becomes_ready: bool
 ) -> None:
-    loading = server.gate("loading")
-    server.code = {"new": GATED % loading + (ECHO % "new" if becomes_ready else BROKEN)}
-    old = server.start("old")
+    loading_gate = server.gate("loading")
+    server.code = {"new": GATED % loading_gate + (ECHO % "new" if becomes_ready else BROKEN)}
+    old_server = server.start("old")
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
-        with loading.open("w"):
+        with loading_gate.open("w"):
             token, api = server.token, f"Bearer {server.key('API')}"
             management = server.connect(server.ports[1])
             status, _ = server.ask(
                 management, "/token?type=inference", b"", "GET", Authorization=api
             )
             assert (status, server.token != token) == (200, True)
-            assert old.stop() == 0
+            assert old_server.stop() == 0
             assert server.key_file.exists()
         if becomes_ready:
             new = started.result()
@@ -310,13 +308,13 @@ def test_tokens_are_valid_and_in_their_file_while_either_server_runs(
     assert not server.key_file.exists()
 
 
-def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:
+def test_without_a_running_server_a_replacement_starts_as_usual(server: Server) -> None:
     only = server.start("only", "--replace")
     assert server.ask() == (200, b"only")
     assert "no server to replace" in only.log
 
 
-def test_a_server_with_another_state_directory_is_named_by_its_setting(server: Server) -> None:
+def test_the_error_for_a_different_state_directory_names_the_setting(server: Server) -> None:
     server.start("old")
     server.settings |= {"state_dir": server.directory / "elsewhere"}
     error = server.error_of_start("new", "--replace")
@@ -330,7 +328,7 @@ def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     assert "inference_address" in server.error_of_start("free", "--replace")
 
 
-def test_clients_wait_in_the_backlog_of_systemds_sockets_while_models_load(
+def test_clients_wait_in_systemds_socket_backlog_while_models_load(
     processes: None, short_path: Path
 ) -> None:
     make_model(short_path / "echo", ECHO % "hello")
@@ -340,8 +338,8 @@ def test_clients_wait_in_the_backlog_of_systemds_sockets_while_models_load(
     ):
         management.bind(str(short_path / "m.sock"))
         management.listen()
-        early = RawConnection(inference.getsockname())
-        early.send(request(target=b"/predictions/echo", body=b"x"))
+        early_connection = RawConnection(inference.getsockname())
+        early_connection.send(request(target=b"/predictions/echo", body=b"x"))
         settings = [f"--set=cache_dir={short_path / 'cache'}", "--set=enable_metrics_api=false"]
         descriptors = [inference.fileno(), management.fileno()]
         process = subprocess.Popen(
@@ -353,22 +351,22 @@ def test_clients_wait_in_the_backlog_of_systemds_sockets_while_models_load(
             text=True,
         )
         try:
-            with early:
-                answer = early.answer()
+            with early_connection:
+                answer = early_connection.answer()
                 assert answer is not None
                 assert (answer.status, answer.body) == (200, b"hello")
             process.terminate()
-            shown = process.communicate(timeout=DEADLINE)[0]
+            output = process.communicate(timeout=DEADLINE)[0]
             assert process.returncode == 0
-            assert f"http://127.0.0.1:{inference.getsockname()[1]}" in shown
-            assert f"unix:{short_path / 'm.sock'}" in shown
-            assert (short_path / "m.sock").exists()  # systemd owns the file
+            assert f"http://127.0.0.1:{inference.getsockname()[1]}" in output
+            assert f"unix:{short_path / 'm.sock'}" in output
+            assert (short_path / "m.sock").exists()  # systemd owns the file, so it is not removed.
         finally:
             process.kill()
             process.wait()
 
 
-def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
+def test_a_role_with_a_passed_sockets_address_shares_the_socket() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as inference,
         socket.create_server(("127.0.0.1", 0)) as metrics,
@@ -376,13 +374,15 @@ def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
         configured = Settings(
             inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443"
         )
-        settings, passed = use_sockets(configured, {"inference": inference, "metrics": metrics})
+        settings, passed_sockets = use_sockets(
+            configured, {"inference": inference, "metrics": metrics}
+        )
         addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (inference, metrics)]
         assert (
             settings.inference_address == settings.management_address == f"https://{addresses[0]}"
         )
         assert settings.metrics_address == f"http://{addresses[1]}"
-        assert list(passed) == addresses
+        assert list(passed_sockets) == addresses
 
 
 @pytest.mark.parametrize(
@@ -396,69 +396,68 @@ def test_a_passed_socket_without_a_role_is_an_error(name: str, error: str) -> No
     assert environment == {}
 
 
-def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
+def test_sockets_passed_to_another_process_are_ignored() -> None:
     environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inference"}
     assert passed_sockets(environment) == {}
     assert len(environment) == 3
 
 
-async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_later(
-    short_path: Path,
-) -> None:
+async def test_a_successor_gets_current_and_later_renewed_tokens(short_path: Path) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
-    taken = asyncio.Event()
+    takeover_done = asyncio.Event()
     async with replaceable(
-        path, [], partial(generated_tokens, keys, settings), taken.set
+        path, [], partial(generated_tokens, keys, settings), takeover_done.set
     ) as handover:
         keys.renew("inference")
         successor = await asyncio.to_thread(_connect, path)
         assert successor is not None
-        following = build_keys(settings, handed_tokens=successor.tokens)
+        successor_keys = build_keys(settings, handed_tokens=successor.tokens)
         assert keys.inference is not None
-        assert following.inference is not None
-        assert following.inference.token == keys.inference.token
+        assert successor_keys.inference is not None
+        assert successor_keys.inference.token == keys.inference.token
         keys.renew("inference")
-        asked = asyncio.ensure_future(successor.take_over())
-        await taken.wait()
+        takeover_task = asyncio.ensure_future(successor.take_over())
+        await takeover_done.wait()
         keys.hand_over()
         with pytest.raises(Unavailable, match="over a new connection"):
             keys.renew("inference")
         handover.confirm()
-        await asked
-        following.adopt_tokens(successor.tokens)
+        await takeover_task
+        successor_keys.adopt_tokens(successor.tokens)
         assert (
-            generated_tokens(following, settings).keys() == generated_tokens(keys, settings).keys()
+            generated_tokens(successor_keys, settings).keys()
+            == generated_tokens(keys, settings).keys()
         )
-        assert following.inference.token == keys.inference.token
+        assert successor_keys.inference.token == keys.inference.token
         assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
         successor.close()
 
 
 @as_root
-@pytest.mark.parametrize("theirs", ["", "m.key", "peer"])
-def test_another_users_server_is_not_taken_over(short_path: Path, theirs: str) -> None:
+@pytest.mark.parametrize("foreign_file", ["", "m.key", "peer"])
+def test_another_users_server_is_not_taken_over(short_path: Path, foreign_file: str) -> None:
     path = short_path / "state" / "m.sock"
     path.parent.mkdir(mode=0o700)
     path.with_suffix(".key").write_text("0" * 64)
-    if theirs != "peer":
-        os.chown(path.parent / theirs, STRANGER, STRANGER)
+    if foreign_file != "peer":
+        os.chown(path.parent / foreign_file, OTHER_UID, OTHER_UID)
     with bind_unix(str(path), "state_dir") as listening:
-        os.seteuid(STRANGER if theirs == "peer" else 0)
+        os.seteuid(OTHER_UID if foreign_file == "peer" else 0)
         try:
             listening.listen()
         finally:
             os.seteuid(0)
-        with pytest.raises(SettingError, match=rf"another user \(uid {STRANGER}\)"):
+        with pytest.raises(SettingError, match=rf"another user \(uid {OTHER_UID}\)"):
             _connect(path)
         listening.setblocking(False)
         try:
-            asking, _ = listening.accept()
+            request_socket, _ = listening.accept()
         except BlockingIOError:
-            assert theirs != "peer"
+            assert foreign_file != "peer"
         else:
-            assert asking.recv(100) == b""  # the secret was not sent
-            asking.close()
+            assert request_socket.recv(100) == b""  # The secret was not sent.
+            request_socket.close()
 
 
 @pytest.mark.parametrize(
@@ -472,7 +471,7 @@ def test_another_users_server_is_not_taken_over(short_path: Path, theirs: str) -
         '{"tokens": {"api": "x"}}',
     ],
 )
-def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str) -> None:
+def test_an_invalid_handover_answer_is_an_error(short_path: Path, answer: str) -> None:
     path = short_path / "m.sock"
     path.with_suffix(".key").write_text("0" * 64)
     path.with_suffix(".key").chmod(0o600)
@@ -480,22 +479,20 @@ def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str)
     with bind_unix(str(path), "state_dir") as listening, ThreadPoolExecutor(1) as pool:
         listening.listen()
         connected = pool.submit(_connect, path)
-        asking, _ = listening.accept()
-        with asking, asking.makefile("rb") as lines:
+        request_socket, _ = listening.accept()
+        with request_socket, request_socket.makefile("rb") as lines:
             assert lines.readline() == b"0" * 64 + b"\n"
-            asking.sendall(line.encode() + b"\n")
+            request_socket.sendall(line.encode() + b"\n")
             with pytest.raises(SettingError, match=r"m\.sock does not answer as tsx does"):
                 connected.result()
 
 
-def test_the_file_of_a_unix_socket_is_made_again_after_the_other_server_removed_it(
-    short_path: Path,
-) -> None:
+def test_a_unix_socket_removed_by_the_old_server_is_recreated(short_path: Path) -> None:
     address = Address("", 0, "unix", str(short_path / "i.sock"))
-    old = Listener(address, ["inference"])
-    old.listen()
-    new = Listener(address, ["inference"], PassedSocket(old.sock.dup(), is_owned=True))
-    old.close()
+    old_listener = Listener(address, ["inference"])
+    old_listener.listen()
+    new = Listener(address, ["inference"], PassedSocket(old_listener.sock.dup(), is_owned=True))
+    old_listener.close()
     new.take_over()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(address.path)

@@ -1,4 +1,4 @@
-"""Keystores of Java's keytool, and errors of those that cannot be opened."""
+"""Keystores of Java's keytool, and the errors of unusable ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 pytest.importorskip("cryptography")
 FORMS = ("PKCS12", "JKS")
 MAKE = "-genkeypair -alias ts -keyalg RSA -dname CN=localhost -ext SAN=dns:localhost"
-# Options for a program that ends before Java has become fast.
-QUICK = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
+# Options that make a short-lived Java program start faster.
+QUICK_START = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="module")
@@ -43,39 +43,39 @@ def keystores(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def keytool(path: Path, form: str, *arguments: str | Path) -> None:
     store = ["-keystore", path, "-storetype", form, "-storepass", "changeit"]
-    done = subprocess.run(
-        ["keytool", *QUICK, *arguments, *store],
+    result = subprocess.run(
+        ["keytool", *QUICK_START, *arguments, *store],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_keystore_speaks_tls_with_its_own_certificate(keystores: Path, form: str) -> None:
+def test_a_keystores_certificate_is_used_for_tls(keystores: Path, form: str) -> None:
     settings = Settings(inference_address="https://127.0.0.1:8443", keystore=keystores / form)
     context = tls_context(settings)
     assert context is not None
     assert not is_trusted_as("localhost", settings)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(30)
-    theirs.settimeout(30)
+    own_socket, other_socket = socket.socketpair()
+    own_socket.settimeout(30)
+    other_socket.settimeout(30)
 
     def answer() -> None:
-        with context.wrap_socket(theirs, server_side=True) as server:
+        with context.wrap_socket(other_socket, server_side=True) as server:
             server.sendall(b"hello")
 
     thread = threading.Thread(target=answer)
     thread.start()
-    trusting = ssl.create_default_context(cafile=str(keystores / "ts.cer"))
-    with trusting.wrap_socket(ours, server_hostname="localhost") as client:
+    trusting_context = ssl.create_default_context(cafile=str(keystores / "ts.cer"))
+    with trusting_context.wrap_socket(own_socket, server_hostname="localhost") as client:
         assert client.recv(5) == b"hello"
     thread.join()
 
 
-def test_the_kind_is_reported_by_its_bytes(keystores: Path) -> None:
+def test_the_keystore_type_is_detected_from_its_content(keystores: Path) -> None:
     assert read_keystore(keystores / "JKS", "changeit").key.startswith(
         b"-----BEGIN PRIVATE KEY-----\n"
     )
@@ -96,24 +96,24 @@ def test_the_kind_is_reported_by_its_bytes(keystores: Path) -> None:
         ("JCEKS", "changeit", "has the type JCEKS"),
     ],
 )
-def test_a_keystore_that_gives_no_key_is_named_with_the_reason(
+def test_a_keystore_without_a_usable_key_is_reported_with_the_reason(
     keystores: Path, name: str, password: str, reason: str
 ) -> None:
-    with pytest.raises(SettingError, match=r"^keystore: ") as caught:
+    with pytest.raises(SettingError, match=r"^keystore: ") as exc_info:
         read_keystore(keystores / name, password)
-    assert reason in caught.value.message
-    assert password not in caught.value.message.replace(reason, "") or name == "none"
+    assert reason in exc_info.value.message
+    assert password not in exc_info.value.message.replace(reason, "") or name == "none"
 
 
-def test_bytes_that_are_no_keystore_are_refused(keystores: Path, tmp_path: Path) -> None:
+def test_invalid_keystore_bytes_are_refused(keystores: Path, tmp_path: Path) -> None:
     content = (keystores / "JKS").read_bytes()
-    for junk in (
+    for invalid_bytes in (
         b"",
         b"junk",
         content[:100],
         b"\xfe\xed\xfe\xed",
         content[:-1] + bytes([content[-1] ^ 1]),
     ):
-        (tmp_path / "junk").write_bytes(junk)
+        (tmp_path / "junk").write_bytes(invalid_bytes)
         with pytest.raises(SettingError):
             read_keystore(tmp_path / "junk", "changeit")

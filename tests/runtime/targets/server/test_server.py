@@ -1,4 +1,4 @@
-"""The server as a process: its start, its answers, and a stop that ends accepted requests."""
+"""The server process: its start, its answers, and a stop that completes accepted requests."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def predict(text: str) -> bytes:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     make_model(tmp_path / "patient", HANDLER)
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def start(**settings: object) -> Running:
             arguments = [f"--set={name}={value}" for name, value in settings.items()]
             arguments += [] if "inference_address" in settings else FREE_PORTS
             environment = {"TSX_CACHE_DIR": str(tmp_path / "cache")}
-            return held.enter_context(
+            return stack.enter_context(
                 serving(["serve", "patient", *arguments], tmp_path, environment)
             )
 
@@ -75,17 +75,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Running], RawConnection]]:
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def connect(server: Running) -> RawConnection:
-            return held.enter_context(RawConnection(address_of(server)))
+            return stack.enter_context(RawConnection(address_of(server)))
 
         yield connect
 
 
 @pytest.fixture
 def ask() -> Iterator[Callable[..., Callable[[], httpx.Response]]]:
-    """Return a function that begins a prediction and returns a function that waits for it."""
+    """Return a function that starts a prediction and returns a function that waits for it."""
     with ThreadPoolExecutor() as clients:
 
         def ask(server: Running, text: str) -> Callable[[], httpx.Response]:
@@ -107,7 +107,7 @@ def get(server: Running, path: str, role: str = "predictions") -> httpx.Response
 def is_refused(server: Running) -> bool:
     try:
         socket.create_connection(address_of(server), DEADLINE).close()
-    except ConnectionResetError:  # the socket closed with this client in its backlog
+    except ConnectionResetError:  # the socket was closed with this client in its backlog
         return False
     except ConnectionRefusedError:
         return True
@@ -122,11 +122,11 @@ def settle(connection: RawConnection) -> None:
     assert answer.status == 200
 
 
-def stop(server: Running, idle: RawConnection) -> None:
-    """Stop a server and wait until it closes its idle connections."""
-    settle(idle)
+def stop(server: Running, idle_connection: RawConnection) -> None:
+    """Stop a server and wait until it has closed its idle connections."""
+    settle(idle_connection)
     server.process.send_signal(signal.SIGTERM)
-    assert idle.answer() is None
+    assert idle_connection.answer() is None
 
 
 def test_a_server_that_cannot_listen_ends_the_start():
@@ -143,28 +143,24 @@ def test_a_server_that_cannot_listen_ends_the_start():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_all_processes_ends_the_server_after_its_accepted_requests(
-    start, ask, until, tmp_path, number
-):
-    """Service managers and terminals send signals to all processes."""
-    server, go = start(), tmp_path / "go"
-    answer = ask(server, f"wait {go}")
+def test_a_signal_to_all_processes_stops_the_server_gracefully(start, ask, until, tmp_path, number):
+    """Send it to all processes, as service managers and terminals do."""
+    server, gate = start(), tmp_path / "go"
+    answer = ask(server, f"wait {gate}")
     until((tmp_path / "go.begun").exists)
     children = psutil.Process(server.process.pid).children(recursive=True)
     for process in (server.process, *children):
         process.send_signal(number)
     until(lambda: is_refused(server))
     assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
-    go.touch()
+    gate.touch()
     assert answer().text == "done"
     assert server.process.wait(DEADLINE) == 0
-    _, alive = psutil.wait_procs(children, timeout=DEADLINE)
-    assert not alive
+    _, remaining_processes = psutil.wait_procs(children, timeout=DEADLINE)
+    assert not remaining_processes
 
 
-def test_a_stopping_server_takes_requests_until_balancers_see_that_it_is_not_ready(
-    start, ask, until, free_ports
-):
+def test_a_stopping_server_serves_until_load_balancers_notice(start, ask, until, free_ports):
     address = f"http://127.0.0.1:{free_ports(1)[0]}"
     roles = ("inference", "management", "metrics")
     server = start(shutdown_delay=600, **{f"{role}_address": address for role in roles})
@@ -178,27 +174,25 @@ def test_a_stopping_server_takes_requests_until_balancers_see_that_it_is_not_rea
     assert health.main({"TSX_MANAGEMENT_ADDRESS": server.address("models")}) == 1
     assert get(server, "/livez").status_code == 200
     assert ask(server, "now")().text == "done"
-    # A person ends the wait.
+    # A second signal ends the wait.
     assert server.stop(signal.SIGINT) == 0
 
 
-def test_probes_are_answered_until_the_last_prediction(start, ask, until, tmp_path):
-    server, go = start(), tmp_path / "go"
-    answer = ask(server, f"wait {go}")
+def test_health_probes_are_answered_until_the_last_prediction(start, ask, until, tmp_path):
+    server, gate = start(), tmp_path / "go"
+    answer = ask(server, f"wait {gate}")
     until((tmp_path / "go.begun").exists)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: is_refused(server))
     assert get(server, "/livez", "models").status_code == 200
     assert get(server, "/readyz", "metrics").status_code == 503
-    go.touch()
+    gate.touch()
     assert answer().text == "done"
     assert server.process.wait(DEADLINE) == 0
 
 
 @pytest.mark.parametrize("end", ["its time is over", "a second Ctrl-C"])
-def test_requests_that_do_not_end_in_time_are_refused_and_the_server_ends(
-    start, ask, until, tmp_path, end
-):
+def test_requests_that_exceed_the_drain_timeout_are_refused(start, ask, until, tmp_path, end):
     server = start(drain_timeout=1 if end == "its time is over" else 600)
     answers = [ask(server, f"wait {tmp_path / 'never'}") for _ in range(3)]
     in_flight = r"\ntsx_requests_in_flight{[^}]*} 3\.0\n"
@@ -209,13 +203,13 @@ def test_requests_that_do_not_end_in_time_are_refused_and_the_server_ends(
     if end == "a second Ctrl-C":
         server.process.send_signal(signal.SIGINT)
     assert server.process.wait(DEADLINE) == 0
-    # Requests may have begun, or still wait.
+    # A request may have started (500) or may still wait (503).
     assert sorted({answer().status_code for answer in answers}) in ([500], [500, 503])
     assert all(answer().json()["message"] for answer in answers)
     assert "Traceback" not in server.log
 
 
-def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
+def test_a_stop_during_loading_ends_the_server_at_once(tmp_path, until):
     marker = tmp_path / "loading"
     make_model(
         tmp_path / "slow", f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(600)\n"
@@ -227,75 +221,95 @@ def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
         assert process.wait(DEADLINE) == 0
 
 
-def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
+def test_a_failed_load_ends_the_start_with_its_reason(tmp_path):
     make_model(tmp_path / "good", HANDLER)
     make_model(tmp_path / "bad", BROKEN)
-    ended = tsx(["serve", "good", "bad", *FREE_PORTS], tmp_path, {})
-    assert ended.returncode == 1
-    assert "not_there" in ended.stderr
+    result = tsx(["serve", "good", "bad", *FREE_PORTS], tmp_path, {})
+    assert result.returncode == 1
+    assert "not_there" in result.stderr
 
 
 def test_a_port_in_use_and_a_missing_token_are_reported_before_models_load(tmp_path):
     make_model(tmp_path / "bad", BROKEN)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as used_socket:
+        port = used_socket.getsockname()[1]
         for setting, reason in (
             (f"metrics_address=http://127.0.0.1:{port}", f"Port {port} on 127.0.0.1 is in use"),
             ("management_address=http://0.0.0.0:0", "management_token"),
         ):
-            ended = tsx(["serve", "bad", "--port", 0, f"--set={setting}"], tmp_path, {})
-            assert ended.returncode == 1
-            assert reason in ended.stderr
-            assert "not_there" not in ended.stderr
+            result = tsx(["serve", "bad", "--port", 0, f"--set={setting}"], tmp_path, {})
+            assert result.returncode == 1
+            assert reason in result.stderr
+            assert "not_there" not in result.stderr
 
 
-def test_a_stop_closes_idle_connections_at_once_and_answers_requests_under_way(
+def test_a_stop_closes_idle_connections_and_answers_running_requests(
     start, connect, until, tmp_path
 ):
     server = start()
-    pinged, silent, predicted, half_head = (connect(server) for _ in range(4))
-    stream, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(6))
-    go, body_request = tmp_path / "go", predict("halves")
-    predicted.send(predict("now"))
-    assert predicted.answer().body == b"done"
-    half_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
-    stream.send(predict(f"stream {go}"))
+    pinged_connection, silent_connection, answered_connection, half_head_connection = (
+        connect(server) for _ in range(4)
+    )
+    (
+        stream,
+        queued_connection,
+        chunked_connection,
+        pipelined_connection,
+        half_sent,
+        half_sent_chunks,
+    ) = (connect(server) for _ in range(6))
+    gate, body_request = tmp_path / "go", predict("halves")
+    answered_connection.send(predict("now"))
+    assert answered_connection.answer().body == b"done"
+    half_head_connection.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
+    stream.send(predict(f"stream {gate}"))
     until((tmp_path / "go.begun").exists)
-    queued.send(predict("next"))
-    chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"]))
-    ahead.send(predict("one") + predict("two"))
-    half.send(body_request[:-4])
-    half_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
-    stop(server, pinged)
-    assert [connection.answer() for connection in (silent, predicted, half_head)] == [None] * 3
-    go.touch()
-    half.send(body_request[-4:])
-    half_chunks.send(b"0\r\n\r\n")
+    queued_connection.send(predict("next"))
+    chunked_connection.send(
+        request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"])
+    )
+    pipelined_connection.send(predict("one") + predict("two"))
+    half_sent.send(body_request[:-4])
+    half_sent_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
+    stop(server, pinged_connection)
+    assert [
+        connection.answer()
+        for connection in (silent_connection, answered_connection, half_head_connection)
+    ] == [None] * 3
+    gate.touch()
+    half_sent.send(body_request[-4:])
+    half_sent_chunks.send(b"0\r\n\r\n")
     answer = stream.answer()
     assert (answer.status, answer.body, answer.complete) == (200, b"adone", True)
-    for connection in (queued, chunks, ahead, half, half_chunks):
+    for connection in (
+        queued_connection,
+        chunked_connection,
+        pipelined_connection,
+        half_sent,
+        half_sent_chunks,
+    ):
         answer = connection.answer()
         assert (answer.status, answer.body) == (200, b"done")
         assert answer.header(b"connection") == b"close"
-    # Of what was sent ahead, nothing had begun: its client may send it elsewhere.
-    assert [connection.answer() for connection in (stream, ahead, half)] == [None] * 3
+    # The pipelined requests had not started; their client may send them elsewhere.
+    assert [connection.answer() for connection in (stream, pipelined_connection, half_sent)] == [
+        None
+    ] * 3
     assert server.process.wait(DEADLINE) == 0
     assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])
-def test_a_client_that_neither_reads_nor_sends_holds_the_server_no_longer_than_its_timeout(
-    start, connect, setting
-):
+def test_an_inactive_client_delays_the_stop_only_up_to_its_timeout(start, connect, setting):
     server = start(**{setting: 1})
-    idle, half = connect(server), connect(server)
-    half.send(predict("halves")[:-4])
+    idle_connection, half_sent = connect(server), connect(server)
+    half_sent.send(predict("halves")[:-4])
     if setting == "drain_timeout":
-        deaf = connect(server)
-        deaf.send(predict("large"))
-        assert deaf.sock.recv(12) == b"HTTP/1.1 200"
-    stop(server, idle)
-    answer = half.answer()
+        deaf_connection = connect(server)
+        deaf_connection.send(predict("large"))
+        assert deaf_connection.sock.recv(12) == b"HTTP/1.1 200"
+    stop(server, idle_connection)
+    answer = half_sent.answer()
     assert answer is None or answer.status == 408
     assert server.process.wait(DEADLINE) == 0
     assert "Traceback" not in server.log

@@ -54,7 +54,7 @@ async def a_registry(settings: Settings) -> AsyncIterator[Registry]:
 
 
 def make_noops(store: Path, *names: str) -> None:
-    """Make an archive NAME.mar for each name, which ends with the version."""
+    """Make an archive NAME.mar for each name; the name ends with the version."""
     for name in names:
         make_model(store / f"{name}.mar", NOOP, name=name[:-3], version=name[-3:])
 
@@ -78,14 +78,14 @@ async def unread(id: str) -> StoredRequest | None:
     raise AssertionError(f"job {id} was read")
 
 
-def kinds(directory: Path) -> list[str]:
+def snapshot_kinds(directory: Path) -> list[str]:
     return [path.stem.partition("-")[2] for path in sorted(directory.iterdir())]
 
 
-async def test_the_next_server_serves_the_models_of_the_snapshot(tmp_path: Path) -> None:
+async def test_the_next_server_restores_the_models_of_the_snapshot(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "logs" / "config"
     make_noops(store, "noop1.0", "noop2.0")
-    elsewhere = make_model(tmp_path / "elsewhere", NOOP)
+    external_model = make_model(tmp_path / "elsewhere", NOOP)
     snapshots = Snapshots(directory, {"job_queue_size": "7", "model_snapshot": "old"}, store)
     async with a_registry(Settings(model_store=store)) as registry:
         await registry.register(
@@ -95,13 +95,13 @@ async def test_the_next_server_serves_the_models_of_the_snapshot(tmp_path: Path)
         await registry.register(RegisterOrder(url="noop2.0.mar", initial_workers=0))
         with pytest.raises(ModelNotFound):
             await registry.register(RegisterOrder(url="none.mar"))
-        await registry.register_path(elsewhere, RegisterOrder(url="elsewhere", slo="p99<1s"))
+        await registry.register_path(external_model, RegisterOrder(url="elsewhere", slo="p99<1s"))
         registry.set_default("noop", "2.0")
         await registry.scale("noop", "1.0", 0, 3)
         registry.change("noop", "1.0", {"max_batch_delay": 9})
         snapshots.end(registry)
         await registry.unregister("elsewhere")
-    assert kinds(directory) == [
+    assert snapshot_kinds(directory) == [
         "startup",
         "snapshot",
         "snapshot",
@@ -118,18 +118,18 @@ async def test_the_next_server_serves_the_models_of_the_snapshot(tmp_path: Path)
     assert (settings.model_snapshot.name, settings.model_snapshot.model_count) == (last.name, 3)
     async with a_registry(settings) as registry:
         versions = await register_all(registry, models_from_settings(settings))
-        described = {(version.name, version.version): version for version in versions}
-        assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
-        first = described["noop", "1.0"]
+        models_by_version = {(version.name, version.version): version for version in versions}
+        assert set(models_by_version) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
+        first = models_by_version["noop", "1.0"]
         assert (first.min_workers, first.max_workers, first.batch_size) == (0, 3, 4)
         assert (first.plan.max_batch_delay, first.plan.response_timeout) == (9, 5)
-        assert described["elsewhere", "1.0"].plan.slo == "p99<1s"
+        assert models_by_version["elsewhere", "1.0"].plan.slo == "p99<1s"
         assert (first.url, first.loaded_at_startup) == ("noop1.0.mar", False)
         assert registry.find("noop").version == "2.0"
 
 
 def versions_in_snapshot(directory: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
-    """Return the default flag and the batch size of each version in the last snapshot."""
+    """Return the default flag and batch size of each version in the last snapshot."""
     snapshot = settings_of_snapshot(directory, directory).model_snapshot
     assert snapshot is not None
     return {
@@ -139,9 +139,7 @@ def versions_in_snapshot(directory: Path) -> dict[tuple[str, str], tuple[bool, i
     }
 
 
-async def test_a_model_that_cannot_be_loaded_stays_in_the_snapshot_until_it_is_unregistered(
-    tmp_path: Path,
-) -> None:
+async def test_an_unloadable_model_stays_in_the_snapshot_until_unregistered(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     names = ("noop1.0", "noop2.0", "other1.0", "third1.0")
     make_noops(store, *names)
@@ -203,9 +201,7 @@ async def test_a_model_that_cannot_be_loaded_stays_in_the_snapshot_until_it_is_u
         )
 
 
-async def test_a_default_version_that_is_chosen_while_another_is_missing_stays(
-    tmp_path: Path,
-) -> None:
+async def test_a_default_version_set_while_another_is_missing_is_kept(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
     (store / "noop3.0.mar").write_text("junk")
@@ -225,33 +221,31 @@ async def test_a_default_version_that_is_chosen_while_another_is_missing_stays(
         ] == ["2.0"]
 
 
-@pytest.mark.parametrize("saved", ["2.0", None])
-async def test_a_chosen_default_version_survives_a_start_without_it(
-    processes: None, tmp_path: Path, saved: str | None
+@pytest.mark.parametrize("saved_default", ["2.0", None])
+async def test_a_set_default_version_survives_a_start_without_it(
+    processes: None, tmp_path: Path, saved_default: str | None
 ) -> None:
-    """Changes of the traffic keep the choice while another version is the default."""
+    """Keep the choice across traffic changes while another version is the default."""
     make_noops(tmp_path, "noop1.0", "noop2.0")
     settings = Settings(model_store=tmp_path, state_dir=tmp_path / "state")
-    first, both = (
+    first, both_versions = (
         [start_model(tmp_path / f"noop{version}.mar") for version in versions]
         for versions in (["1.0"], ["1.0", "2.0"])
     )
     async with a_registry(settings) as registry:
-        await load_all(registry, both)
-        if saved is not None:
-            registry.set_default("noop", saved)
+        await load_all(registry, both_versions)
+        if saved_default is not None:
+            registry.set_default("noop", saved_default)
     async with a_registry(settings) as registry:
         await load_all(registry, first)
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "1.0"}}))
     async with a_registry(settings) as registry:
-        await load_all(registry, both)
-        assert registry.find("noop").version == (saved or "1.0")
+        await load_all(registry, both_versions)
+        assert registry.find("noop").version == (saved_default or "1.0")
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(
-    tmp_path: Path,
-) -> None:
+async def test_a_default_version_from_a_rollout_or_rollback_is_kept(tmp_path: Path) -> None:
     store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
     snapshots = Snapshots(directory, {}, store)
@@ -267,8 +261,8 @@ async def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(
         for version in ("1.0", "2.0"):
             await registry.register(RegisterOrder(url=f"noop{version}.mar", initial_workers=1))
         snapshots.begin(registry)
-        finished = asyncio.Event()
-        registry.on_managed.append(finished.set)
+        rollout_finished = asyncio.Event()
+        registry.on_managed.append(rollout_finished.set)
         plan = RolloutPlan(
             version="2.0", steps=(100,), bake=0.1, max_error_rate=0.5, min_requests=1
         )
@@ -276,28 +270,26 @@ async def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(
         job = WaitingJob(request_meta("1", b"", []), b"", time.monotonic())
         registry.route("noop").submit(job)
         await job.done
-        await asyncio.wait_for(finished.wait(), 60)
+        await asyncio.wait_for(rollout_finished.wait(), 60)
         assert default_versions() == ["2.0"]
         registry.rollback("noop")
         assert default_versions() == ["1.0"]
         registry.on_managed.clear()
 
 
-def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(
-    tmp_path: Path,
-) -> None:
+def test_simultaneous_changes_have_separate_files_and_old_ones_are_removed(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
     registry = Registry(Settings())
     for _ in range(MAX_SNAPSHOTS + 5):
         snapshots.write("snapshot", registry)
     snapshots.write("shutdown", registry)
-    assert len(kinds(tmp_path)) == MAX_SNAPSHOTS + 1
+    assert len(snapshot_kinds(tmp_path)) == MAX_SNAPSHOTS + 1
     last = last_snapshot(tmp_path)
     assert last is not None
     assert last.name.endswith("-shutdown.cfg")
 
 
-def test_the_last_snapshot_has_the_latest_time_in_its_name(tmp_path: Path) -> None:
+def test_the_last_snapshot_is_the_one_with_the_latest_time(tmp_path: Path) -> None:
     assert last_snapshot(tmp_path / "none") is None
     for name in (
         "20260101000000000-startup.cfg",
@@ -309,7 +301,7 @@ def test_the_last_snapshot_has_the_latest_time_in_its_name(tmp_path: Path) -> No
     assert last_snapshot(tmp_path) == tmp_path / "20260101000000001-snapshot.cfg"
 
 
-def test_a_directory_that_cannot_be_written_costs_only_the_snapshot(
+def test_an_unwritable_directory_only_loses_the_snapshot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -317,7 +309,7 @@ def test_a_directory_that_cannot_be_written_costs_only_the_snapshot(
     assert "no snapshot was written" in caplog.text
 
 
-def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> None:
+def test_load_models_accepts_files_directories_urls_and_all(tmp_path: Path) -> None:
     make_model(tmp_path / "a.mar", NOOP)
     make_model(tmp_path / "b", NOOP)
     for name in ("readme.txt", "._a.mar"):
@@ -347,16 +339,14 @@ def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> Non
             entries(*names, store=None)
 
 
-def test_a_snapshot_without_a_file_is_named() -> None:
+def test_a_missing_snapshot_is_reported() -> None:
     snapshot = Snapshot.model_validate({"models": {"a": {"1.0": {"minWorkers": 1}}}})
     with pytest.raises(SettingError, match=r"model_snapshot.models.a.1.0 has no marName"):
         models_from_settings(Settings(model_snapshot=snapshot))
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link"])
-def test_a_snapshot_that_another_user_could_have_written_starts_no_server(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_snapshot_writable_by_others_prevents_the_start(tmp_path: Path, kind: str) -> None:
     directory = tmp_path / "config"
     last = write_startup(directory)
     assert snapshot_to_start_from(directory) == last
@@ -370,13 +360,13 @@ def test_a_snapshot_that_another_user_could_have_written_starts_no_server(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"job_queue_size=5\n"])
-def test_a_damaged_snapshot_stops_the_start(tmp_path: Path, content: bytes) -> None:
+def test_a_corrupt_snapshot_prevents_the_start(tmp_path: Path, content: bytes) -> None:
     write_startup(tmp_path).write_bytes(content)
     with pytest.raises(SettingError, match=r"no model_snapshot.*--ncs"):
         snapshot_to_start_from(tmp_path)
 
 
-def test_no_snapshot_is_written_where_others_can_write(
+def test_no_snapshot_is_written_to_a_directory_writable_by_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)
@@ -385,7 +375,7 @@ def test_no_snapshot_is_written_where_others_can_write(
     assert "no snapshot was written" in caplog.text
 
 
-def test_a_link_with_the_name_of_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_symlink_at_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
     snapshot = write_startup(tmp_path, lambda: 1e9)
     snapshot.unlink()
     (tmp_path / "victim").touch()

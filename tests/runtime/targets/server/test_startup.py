@@ -1,4 +1,4 @@
-"""Workflows that a server loads at its start."""
+"""The workflows that a server loads at its start."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_war(path: Path, model: str) -> None:
     make_war(path, f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}", HANDLER)
 
 
-def serve_words(model_store: Path, served: str, *sets: str) -> list[object]:
+def serve_words(model_store: Path, model_entry: str, *sets: str) -> list[object]:
     settings = (f"--set={setting}" for setting in sets)
-    return ["serve", served, "--model-store", model_store, *FREE_PORTS, *settings]
+    return ["serve", model_entry, "--model-store", model_store, *FREE_PORTS, *settings]
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -45,7 +45,7 @@ def ask(server: Running, workflow: str) -> str:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a store of models and one of workflows."""
+    """Return a model store and a workflow store."""
     models, workflows = tmp_path / "models", tmp_path / "workflows"
     models.mkdir()
     workflows.mkdir()
@@ -54,7 +54,7 @@ def stores(tmp_path: Path) -> tuple[Path, Path]:
     return models, workflows
 
 
-def test_a_server_has_the_workflows_that_its_settings_name(
+def test_a_server_loads_the_workflows_of_its_settings(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
@@ -67,22 +67,20 @@ def test_a_server_has_the_workflows_that_its_settings_name(
         assert server.stop() == 0
 
 
-def test_a_workflow_that_cannot_be_registered_ends_the_start(
-    stores: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_invalid_workflow_ends_the_start(stores: tuple[Path, Path], tmp_path: Path) -> None:
     models, workflows = stores
     write_war(workflows / "silent.war", "none.mar")
     sets = f"workflow_store={workflows}", "load_workflows=silent.war"
-    ended = tsx(serve_words(models, "say.mar", *sets), tmp_path, environment(tmp_path))
-    assert ended.returncode != 0
-    assert "silent__say failed to register" in ended.stderr
+    result = tsx(serve_words(models, "say.mar", *sets), tmp_path, environment(tmp_path))
+    assert result.returncode != 0
+    assert "silent__say failed to register" in result.stderr
 
 
 def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
     for name in ("b.war", "a.war", "model.mar", "._a.war"):
         (tmp_path / name).touch()
 
-    def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
+    def registrations(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
         starts = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
         assert all(
             start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url)
@@ -91,26 +89,26 @@ def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
         return [(start.order.url, start.order.name) for start in starts]
 
     assert (
-        orders("all", workflow_store=tmp_path)
-        == orders("ALL", model_store=tmp_path)
+        registrations("all", workflow_store=tmp_path)
+        == registrations("ALL", model_store=tmp_path)
         == [("a.war", None), ("b.war", None)]
     )
-    assert orders("mine=a.war", "b.war", model_store=tmp_path) == [
+    assert registrations("mine=a.war", "b.war", model_store=tmp_path) == [
         ("a.war", "mine"),
         ("b.war", None),
     ]
-    assert orders("https://host/a.war?x=1", "n=https://host/a.war") == [
+    assert registrations("https://host/a.war?x=1", "n=https://host/a.war") == [
         ("https://host/a.war?x=1", None),
         ("https://host/a.war", "n"),
     ]
-    assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
-    assert orders() == []
+    assert registrations(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
+    assert registrations() == []
     for entry in ("a.war", "all"):
         with pytest.raises(SettingError, match=f"'{entry}' .*give the archives' directory"):
-            orders(entry)
+            registrations(entry)
 
 
-def test_a_workflow_of_any_directory_may_be_named_on_the_command_line(
+def test_the_command_line_accepts_workflows_of_any_directory(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
@@ -123,5 +121,5 @@ def test_a_workflow_of_any_directory_may_be_named_on_the_command_line(
         assert ask(server, "shouted") == "hello!!"
         assert server.stop() == 0
     arguments = ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS]
-    ended = tsx(arguments, tmp_path, environment(tmp_path))
-    assert "--workers, --batch-size and --device apply to models" in ended.stderr
+    result = tsx(arguments, tmp_path, environment(tmp_path))
+    assert "--workers, --batch-size and --device apply to models" in result.stderr

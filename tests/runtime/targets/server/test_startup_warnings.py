@@ -1,4 +1,4 @@
-"""Warnings in the log of a server's start."""
+"""Warnings in the log at a server's start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX 
     ("user", "platform_decides", "warns"),
     [(0, False, True), (0, True, False), (1000, False, False)],
 )
-def test_a_server_of_root_warns_unless_the_platform_chose_the_user(
+def test_a_server_run_by_root_warns_unless_the_platform_chose_the_user(
     user: int,
     platform_decides: bool,
     warns: bool,
@@ -29,7 +29,7 @@ def test_a_server_of_root_warns_unless_the_platform_chose_the_user(
     assert ("runs as root" in caplog.text) is warns
 
 
-def test_variables_that_models_do_not_see_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_hidden_variables_are_listed_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "tsx.server"):
         log_privileges(
             Settings(),
@@ -41,7 +41,7 @@ def test_variables_that_models_do_not_see_are_named(caplog: pytest.LogCaptureFix
     assert "TSX_MANAGEMENT_TOKEN" not in caplog.text
 
 
-def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
+def test_settings_of_an_unserved_model_are_warned_of_with_a_suggestion(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     models = {"digit": ModelSettings(), "digits": ModelSettings()}
@@ -50,8 +50,8 @@ def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
     )
     warn_of_unknown_models(settings, ["digits", "bert"])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
-    named, other_settings, bart = (record.getMessage() for record in caplog.records)
-    assert "'digit'" in named
-    assert named.endswith("did you mean 'digits'?")
+    hidden_line, other_settings, bart = (record.getMessage() for record in caplog.records)
+    assert "'digit'" in hidden_line
+    assert hidden_line.endswith("did you mean 'digits'?")
     assert other_settings.endswith("none of that name is served now")
     assert bart.endswith("did you mean 'bert'?")

@@ -1,4 +1,4 @@
-"""The certificate of https addresses, and errors of those that cannot be used."""
+"""The certificate of https addresses, and the errors of unusable ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 
 
 @pytest.fixture(scope="module")
-def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def certificate_pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
@@ -26,76 +26,80 @@ def settings(
 
 
 def refusal(certificate: Path | None, key: Path | None) -> str:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(SettingError) as exc_info:
         tls_context(settings(certificate, key))
-    return caught.value.message
+    return exc_info.value.message
 
 
-def test_a_pair_gives_tls_1_2_and_later(pair: Pair) -> None:
-    context = tls_context(settings(*pair))
+def test_a_certificate_and_key_enable_tls_1_2_and_later(certificate_pair: Pair) -> None:
+    context = tls_context(settings(*certificate_pair))
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_pair_without_an_https_address_is_reported(
-    pair: Pair, caplog: pytest.LogCaptureFixture
+def test_a_certificate_without_an_https_address_is_reported(
+    certificate_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert tls_context(Settings()) is None
     assert not caplog.records
-    assert tls_context(settings(*pair, address="unix:/run/tsx.sock")) is None
+    assert tls_context(settings(*certificate_pair, address="unix:/run/tsx.sock")) is None
     assert "nothing is encrypted" in caplog.text
 
 
-def test_an_https_address_needs_both_files_and_the_error_says_how_to_make_them(pair: Pair) -> None:
+def test_an_https_address_needs_certificate_and_key(certificate_pair: Pair) -> None:
     assert "certificate_file and private_key_file must be set" in refusal(None, None)
-    message = refusal(pair.certificate, None)
+    message = refusal(certificate_pair.certificate, None)
     assert "so private_key_file must be set" in message
     assert "openssl req -x509" in message
 
 
-def test_a_file_that_cannot_be_used_is_reported_with_its_fault(pair: Pair, tmp_path: Path) -> None:
-    stranger = make_certificate(tmp_path, "other")
-    locked = make_certificate(tmp_path, "locked", password="secret")
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"\x30\x82\x00\xff")
-    torn = tmp_path / "torn"
-    torn.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
-    missing = tmp_path / "none"
-    assert f"certificate_file: cannot read {missing}" in refusal(missing, pair.key)
-    assert f"private_key_file: cannot read {tmp_path}" in refusal(pair.certificate, tmp_path)
-    assert "is not PEM" in refusal(junk, pair.key)
-    assert "openssl pkey -inform DER" in refusal(pair.certificate, junk)
-    assert "swapped?" in refusal(pair.key, pair.certificate)
-    assert "does not belong to" in refusal(stranger.certificate, pair.key)
-    assert "is encrypted" in refusal(locked.certificate, locked.key)
-    assert "cannot be used" in refusal(torn, pair.key)
-
-
-def test_a_key_that_is_too_small_is_reported_with_a_command(
-    processes: None, tmp_path: Path
+def test_an_unusable_certificate_or_key_is_reported_with_the_reason(
+    certificate_pair: Pair, tmp_path: Path
 ) -> None:
+    other_pair = make_certificate(tmp_path, "other")
+    encrypted_pair = make_certificate(tmp_path, "locked", password="secret")
+    invalid_file = tmp_path / "junk"
+    invalid_file.write_bytes(b"\x30\x82\x00\xff")
+    truncated_file = tmp_path / "torn"
+    truncated_file.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
+    missing_file = tmp_path / "none"
+    assert f"certificate_file: cannot read {missing_file}" in refusal(
+        missing_file, certificate_pair.key
+    )
+    assert f"private_key_file: cannot read {tmp_path}" in refusal(
+        certificate_pair.certificate, tmp_path
+    )
+    assert "is not PEM" in refusal(invalid_file, certificate_pair.key)
+    assert "openssl pkey -inform DER" in refusal(certificate_pair.certificate, invalid_file)
+    assert "swapped?" in refusal(certificate_pair.key, certificate_pair.certificate)
+    assert "does not belong to" in refusal(other_pair.certificate, certificate_pair.key)
+    assert "is encrypted" in refusal(encrypted_pair.certificate, encrypted_pair.key)
+    assert "cannot be used" in refusal(truncated_file, certificate_pair.key)
+
+
+def test_a_too_small_key_is_reported_with_a_command(processes: None, tmp_path: Path) -> None:
     if ssl.create_default_context().security_level != 2:
         pytest.skip("this OpenSSL takes other keys")
-    small = make_certificate(tmp_path, "small", rsa=1024)
-    message = refusal(small.certificate, small.key)
-    assert f"{small.key} cannot be used: EE_KEY_TOO_SMALL" in message
+    small_pair = make_certificate(tmp_path, "small", rsa=1024)
+    message = refusal(small_pair.certificate, small_pair.key)
+    assert f"{small_pair.key} cannot be used: EE_KEY_TOO_SMALL" in message
     assert "openssl req -x509 -newkey rsa:2048" in message
 
 
-def test_a_key_that_every_user_can_read_is_reported(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_world_readable_key_is_reported(
+    certificate_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    tls_context(settings(*pair))
+    tls_context(settings(*certificate_pair))
     assert not caplog.records
     key = tmp_path / "open.key"
-    key.write_bytes(pair.key.read_bytes())
+    key.write_bytes(certificate_pair.key.read_bytes())
     key.chmod(0o644)
-    tls_context(settings(pair.certificate, key))
+    tls_context(settings(certificate_pair.certificate, key))
     assert f"chmod 600 {key}" in caplog.text
 
 
-def test_a_certificate_is_trusted_for_its_own_names(pair: Pair) -> None:
-    assert is_trusted_as("localhost", settings(*pair))
-    assert is_trusted_as("127.0.0.1", settings(*pair))
-    assert not is_trusted_as("0.0.0.0", settings(*pair))
+def test_a_certificate_is_trusted_for_its_own_names(certificate_pair: Pair) -> None:
+    assert is_trusted_as("localhost", settings(*certificate_pair))
+    assert is_trusted_as("127.0.0.1", settings(*certificate_pair))
+    assert not is_trusted_as("0.0.0.0", settings(*certificate_pair))

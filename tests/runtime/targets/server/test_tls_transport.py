@@ -1,4 +1,4 @@
-"""TLS connections: every byte arrives once, and at its own connection."""
+"""TLS connections: every byte arrives once and on its own connection."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Server:
 
 
 class RawClient:
-    """A client that sends any part of its encrypted bytes at any time."""
+    """A client that can send any part of its encrypted bytes at any time."""
 
     def __init__(self, server: Server) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -136,7 +136,7 @@ class RawClient:
                 break
         if send_last:
             self.writer.write(self.outgoing.read())
-            # Session tickets come once the server has shaken hands too.
+            # Session tickets arrive once the server has also finished the handshake.
             self.incoming.write(await self.reader.read(65536))
 
     def encrypt(self, data: bytes) -> bytes:
@@ -149,9 +149,9 @@ class RawClient:
             try:
                 data += self.tls.read(65536)
             except ssl.SSLWantReadError:
-                more = await self.reader.read(65536)
-                assert more
-                self.incoming.write(more)
+                chunk = await self.reader.read(65536)
+                assert chunk
+                self.incoming.write(chunk)
         return data
 
 
@@ -159,24 +159,24 @@ def on_both_loops(test: Callable[[Server], Awaitable[None]]) -> Callable[[Pair, 
     @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
     @functools.wraps(test)
     def run(pair: Pair, loop: str) -> None:
-        async def bounded() -> None:
+        async def run_with_timeout() -> None:
             await asyncio.wait_for(test(Server(pair)), TIMEOUT)
 
         if loop == "asyncio":
-            asyncio.run(bounded())
+            asyncio.run(run_with_timeout())
         elif sys.platform == "win32":
             pytest.skip("uvloop does not exist for Windows")
         else:
             import uvloop
 
-            uvloop.run(bounded())
+            uvloop.run(run_with_timeout())
 
     del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take its arguments for fixtures
     return run
 
 
 @on_both_loops
-async def test_data_comes_back_with_each_version_of_tls(server: Server) -> None:
+async def test_data_is_echoed_with_every_tls_version(server: Server) -> None:
     async with server.run():
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             reader, writer = await server.connect(version)
@@ -189,8 +189,8 @@ async def test_data_comes_back_with_each_version_of_tls(server: Server) -> None:
 
 
 @on_both_loops
-async def test_connections_that_send_at_once_get_their_own_bytes(server: Server) -> None:
-    async def talk(number: int) -> None:
+async def test_concurrent_connections_get_their_own_bytes(server: Server) -> None:
+    async def exchange_texts(number: int) -> None:
         reader, writer = await server.connect()
         chance = random.Random(number)
         for _ in range(10):
@@ -200,13 +200,13 @@ async def test_connections_that_send_at_once_get_their_own_bytes(server: Server)
         writer.close()
 
     async with server.run():
-        await asyncio.gather(*map(talk, range(10)))
+        await asyncio.gather(*map(exchange_texts, range(10)))
         for echo in server.protocols:
             await echo.lost
 
 
 @on_both_loops
-async def test_records_that_come_in_bits_are_put_together(server: Server) -> None:
+async def test_fragmented_records_are_reassembled(server: Server) -> None:
     async with server.run():
         clients = [await RawClient(server).connect() for _ in range(3)]
         for client in clients:
@@ -223,42 +223,42 @@ async def test_records_that_come_in_bits_are_put_together(server: Server) -> Non
 
 
 @on_both_loops
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
-    server: Server,
-) -> None:
+async def test_a_request_sent_with_the_end_of_the_handshake_is_answered(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands(send_last=False)
-        # The client's Finished comes before them.
+        # The client's Finished message precedes them.
         client.writer.write(client.encrypt(b"first") + client.encrypt(b"second")[:7])
         assert await client.read_exactly(5) == b"first"
         client.writer.close()
 
 
 @on_both_loops
-async def test_a_connection_that_sends_garbage_ends_alone(server: Server) -> None:
+async def test_garbage_ends_only_its_own_connection(server: Server) -> None:
     async with server.run():
-        good = await RawClient(server).connect()
-        await good.shake_hands()
-        records = good.encrypt(b"x" * 1000)
-        good.writer.write(records[:500])
-        bad = await RawClient(server).connect()
-        await bad.shake_hands()
-        bad.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000)
+        intact_client = await RawClient(server).connect()
+        await intact_client.shake_hands()
+        records = intact_client.encrypt(b"x" * 1000)
+        intact_client.writer.write(records[:500])
+        garbage_client = await RawClient(server).connect()
+        await garbage_client.shake_hands()
+        garbage_client.writer.write(
+            b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000
+        )
         await server.protocols[1].lost
         assert server.protocols[1].received == 0
         plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", server.port)
         plain_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP" not in await plain_reader.read()
-        good.writer.write(records[500:])
-        assert await good.read_exactly(1000) == b"x" * 1000
-        for writer in (good.writer, bad.writer, plain_writer):
+        intact_client.writer.write(records[500:])
+        assert await intact_client.read_exactly(1000) == b"x" * 1000
+        for writer in (intact_client.writer, garbage_client.writer, plain_writer):
             writer.close()
 
 
 @on_both_loops
-async def test_an_alert_of_tls_reaches_no_other_connection(server: Server) -> None:
-    """OpenSSL answers a request for a new handshake with an alert."""
+async def test_a_tls_alert_reaches_no_other_connection(server: Server) -> None:
+    """Request a renegotiation, which OpenSSL answers with an alert."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs the command openssl: Python's clients do not renegotiate")
@@ -284,7 +284,7 @@ async def test_an_alert_of_tls_reaches_no_other_connection(server: Server) -> No
 
 
 class Recorder(asyncio.Transport):
-    """A plain transport in memory."""
+    """An in-memory transport without TLS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,31 +301,31 @@ class Recorder(asyncio.Transport):
 
 
 @on_both_loops
-async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server) -> None:
-    """A BIO never gives memory back, so it must not hold a whole answer."""
+async def test_a_large_answer_passes_through_the_shared_buffers_in_pieces(server: Server) -> None:
+    """Pass it in pieces, since a BIO never releases its memory."""
     async with server.run() as listener:
-        client, plain = RawClient(server), Recorder()
+        client, recorder = RawClient(server), Recorder()
         connection = listener()
-        connection.connection_made(plain)
+        connection.connection_made(recorder)
         while not server.protocols:
             with contextlib.suppress(ssl.SSLWantReadError):
                 client.tls.do_handshake()
-            sent = client.outgoing.read()
-            connection.get_buffer(-1)[: len(sent)] = sent
-            connection.buffer_updated(len(sent))
-            client.incoming.write(b"".join(plain.written))
-            plain.written.clear()
+            encrypted = client.outgoing.read()
+            connection.get_buffer(-1)[: len(encrypted)] = encrypted
+            connection.buffer_updated(len(encrypted))
+            client.incoming.write(b"".join(recorder.written))
+            recorder.written.clear()
         data = random.Random(0).randbytes((8 << 20) + 1)
         for answer in (data, memoryview(data)[1:]):
             connection.write(answer)
-            assert max(map(len, plain.written)) <= BUFFER_BYTES + 1024
-            client.incoming.write(b"".join(plain.written))
-            plain.written.clear()
+            assert max(map(len, recorder.written)) <= BUFFER_BYTES + 1024
+            client.incoming.write(b"".join(recorder.written))
+            recorder.written.clear()
             assert await client.read_exactly(len(answer)) == bytes(answer)
 
 
 @on_both_loops
-async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> None:
+async def test_close_sends_pending_data_and_close_notify(server: Server) -> None:
     async with server.run(goodbye=0.2):
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -335,17 +335,17 @@ async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> 
         assert transport.is_closing()
         transport.write(b"too late")
         assert await client.read_exactly(3 << 20) == bytes(3 << 20)
-        # The client does not answer the end of TLS, so the connection ends after a while.
-        while more := await client.reader.read(65536):
-            client.incoming.write(more)
+        # The client does not answer close_notify; therefore the connection ends after a while.
+        while chunk := await client.reader.read(65536):
+            client.incoming.write(chunk)
         assert client.tls.read(1) == b""  # an end without close_notify would raise
         assert await server.protocols[0].lost is None
         client.writer.close()
 
 
 @on_both_loops
-async def test_a_client_of_asyncio_gets_all_of_the_last_answer(server: Server) -> None:
-    """The client would lose unread bytes where the connection ends at once."""
+async def test_an_asyncio_client_gets_the_complete_last_answer(server: Server) -> None:
+    """Check that the connection does not end early; the client would lose unread bytes."""
     async with server.run():
         reader, writer = await server.connect()
         writer.write(b"x")
@@ -358,9 +358,7 @@ async def test_a_client_of_asyncio_gets_all_of_the_last_answer(server: Server) -
 
 
 @on_both_loops
-async def test_bytes_after_the_close_are_dropped_and_the_clients_close_ends_the_connection(
-    server: Server,
-) -> None:
+async def test_bytes_after_close_are_dropped_until_the_client_closes(server: Server) -> None:
     async with server.run(goodbye=60):
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -377,7 +375,7 @@ async def test_bytes_after_the_close_are_dropped_and_the_clients_close_ends_the_
 
 
 @on_both_loops
-async def test_the_end_of_a_client_reaches_the_protocol_once(server: Server) -> None:
+async def test_the_end_of_a_client_is_reported_once(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -392,23 +390,21 @@ async def test_the_end_of_a_client_reaches_the_protocol_once(server: Server) -> 
 
 
 @on_both_loops
-async def test_a_client_that_does_not_shake_hands_is_disconnected(server: Server) -> None:
+async def test_a_client_without_a_handshake_is_disconnected(server: Server) -> None:
     async with server.run(handshake_timeout=0.05):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         assert not server.protocols
         writer.close()
-        _, slow = await server.connect()  # a client that has shaken hands stays
+        _, slow_writer = await server.connect()  # a client that has shaken hands stays
         await asyncio.sleep(0.1)
         assert not server.protocols[0].lost.done()
-        slow.close()
+        slow_writer.close()
 
 
 @on_both_loops
-async def test_a_client_that_reads_nothing_pauses_the_protocol(
-    server: Server,
-) -> None:
+async def test_a_client_that_reads_nothing_pauses_the_protocol(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -429,9 +425,7 @@ async def test_a_client_that_reads_nothing_pauses_the_protocol(
 
 
 @on_both_loops
-async def test_a_protocol_may_end_the_connection_when_a_write_pauses_it(
-    server: Server,
-) -> None:
+async def test_a_protocol_may_close_the_connection_in_pause_writing(server: Server) -> None:
     class Ends(Echo):
         def data_received(self, data: bytes) -> None:
             self.transport.write(bytes(16 << 20))
@@ -453,17 +447,17 @@ async def test_a_protocol_may_end_the_connection_when_a_write_pauses_it(
 
 
 @on_both_loops
-async def test_a_large_upload_leaves_other_connections_their_turns(server: Server) -> None:
+async def test_a_large_upload_does_not_starve_other_connections(server: Server) -> None:
     async with server.run(Sink):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        size, most, last = 16 << 20, 0, 0
+        size, max_step, last = 16 << 20, 0, 0
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
         while last < size:
             await asyncio.sleep(0)  # a turn
-            most, last = (
-                max(most, server.protocols[0].received - last),
+            max_step, last = (
+                max(max_step, server.protocols[0].received - last),
                 server.protocols[0].received,
             )
-        assert most <= 2 * BUFFER_BYTES
+        assert max_step <= 2 * BUFFER_BYTES
         client.writer.close()

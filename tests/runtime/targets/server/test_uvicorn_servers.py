@@ -18,11 +18,11 @@ from tsx_runtime.targets.server.listeners import Listener
 from tsx_runtime.targets.server.uvicorn_servers import _Server
 
 REQUEST = b"GET /late HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-LATE = 20
+LATE_CLIENTS = 20
 
 
 class ClosingServer:
-    """A listening server to which clients connect at the moment in which it closes."""
+    """A listening server to which clients connect at the moment when it closes."""
 
     def __init__(self, server: Any, clients: list[socket.socket]) -> None:
         self._server, self._clients = server, clients
@@ -39,18 +39,18 @@ class ClosingServer:
 @pytest.mark.parametrize(
     "loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"]
 )
-def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any) -> None:
+def test_backlogged_connections_of_a_stopping_server_are_answered(loop: Any) -> None:
     async def main() -> list[bytes]:
         settings = Settings()
         listener = Listener(parse_address("http://127.0.0.1:0"), ["inference"])
         listener.listen()
         server = _Server(EchoApp(), http_protocol(), settings, listener, None)
-        running = asyncio.create_task(server.serve())
+        serve_task = asyncio.create_task(server.serve())
         await server.is_listening.wait()
         with ExitStack() as stack:
-            clients = [stack.enter_context(socket.socket()) for _ in range(LATE)]
+            clients = [stack.enter_context(socket.socket()) for _ in range(LATE_CLIENTS)]
             server.servers[:] = [ClosingServer(server.servers[0], clients)]  # type: ignore[list-item]
-            await asyncio.wait_for(server.end(running), 60)
+            await asyncio.wait_for(server.end(serve_task), 60)
             return [client.recv(4096) for client in clients]
 
     runner = loop()
@@ -58,5 +58,5 @@ def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any
         answers = runner.run_until_complete(main())
     finally:
         runner.close()
-    assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * LATE
+    assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * LATE_CLIENTS
     assert all(answer.endswith(b"/late 0") for answer in answers)

@@ -1,4 +1,4 @@
-"""Requests of rows that are split into parts, and answers that are joined."""
+"""Requests that are split by rows, and their answers, which are joined again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_rows(part: RowsPart, raw: bool) -> list[Any]:
 
 
 @given(arrays, FORMS, FORMS, st.integers(1, 13), st.sampled_from([None, 2]))
-def test_a_worker_reads_the_same_rows_in_parts(array, form, second_form, most, indent):
+def test_split_requests_contain_the_same_rows(array, form, second_form, max_rows, indent):
     raw: list[bytes] = []
     head = json.dumps(
         {
@@ -63,20 +63,20 @@ def test_a_worker_reads_the_same_rows_in_parts(array, form, second_form, most, i
         },
         indent=indent,
     ).encode()
-    parts = split(b"".join([head, *raw]), len(head) if raw else None, most, 99)
-    if len(array) <= most:
+    parts = split(b"".join([head, *raw]), len(head) if raw else None, max_rows, 99)
+    if len(array) <= max_rows:
         assert parts is None
         return
     assert parts is not None
     assert [part.rows for part in parts] == [
-        len(array[start : start + most]) for start in range(0, len(array), most)
+        len(array[start : start + max_rows]) for start in range(0, len(array), max_rows)
     ]
     for column in zip(*(read_rows(part, bool(raw)) for part in parts), strict=True):
         np.testing.assert_array_equal(np.concatenate(column), array)
 
 
 @given(arrays, st.integers(1, 5), st.sampled_from(["compact", "indented", "binary"]))
-def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
+def test_joined_answers_equal_one_answer_byte_for_byte(array, max_rows, form):
     def write_answer(rows: np.ndarray[Any, Any]) -> RowsPart:
         raw: list[bytes] = []
         outputs = [
@@ -88,15 +88,15 @@ def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
         ).encode()
         return RowsPart(len(rows), len(text) if raw else None, b"".join([text, *raw]))
 
-    joined = write_answer(array)
+    joined_answer = write_answer(array)
     head, body = join(
-        [write_answer(array[start : start + most]) for start in range(0, len(array), most)]
+        [write_answer(array[start : start + max_rows]) for start in range(0, len(array), max_rows)]
     )
-    assert body == joined.body
-    assert head == (joined.head or len(body))
+    assert body == joined_answer.body
+    assert head == (joined_answer.head or len(body))
 
 
-def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
+def test_string_tensors_are_split_and_large_bodies_not_copied():
     texts = [b"a", b"", b"long " * 20_000]
     raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     entry = {
@@ -141,19 +141,19 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "parameters": {"binary_data_size": 16}}]}',
     ],
 )
-def test_requests_that_cannot_be_split_with_certainty_stay_whole(body):
+def test_ambiguous_requests_are_not_split(body):
     assert split(body, None, 1, 99) is None
 
 
-def test_a_head_that_ends_behind_the_body_is_left_to_the_worker_to_refuse():
+def test_an_invalid_header_length_is_left_to_the_worker():
     body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "data": [1, 2, 3, 4]}]}'
     assert split(body, len(body), 1, 99) is not None
     assert split(body, len(body) + 1, 1, 99) is None
 
 
-def test_a_small_request_does_not_become_parts_without_end():
-    """The number of parts is bounded, and so is the text that they repeat."""
-    many = json.dumps(
+def test_a_small_request_is_split_into_a_bounded_number_of_chunks():
+    """Bound the number of chunks, and therefore the text that they repeat."""
+    many_rows = json.dumps(
         {
             "inputs": [
                 {"name": "x", "datatype": "FP32", "shape": [100_000, 1], "data": [0] * 100_000}
@@ -164,18 +164,18 @@ def test_a_small_request_does_not_become_parts_without_end():
         PayloadTooLarge,
         match=r"100000 rows, in 100000 parts of 1 .splitRows., and the queue holds 100",
     ):
-        split(many, None, 1, 100)
-    wide = {
+        split(many_rows, None, 1, 100)
+    wide_tensor = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [100, 1], "data": [0] * 100}],
         "parameters": {"x": "y" * 30_000},
     }
-    assert split(json.dumps(wide).encode(), None, 1, 100) is None
-    assert split(json.dumps(wide).encode(), None, 2, 100) is not None
+    assert split(json.dumps(wide_tensor).encode(), None, 1, 100) is None
+    assert split(json.dumps(wide_tensor).encode(), None, 2, 100) is not None
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(0, 300), st.integers(1, 4))
-def test_no_bytes_make_it_fail(body, head, most):
-    assert split(body, head, most, 99) is None
+def test_splitting_accepts_arbitrary_bytes(body, head, max_rows):
+    assert split(body, head, max_rows, 99) is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_no_bytes_make_it_fail(body, head, most):
         ),
     ],
 )
-def test_answers_that_do_not_fit_each_other_are_not_joined(second, reason):
+def test_incompatible_answers_are_not_joined(second, reason):
     first = b'{"outputs": [{"name": "x", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}'
     with pytest.raises(ValueError, match=reason):
         join([RowsPart(2, None, first), RowsPart(2, None, second)])

@@ -1,4 +1,4 @@
-"""The queue of jobs, idempotency keys and precomputed answers on a real server."""
+"""The job queue, idempotency keys and precomputed answers on a real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ErrorOf = Callable[[httpx.Response], tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def queueing(start_server: Start) -> Iterator[RunningServer]:
+def queue_server(start_server: Start) -> Iterator[RunningServer]:
     """Run a server whose model `talker` has a worker and whose model `other` has none."""
     with start_server(max_job_size=150_000) as server:
         server.register("talker.mar", initial_workers=1)
@@ -47,24 +47,26 @@ def page_of_jobs(server: RunningServer, **query: object) -> Any:
     return server.management.get("/jobs", params=query).raise_for_status().json()
 
 
-def test_jobs_are_listed_by_model_and_state_page_by_page(
-    queueing: RunningServer, until: Until
+def test_jobs_are_listed_by_model_and_state_in_pages(
+    queue_server: RunningServer, until: Until
 ) -> None:
-    done_jobs = [post_job(queueing) for _ in range(3)]
-    failed_job = post_job(queueing, x_do="raise")
-    waiting_jobs = [post_job(queueing, "other") for _ in range(2)]
+    done_jobs = [post_job(queue_server) for _ in range(3)]
+    failed_job = post_job(queue_server, x_do="raise")
+    waiting_jobs = [post_job(queue_server, "other") for _ in range(2)]
     until(
-        lambda: all(record_of(queueing, job)["state"] == "done" for job in (*done_jobs, failed_job))
+        lambda: all(
+            record_of(queue_server, job)["state"] == "done" for job in (*done_jobs, failed_job)
+        )
     )
-    page = page_of_jobs(queueing, model="other", limit=1)
+    page = page_of_jobs(queue_server, model="other", limit=1)
     assert [job["id"] for job in page["jobs"]] == waiting_jobs[1:]
     assert page["counts"] == {"queued": 2}
     assert page["oldest"] > 0
-    page = page_of_jobs(queueing, model="other", limit=1, next=page["next"])
+    page = page_of_jobs(queue_server, model="other", limit=1, next=page["next"])
     assert [job["id"] for job in page["jobs"]] == waiting_jobs[:1]
     assert "next" not in page
-    assert [job["id"] for job in page_of_jobs(queueing, state="failed")["jobs"]] == [failed_job]
-    job = page_of_jobs(queueing, state="done", model="talker")["jobs"][-1]
+    assert [job["id"] for job in page_of_jobs(queue_server, state="failed")["jobs"]] == [failed_job]
+    job = page_of_jobs(queue_server, state="done", model="talker")["jobs"][-1]
     fields = ("id", "status", "attempts", "client", "size")
     assert [job[field] for field in fields] == [done_jobs[0], 200, 1, "127.0.0.1", 1]
     for query in (
@@ -75,9 +77,9 @@ def test_jobs_are_listed_by_model_and_state_page_by_page(
         f"next={1 << 63}",
         f"next={'9' * 400}",
     ):
-        assert queueing.management.get(f"/jobs?{query}").status_code == 400
-    assert page_of_jobs(queueing, next=(1 << 63) - 1, state="failed")["jobs"] != []
-    text = queueing.metrics.get("/metrics").text
+        assert queue_server.management.get(f"/jobs?{query}").status_code == 400
+    assert page_of_jobs(queue_server, next=(1 << 63) - 1, state="failed")["jobs"] != []
+    text = queue_server.metrics.get("/metrics").text
     for name, label, value in (
         ("tsx_jobs", 'state="queued"', "2.0"),
         ("tsx_jobs_finished_total", 'outcome="failed"', "1.0"),
@@ -98,56 +100,54 @@ def test_secrets_of_a_callback_are_not_shown(start_server: Start) -> None:
 
 
 def test_a_failed_job_can_be_retried_and_a_waiting_one_cannot(
-    queueing: RunningServer, until: Until, error_of: ErrorOf
+    queue_server: RunningServer, until: Until, error_of: ErrorOf
 ) -> None:
-    failed_job, waiting_job = post_job(queueing, x_do="raise"), post_job(queueing, "other")
-    until(lambda: record_of(queueing, failed_job)["state"] == "done")
-    assert queueing.management.post(f"/jobs/{failed_job}/retry").json()["state"] == "queued"
+    failed_job, waiting_job = post_job(queue_server, x_do="raise"), post_job(queue_server, "other")
+    until(lambda: record_of(queue_server, failed_job)["state"] == "done")
+    assert queue_server.management.post(f"/jobs/{failed_job}/retry").json()["state"] == "queued"
 
     def ran_again() -> bool:
-        record = record_of(queueing, failed_job)
+        record = record_of(queue_server, failed_job)
         return bool(record["attempts"] > 1 and record["state"] == "done")
 
     until(ran_again)
-    refusal = queueing.management.post(f"/jobs/{waiting_job}/retry")
+    refusal = queue_server.management.post(f"/jobs/{waiting_job}/retry")
     assert error_of(refusal)[1].startswith(f"Job {waiting_job} is queued")
     for missing in (
-        queueing.management.post("/jobs/none/retry"),
-        queueing.management.get("/jobs/none/record"),
+        queue_server.management.post("/jobs/none/retry"),
+        queue_server.management.get("/jobs/none/record"),
     ):
         assert missing.status_code == 404
         assert "Job none is not known" in error_of(missing)[1]
-    # A job that was cancelled by mistake can be retried, too.
-    assert queueing.management.delete(f"/jobs/{waiting_job}").status_code == 200
-    assert queueing.management.post(f"/jobs/{waiting_job}/retry").json()["state"] == "queued"
+    # A cancelled job can also be retried.
+    assert queue_server.management.delete(f"/jobs/{waiting_job}").status_code == 200
+    assert queue_server.management.post(f"/jobs/{waiting_job}/retry").json()["state"] == "queued"
 
 
-def test_a_job_that_has_expired_is_gone_for_every_call(
-    queueing: RunningServer, error_of: ErrorOf
+def test_an_expired_job_is_answered_410_by_every_call(
+    queue_server: RunningServer, error_of: ErrorOf
 ) -> None:
-    job = post_job(queueing, "other")
-    assert queueing.jobs is not None
-    store = queueing.jobs.store
-    queueing.call(lambda: store.cancel(job, -1))
-    queueing.call(store.expire)
+    job = post_job(queue_server, "other")
+    assert queue_server.jobs is not None
+    store = queue_server.jobs.store
+    queue_server.call(lambda: store.cancel(job, -1))
+    queue_server.call(store.expire)
     for method in ("GET", "DELETE"):
-        answer = queueing.inference.request(method, f"/jobs/{job}")
+        answer = queue_server.inference.request(method, f"/jobs/{job}")
         assert (answer.status_code, answer.headers["x-tsx-job-state"]) == (410, "expired")
         kind, message = error_of(answer)
         assert kind == "JobGoneException"
         assert message.startswith(f"Job {job} has expired (job_retention).")
 
 
-def test_a_job_may_be_larger_than_other_requests(
-    queueing: RunningServer, error_of: ErrorOf
-) -> None:
+def test_jobs_have_their_own_size_limit(queue_server: RunningServer, error_of: ErrorOf) -> None:
     for size, headers, refusal in (
         (150_000, ASYNC_HEADERS, ""),
         (150_001, ASYNC_HEADERS, "max_job_size, which is 150000 bytes"),
         (150_000, {}, "max_request_size, which is 100000 bytes"),
     ):
         for key in ({}, {"idempotency_key": "larger"}):
-            answer = queueing.ask(b"x" * size, path="/predictions/other", **headers, **key)
+            answer = queue_server.ask(b"x" * size, path="/predictions/other", **headers, **key)
             assert answer.status_code == (413 if refusal else 202)
             assert not refusal or refusal in error_of(answer)[1]
 
@@ -195,9 +195,11 @@ def test_jobs_are_limited_per_client(start_server: Start) -> None:
         post_job(server, x_forwarded_for="203.0.113.8")
 
 
-def test_an_idempotency_key_runs_a_model_once_on_both_http_lanes(queueing: RunningServer) -> None:
-    first = queueing.ask(idempotency_key="both")
-    replay = queueing.ask(lane="other", idempotency_key='"both"')
+def test_an_idempotency_key_runs_a_model_once_on_both_http_lanes(
+    queue_server: RunningServer,
+) -> None:
+    first = queue_server.ask(idempotency_key="both")
+    replay = queue_server.ask(lane="other", idempotency_key='"both"')
     assert (first.status_code, first.json()["id"]) == (200, first.headers["x-request-id"])
     assert replay.content == first.content
     assert dict(replay.headers) == {
@@ -205,56 +207,58 @@ def test_an_idempotency_key_runs_a_model_once_on_both_http_lanes(queueing: Runni
         "idempotent-replayed": "true",
         "date": replay.headers["date"],
     }
-    responses = [queueing.ask(path="/predictions/none", idempotency_key="none") for _ in range(2)]
+    responses = [
+        queue_server.ask(path="/predictions/none", idempotency_key="none") for _ in range(2)
+    ]
     assert [answer.status_code for answer in responses] == [404, 404]
     assert "idempotent-replayed" not in responses[1].headers
-    assert "tsx_idempotency_keys_total{" in queueing.metrics.get("/metrics").text
+    assert "tsx_idempotency_keys_total{" in queue_server.metrics.get("/metrics").text
 
 
-def test_an_idempotency_key_makes_one_job(queueing: RunningServer, until: Until) -> None:
-    first, replay = (queueing.ask(idempotency_key="job", **ASYNC_HEADERS) for _ in range(2))
+def test_an_idempotency_key_makes_one_job(queue_server: RunningServer, until: Until) -> None:
+    first, replay = (queue_server.ask(idempotency_key="job", **ASYNC_HEADERS) for _ in range(2))
     assert first.content == replay.content
     assert first.headers["location"] == replay.headers["location"]
     assert "idempotent-replayed" not in first.headers
     # A synchronous request with the same key is a different request, so it is refused.
-    assert queueing.ask(idempotency_key="job").status_code == 422
-    until(lambda: queueing.inference.get(first.headers["location"]).status_code == 200)
+    assert queue_server.ask(idempotency_key="job").status_code == 422
+    until(lambda: queue_server.inference.get(first.headers["location"]).status_code == 200)
 
 
 def test_a_precomputed_answer_is_served_for_its_model_and_key(
-    queueing: RunningServer, error_of: ErrorOf
+    queue_server: RunningServer, error_of: ErrorOf
 ) -> None:
     async def store() -> None:
-        assert queueing.jobs is not None
+        assert queue_server.jobs is not None
         headers = header_block([(b"content-type", b"text/csv")])
         for key, seconds in (("a/7.png", 60), ("old", -60)):
             answer = StoredAnswer(200, headers, b"1,2", expires=time.time() + seconds)
-            await queueing.jobs.store.put_answer(AnswerKey(PRECOMPUTED, "talker", key), answer)
+            await queue_server.jobs.store.put_answer(AnswerKey(PRECOMPUTED, "talker", key), answer)
 
-    queueing.call(store)
+    queue_server.call(store)
     for path in ("a/7.png", "a%2F7.png"):
-        answer = queueing.inference.get(f"/predictions/talker/precomputed/{path}")
+        answer = queue_server.inference.get(f"/predictions/talker/precomputed/{path}")
         assert (answer.status_code, answer.text) == (200, "1,2")
         assert answer.headers["content-type"] == "text/csv"
         assert answer.headers["cache-control"]
     for path in ("talker/precomputed/old", "talker/precomputed/none", "other/precomputed/a/7.png"):
-        answer = queueing.inference.get(f"/predictions/{path}")
+        answer = queue_server.inference.get(f"/predictions/{path}")
         assert answer.status_code == 404
         assert "is stored under" in error_of(answer)[1]
-    assert queueing.inference.post("/predictions/talker/precomputed/a/7.png").status_code == 405
-    paths = queueing.inference.get("/openapi.json").json()["paths"]
+    assert queue_server.inference.post("/predictions/talker/precomputed/a/7.png").status_code == 405
+    paths = queue_server.inference.get("/openapi.json").json()["paths"]
     assert "/predictions/{model}/precomputed/{key}" in paths
-    paths = queueing.management.get("/openapi.json").json()["paths"]
+    paths = queue_server.management.get("/openapi.json").json()["paths"]
     assert {"/jobs", "/jobs/{id}", "/jobs/{id}/record", "/jobs/{id}/retry"} <= set(paths)
 
 
-def test_the_playground_can_submit_a_job(queueing: RunningServer) -> None:
+def test_the_playground_can_submit_a_job(queue_server: RunningServer) -> None:
     url = "/ui/api/predict/talker"
-    answer = queueing.management.post(url, headers=ASYNC_HEADERS, content=b"x")
+    answer = queue_server.management.post(url, headers=ASYNC_HEADERS, content=b"x")
     assert answer.status_code == 202
-    assert queueing.management.get(answer.headers["location"]).status_code in (200, 202)
+    assert queue_server.management.get(answer.headers["location"]).status_code in (200, 202)
     navigation = ASYNC_HEADERS | {"sec-fetch-mode": "navigate"}
-    assert queueing.management.post(url, headers=navigation, content=b"x").status_code == 403
+    assert queue_server.management.post(url, headers=navigation, content=b"x").status_code == 403
 
 
 def test_a_server_without_a_store_refuses_keys_and_jobs(
