@@ -27,10 +27,10 @@ from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.channel import CAN_POLL, FrameSocket
 from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
-from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
-from tsx_runtime.worker.diagnostics.reporting import reporting
+from tsx_runtime.worker.diagnostics.memory import IdleWatch, keep_freed_memory
+from tsx_runtime.worker.diagnostics.reporting import report_to_front_end
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
-from tsx_runtime.worker.exceptions import ClientsGone, LoadError, in_words
+from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
 from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
@@ -81,7 +81,7 @@ def run(
     pid = os.getpid()
     running = printing.RunningIds()
     try:
-        with reporting(channel, running):
+        with report_to_front_end(channel, running):
             model = _load(channel, running)
             if model is not None:
                 _serve(channel, model)
@@ -170,9 +170,11 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
     order = cast("LoadOrder", json.loads(bytes(frame.extra)))
     direct = order["at_terminal"] or not order["output"]
-    shape: printing.OutputFormat = "json" if order["log_json"] else "text" if direct else "marked"
+    output_format: printing.OutputFormat = (
+        "json" if order["log_json"] else "text" if direct else "marked"
+    )
     printing.format_output(
-        shape,
+        output_format,
         printing.ModelLabel(order["model_name"], order["model_version"], order["worker"]),
         running,
     )
@@ -185,7 +187,7 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)
-        if shape == "marked":
+        if output_format == "marked":
             # Log files have TorchServe's form.
             report["outline"] = str(report["traceback"]).rstrip()
             loading.error(
@@ -202,14 +204,16 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.collect()
     # The model's objects live as long as the worker, so no collection needs to visit them.
     gc.freeze()
-    idle = Idle()
+    idle = IdleWatch()
     if model.mode != "batch":
         (continuous if model.mode == "continuous" else async_handlers).serve(
-            channel, model, partial(_on_control_frame, model, idle), idle.end
+            channel, model, partial(_on_control_frame, model, idle), idle.reset
         )
         return
     profile = (
-        profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
+        profiling.Profile(model.context.model_name, model.worker)
+        if profiling.is_enabled()
+        else None
     )
     serve = _serve_ahead if overlaps(model) else _serve_in_turn
     try:
@@ -220,26 +224,26 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
 
 
 def _serve_ahead(
-    channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
+    channel: FrameSocket, model: ServedModel, idle: IdleWatch, reply: Callable[..., bool]
 ) -> None:
     for waiting in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
-        idle.asked = 0
+        idle.heartbeats = 0
         if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
             return
         del waiting  # An idle worker keeps no body in memory.
 
 
 def _serve_in_turn(
-    channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
+    channel: FrameSocket, model: ServedModel, idle: IdleWatch, reply: Callable[..., bool]
 ) -> None:
     # In any other thread, the front end runs in the same process.
     may_poll = CAN_POLL and threading.current_thread() is threading.main_thread()
     while (frame := channel.read()) is not None:
-        channel.polls = may_poll and len(frame.items) <= MAX_POLLED_BATCH
+        channel.is_polling = may_poll and len(frame.items) <= MAX_POLLED_BATCH
         if frame.kind is not Kind.BATCH:
             _on_control_frame(model, idle, channel, frame)
         else:
-            idle.asked = 0
+            idle.heartbeats = 0
             if not reply(channel, model, frame.batch, frame.items):
                 return
         del frame  # An idle worker keeps no body in memory.
@@ -284,7 +288,9 @@ def _reply(
     return not outcome.device_lost
 
 
-def _on_control_frame(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame) -> None:
+def _on_control_frame(
+    model: ServedModel, idle: IdleWatch, channel: FrameSocket, frame: Frame
+) -> None:
     """Handle a frame that is no batch."""
     if frame.kind is Kind.CANCEL:  # The batch is complete, or cannot be stopped.
         return
@@ -314,7 +320,7 @@ def failure_report(error: BaseException) -> dict[str, str | bool]:
     """Return the message, the traceback without frames of tsx, and its outline for the log."""
     cause, message = error.__cause__, str(error)
     if not isinstance(error, LoadError):
-        cause, message = error, f"The model could not be loaded: {in_words(error)}"
+        cause, message = error, f"The model could not be loaded: {describe_error(error)}"
     if cause is None:
         return {"message": message, "traceback": "", "outline": "", "out_of_memory": False}
     lines = outline(cause).splitlines()

@@ -84,7 +84,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         ("forms", ("form",), "self.in_form(load)"),
     ):
         if context.model_yaml_config.get(key) is not None and not any(
-            text_of(entry.instance, name) for name in attributes
+            text_attribute(entry.instance, name) for name in attributes
         ):
             logger.warning(
                 "%s in model-config.yaml has no effect: %s does not apply it. In its initialize,"
@@ -202,13 +202,13 @@ def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
         "prefetch": model.mode == "batch" and overlaps(model),
         "input": input_of(handler),
         "example": has_example(handler),
-        "precision": text_of(handler, "precision"),
-        "form": text_of(handler, "form"),
+        "precision": text_attribute(handler, "precision"),
+        "form": text_attribute(handler, "form"),
         "forms_passed_over": list(getattr(handler, "forms_passed_over", ())),
     }
 
 
-def text_of(instance: Any, name: str) -> str | None:
+def text_attribute(instance: Any, name: str) -> str | None:
     """Return an attribute of the handler: the applied `precision`, or the `form` of the model.
 
     The result is None if nothing is configured, or if the handler ignores the setting.

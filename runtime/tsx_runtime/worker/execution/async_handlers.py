@@ -24,10 +24,10 @@ from tsx_runtime.worker.codecs.responses import (
     CANCELLED,
     GONE,
     Answer,
+    check_results,
     encode_answers,
     failure_of,
     is_device_lost,
-    mismatch,
 )
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
@@ -236,7 +236,7 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
             result = await result
     finally:
         context.end()
-    if problem := mismatch(result, 1, model.entry.name):
+    if problem := check_results(result, 1, model.entry.name):
         raise problem
     if requests.parts:
         result = tensor_responses(result, requests.parts, context, model.version, pieces.begun)

@@ -19,18 +19,18 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.responses import (
     GONE,
     Answer,
+    check_results,
     encode_answers,
     failure,
     failure_of,
     is_device_lost,
     is_out_of_device_memory,
-    mismatch,
     streamed_headers,
 )
-from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_responses
+from tsx_runtime.worker.codecs.v2_binary import OutputRequest, row_of_tensors, tensor_responses
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.diagnostics.tracebacks import outline
-from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, in_words
+from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, describe_error
 from tsx_runtime.worker.execution.recovery import Ceiling, FailureLocation, Search, location_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning
@@ -242,7 +242,7 @@ def read_requests(
                     raise BadRequest(f"{text} Send a request for each value.")
                 all_parts[len(rows)] = form
                 if isinstance(form, OutputRequest) and not model.enveloped:
-                    inputs = as_row(inputs)
+                    inputs = row_of_tensors(inputs)
         except BadRequest as error:
             refused[position] = failure(error)
             continue
@@ -370,7 +370,7 @@ class _Batch:
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
             return self._on_failure(error, requests, pieces.begun)
-        problem = mismatch(results, len(requests.rows), model.entry.name)
+        problem = check_results(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
             answer = failure(problem, model.error_status)
@@ -408,7 +408,7 @@ class _Batch:
         answer, location, text = (
             failure(error, model.error_status),
             location_of(error),
-            in_words(error),
+            describe_error(error),
         )
         if len(positions) == 1:
             error, answer = failure_of(

@@ -20,12 +20,12 @@ from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import (
     GONE,
-    NEXT,
+    NEXT_PART_HEADER,
     Answer,
+    check_results,
     encode_answers,
     failure,
     is_device_lost,
-    mismatch,
     streamed_headers,
 )
 from tsx_runtime.worker.diagnostics.failures import log_failure
@@ -136,7 +136,7 @@ class ContinuousBatch:
             results = model.coroutines.finish(
                 model.entry.call([dict(member.row) for member in members], context)
             )
-            if problem := mismatch(results, len(members), model.entry.name):
+            if problem := check_results(results, len(members), model.entry.name):
                 raise problem
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
@@ -292,7 +292,7 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
     criteria = context.stopping_criteria
     if criteria is None:
         processor = context.processors.get(idx)
-        return processor is None or processor.get_response_header(NEXT) != "true"
+        return processor is None or processor.get_response_header(NEXT_PART_HEADER) != "true"
     try:
         criterion = criteria[idx]
     except (IndexError, KeyError):

@@ -60,7 +60,7 @@ def overlaps(model: ServedModel) -> bool:
         model.cost is not None  # A batch may have to be cut before it is preprocessed.
         or setting is False
         or not model.alone
-        or profiling.is_wanted()
+        or profiling.is_enabled()
         or (setting is not True and not _is_cuda(handler))
     ):
         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Item
-from tsx_runtime.worker.codecs.responses import NO_LIST, WRONG_COUNT, Answer
+from tsx_runtime.worker.codecs.responses import COUNT_MISMATCH_MESSAGE, NOT_A_LIST_MESSAGE, Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
@@ -73,7 +73,7 @@ def _check(entry: WarmUp, answers: list[Answer]) -> None:
         _report_failure(
             entry,
             f"a request of {entry.file} was answered with {bad[0]}: {text}",
-            broken=NO_LIST in text or WRONG_COUNT in text,
+            broken=NOT_A_LIST_MESSAGE in text or COUNT_MISMATCH_MESSAGE in text,
         )
 
 

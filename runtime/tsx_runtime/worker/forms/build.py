@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_runtime import wire
 from tsx_runtime.wire import Item, Kind, LoadOrder
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
 from tsx_runtime.worker.forms.bound import bound_of
 from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
@@ -100,7 +100,7 @@ def main() -> None:
             if str(error)
             else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
         )
-        report = BuildReport(reason=in_words(error) + location)
+        report = BuildReport(reason=describe_error(error) + location)
     Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from tsx_archiver.metadata.forms import (
     parse_forms,
 )
 from tsx_archiver.storage.digest import content_digest
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.forms.bound import mismatch
 from tsx_runtime.worker.forms.form import FormSource
 from tsx_runtime.worker.forms.kinds import known_forms
@@ -155,9 +155,8 @@ def load_form(
         except (_Mismatch, InvalidForms) as error:
             reason = str(error)
         except Exception as error:  # A library may raise anything.
-            reason = (
-                f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
-            )
+            text = str(error) if isinstance(error, LoadError) else describe_error(error)
+            reason = f"it cannot be loaded: {text}"
             logger.warning("the form %s cannot be loaded", name, exc_info=True)
         # The front end logs it once for all workers.
         passed_over.append(f"{name}: {reason}")

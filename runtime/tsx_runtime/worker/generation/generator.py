@@ -9,7 +9,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from tsx_runtime.worker.exceptions import InvalidInput, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, describe_error
 from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
 from tsx_runtime.worker.generation.metrics import ENGINE_INTERVAL_S, GenerationMetrics, TokenTimes
@@ -118,7 +118,7 @@ class TextGenerator:
         # A template raises what its author wrote.
         except Exception as error:
             raise InvalidInput(
-                f"The model's chat template refuses these messages: {in_words(error)}"
+                f"The model's chat template refuses these messages: {describe_error(error)}"
             ) from error
         return self.encode(text, add_special_tokens=False)
 

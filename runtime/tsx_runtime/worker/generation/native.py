@@ -17,7 +17,7 @@ from tsx_runtime.worker.codecs.bodies import (
     Seed,
     Stops,
     TokenCount,
-    validated,
+    validate_body,
 )
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.generator import TextGenerator
@@ -125,7 +125,7 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
                 ) from error
     if not isinstance(body, bytes | dict):
         body = {"inputs": body}
-    request = validated(GenerationRequest, body)
+    request = validate_body(GenerationRequest, body)
     for name, value in ((request.parameters and request.parameters.model_extra) or {}).items():
         if value not in (None, False):
             raise InvalidInput(

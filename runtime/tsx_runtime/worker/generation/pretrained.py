@@ -18,7 +18,7 @@ import torch
 
 from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -124,11 +124,11 @@ def load_errors(subject: str, fault: str = "cannot be loaded") -> Iterator[None]
     except ImportError as error:
         raise LoadError(
             f"{subject} needs a package that is not installed:"
-            f" {in_words(error).rstrip('.')}.{_hint(error)}"
+            f" {describe_error(error).rstrip('.')}.{_hint(error)}"
         ) from error
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise LoadError(
-            f"{subject} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}"
+            f"{subject} {fault}: {describe_error(error).rstrip('.')}.{_hint(error)}"
         ) from error
 
 

@@ -33,7 +33,7 @@ from transformers.generation.continuous_batching.utils import (
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
-from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import (
     EngineStats,
@@ -334,8 +334,8 @@ class AdapterEngine:
         self._manager.join(time.perf_counter())
         error = self._manager.background_thread_status.fatal_error
         died = EngineDied(
-            f"The engine has ended{'' if error is None else f': {in_words(error)}'}. Its worker is"
-            " started again."
+            f"The engine has ended{'' if error is None else f': {describe_error(error)}'}. Its"
+            " worker is started again."
         )
         self._router.call(self._die, died)
 

@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
@@ -95,7 +95,7 @@ class VllmEngine:
                 stat_loggers=[lambda *_: recorder],
             )
         except (OSError, RuntimeError, ValueError) as error:
-            raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
+            raise LoadError(f"vLLM cannot run this model: {describe_error(error)}") from error
         engine = cls(llm, adapters, end_tokens, recorder)
         try:
             async for _ in engine.generate([0] * 8, Sampling(max_tokens=2, temperature=0.0)):
@@ -144,7 +144,7 @@ class VllmEngine:
                     yield tokens_of(output.outputs[0], sampling.top_logprobs)
         except EngineDeadError as error:
             raise EngineDied(
-                f"vLLM's engine has ended: {in_words(error)}. Its worker is started again."
+                f"vLLM's engine has ended: {describe_error(error)}. Its worker is started again."
             ) from error
         finally:
             del self._open[name]

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_archiver import handler_fault, is_inside, shown
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.modules import own_modules
 
@@ -247,7 +247,7 @@ def _run_import(named: str, act: Callable[[], Any]) -> Any:
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
         raise LoadError(
-            f"{named} does not import: {in_words(error)}{_missing_file_advice(error)}"
+            f"{named} does not import: {describe_error(error)}{_missing_file_advice(error)}"
         ) from error
 
 
@@ -346,7 +346,7 @@ def _call_user_code(handler: str, act: Callable[[], Any], if_none: str = "") -> 
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
         advice = if_none if "NoneType" in str(error) else _missing_file_advice(error)
         raise LoadError(
-            f"Handler {handler} could not load the model: {in_words(error)}{advice}"
+            f"Handler {handler} could not load the model: {describe_error(error)}{advice}"
         ) from error
 
 

@@ -18,7 +18,7 @@ from tsx_archiver.metadata.compile_settings import wants_ahead
 from tsx_archiver.storage.private_directory import private_directory, temporary_directory
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
-from tsx_runtime.worker.exceptions import BadRows, LoadError, each_or_bad
+from tsx_runtime.worker.exceptions import BadRows, LoadError, map_rows
 from tsx_runtime.worker.forms.loading import load_form, wanted_forms
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
@@ -295,7 +295,7 @@ class BaseHandler:
             except MalformedTensors as error:
                 raise MalformedTensors(f"{error} {self._wanted}") from error
 
-        requests = each_or_bad(read, data, MalformedTensors)
+        requests = map_rows(read, data, MalformedTensors)
         if not alone:
             return TensorBatch(requests)
         inputs = [

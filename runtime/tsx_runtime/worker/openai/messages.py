@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, shown
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
 from tsx_runtime.worker.generation.generator import TextGenerator
 
 
@@ -102,8 +102,8 @@ def choose_tools(
         wanted = []
     if not wanted or not all(name in names for name in wanted):
         raise RefusedField(
-            f"The field 'tool_choice' is {shown(choice)}; it must be auto, none, required or one of"
-            f" the functions in 'tools' ({', '.join(names) or 'there are none'}).",
+            f"The field 'tool_choice' is {quote_value(choice)}; it must be auto, none, required or"
+            f" one of the functions in 'tools' ({', '.join(names) or 'there are none'}).",
             "tool_choice",
             code="invalid_value",
         )

@@ -16,8 +16,8 @@ from tsx_runtime.worker.codecs.bodies import (
     RefusedField,
     Seed,
     Stops,
-    unsupported,
-    validated,
+    unsupported_field_error,
+    validate_body,
 )
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling
@@ -38,7 +38,7 @@ HARMLESS = frozenset(
         *("parallel_tool_calls", "stream_options"),
     }
 )
-# For each unsupported field, the value that has no effect.
+# For each unsupported_field_error field, the value that has no effect.
 NEUTRAL: Mapping[str, Any] = {
     "modalities": ["text"],
     "suffix": "",
@@ -92,16 +92,16 @@ def read(kind: type[RequestT], body: Any) -> RequestT:
     """Return the validated body.
 
     Raises:
-        RefusedField: A field is invalid, or unsupported and not neutral.
+        RefusedField: A field is invalid, or unsupported_field_error and not neutral.
     """
-    request = validated(kind, body)
+    request = validate_body(kind, body)
     for name, value in (request.model_extra or {}).items():
         if (
             value is not None
             and name not in HARMLESS
             and not (name in NEUTRAL and value == NEUTRAL[name])
         ):
-            raise unsupported(name)
+            raise unsupported_field_error(name)
     return request
 
 

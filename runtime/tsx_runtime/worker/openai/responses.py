@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, TokenCount, shown
+from tsx_runtime.worker.codecs.bodies import (
+    BodyObject,
+    JsonObject,
+    RefusedField,
+    TokenCount,
+    quote_value,
+)
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
@@ -39,8 +45,8 @@ def _message_list(content: Any) -> Any:
             messages.append(item)
         elif kind != "reasoning":
             text = (
-                f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here."
-                " Send messages of text only"
+                f"The field 'input[{index}]' is of type {quote_value(kind)}, which is not supported"
+                " here. Send messages of text only"
             )
             raise RefusedField(
                 f"{text}; /v1/chat/completions takes tool calls.",

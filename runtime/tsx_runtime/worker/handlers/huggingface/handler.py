@@ -16,7 +16,7 @@ from PIL import Image
 
 from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
-from tsx_runtime.worker.exceptions import InvalidInput, LoadError, each_or_bad, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, describe_error, map_rows
 from tsx_runtime.worker.generation.interface import TaskResult
 from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
@@ -124,7 +124,7 @@ class HuggingFaceHandler:
         except Exception as error:  # the boundary to the code of a model
             raise LoadError(
                 f"The model is loaded, but cannot answer a request of {self.loaded.task}:"
-                f" {in_words(error)}"
+                f" {describe_error(error)}"
             ) from error
         logger.info(
             "warm: the first request took %.1f ms, the last %.1f ms",
@@ -163,10 +163,10 @@ class HuggingFaceHandler:
                 result.output, result.tokens, bodies[position].model or context.model_name
             )
 
-        requests = each_or_bad(read, data)
+        requests = map_rows(read, data)
         with torch.inference_mode():
             results = self.task.answer(requests)
-        return each_or_bad(write, results)
+        return map_rows(write, results)
 
     def cost(self, row: Any) -> float:
         """Return the cost of a row in tokens, or in inputs if the task reads no text."""

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tsx_runtime.worker.codecs.bodies import requirement, shown
+from tsx_runtime.worker.codecs.bodies import describe_requirement, quote_value
 from tsx_runtime.worker.codecs.json_text import read_json
-from tsx_runtime.worker.exceptions import InvalidInput, field_names, form_advice
+from tsx_runtime.worker.exceptions import InvalidInput, form_advice, quote_field_names
 from tsx_runtime.worker.generation.interface import TaskRequest
 
 Reader: TypeAlias = TypeAdapter[Any]
@@ -80,7 +80,7 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
         raise InvalidInput(
-            f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}"
+            f"The form has no field `inputs`, but {quote_field_names(row)}.{form_advice(row)}"
         )
     content = row.get("parameters", b"{}")
     try:
@@ -152,8 +152,8 @@ def read_parameters(
             values[name] = known[name].validate_python(value)
         except ValidationError as error:
             raise InvalidInput(
-                f"The parameter {name!r} is {shown(value)}:"
-                f" {requirement(error.errors(include_url=False)[0])}."
+                f"The parameter {name!r} is {quote_value(value)}:"
+                f" {describe_requirement(error.errors(include_url=False)[0])}."
             ) from None
     return values
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
+from tsx_runtime.worker.exceptions import InvalidInput, map_rows
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -154,7 +154,7 @@ class Task(ABC):
         ):
             parts[unit.request][unit.input].append(result)
             tokens[unit.request] += 0 if self.media else unit.length
-        outputs = each_or_bad(
+        outputs = map_rows(
             lambda position, request: self.output(request, parts[position]), requests
         )
         return [TaskResult(*result) for result in zip(outputs, tokens, strict=True)]
@@ -177,7 +177,7 @@ class Task(ABC):
         Raises:
             BadRows: Some requests cannot be prepared.
         """
-        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
+        return [unit for units in map_rows(self.units_of, requests) for unit in units]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
         """Return the units of one request.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
+from tsx_runtime.worker.exceptions import InvalidInput, map_rows
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -95,7 +95,7 @@ class TextTask(Task):
             units[position].append(
                 Unit(position, row.input, encodings[index], length, self.key(requests[position]))
             )
-        return [unit for checked in each_or_bad(self._check_lengths, units) for unit in checked]
+        return [unit for checked in map_rows(self._check_lengths, units) for unit in checked]
 
     def _check_lengths(self, _: int, units: list[Unit]) -> list[Unit]:
         return [check_length(unit, self.loaded) for unit in units]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # torch.export shapes its results with it.
 
-from tsx_runtime.worker.exceptions import LoadError, text_of
+from tsx_runtime.worker.exceptions import LoadError, error_text
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel, constants_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -117,7 +117,7 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
         nn.functional.linear(square, square[0, 0])
         nn.functional.conv2d(square, square)
     except (RuntimeError, TypeError) as error:  # Apple's devices raise TypeError.
-        text = text_of(error).strip().partition("\n")[0]
+        text = error_text(error).strip().partition("\n")[0]
         raise LoadError(
             f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
             f" {text}"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import LoadError, in_words, presentable
+from tsx_runtime.worker.exceptions import LoadError, describe_error, shorten_and_escape
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
@@ -69,7 +69,7 @@ def load_eager(
         except Exception as error:  # the boundary to a user's code
             if len(kinds) == 1:
                 raise
-            faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT_CHARS]}")
+            faults.append(f"{kind.__name__}: {describe_error(error)[:MAX_FAULT_CHARS]}")
     names = ", ".join(type(model).__name__ for model in fitting)
     if len(fitting) == 1:
         if len(kinds) > 1:
@@ -259,7 +259,7 @@ def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str
             share_with_file([*model.parameters(), *model.buffers()], weights)
     # torch raises all of them for something that is no state dict.
     except (RuntimeError, AttributeError, TypeError) as error:
-        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCE_CHARS)
+        text = shorten_and_escape(" ".join(str(error).split()), MAX_DIFFERENCE_CHARS)
         raise LoadError(f"{weights.name} does not fit {model_file}: {text}{_hint(state)}") from None
 
 

@@ -15,7 +15,7 @@ import torch
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.codecs.requests import media_type_of
-from tsx_runtime.worker.exceptions import PredictionException, in_words
+from tsx_runtime.worker.exceptions import PredictionException, describe_error
 
 JSON, CSV, NPY, NPZ, LINES = (
     "application/json",
@@ -51,7 +51,9 @@ def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
             torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
         )
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
-        raise BadRequest(f"The body is not {kind} with numbers: {in_words(error)}.") from error
+        raise BadRequest(
+            f"The body is not {kind} with numbers: {describe_error(error)}."
+        ) from error
 
 
 def _read(body: str | bytes, kind: str) -> Any:

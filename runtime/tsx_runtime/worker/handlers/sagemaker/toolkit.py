@@ -36,7 +36,7 @@ from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.codecs.requests import media_type_of
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.diagnostics.failures import log_failure
-from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
+from tsx_runtime.worker.exceptions import LoadError, PredictionException, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
@@ -271,7 +271,9 @@ class _FunctionFailure:
             log_failure([str(context.get_request_id(index))], error, self._function)
             status, body = (
                 FAILED,
-                error_body(FAILED, TsxError.type, f"{self._function} failed: {in_words(error)}"),
+                error_body(
+                    FAILED, TsxError.type, f"{self._function} failed: {describe_error(error)}"
+                ),
             )
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import PredictionException, in_words
+from tsx_runtime.worker.exceptions import PredictionException, describe_error
 
 # Steps of integrated gradients: as in TorchServe, and over words, where a step costs little.
 INPUT_STEPS, TOKEN_STEPS = 15, 50
@@ -157,7 +157,7 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
             output = _scores(model(inputs))
         except RuntimeError as error:
             raise PredictionException(
-                f"The model cannot be explained by gradients: {in_words(error)}", 501
+                f"The model cannot be explained by gradients: {describe_error(error)}", 501
             ) from error
     column = _class_of(output, target)
     if not output.requires_grad:

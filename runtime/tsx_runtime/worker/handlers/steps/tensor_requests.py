@@ -34,7 +34,7 @@ from tsx_runtime.worker.codecs.v2_binary import (
     parse_output_request,
 )
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
-from tsx_runtime.worker.exceptions import field_names, form_advice, text_of
+from tsx_runtime.worker.exceptions import error_text, form_advice, quote_field_names
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
@@ -225,7 +225,7 @@ def answer_of(
 
 def reason_of(error: Exception) -> str:
     """Return the line with the reason of a model's error, without TorchScript's traceback."""
-    lines = text_of(error).strip().splitlines() or [type(error).__name__]
+    lines = error_text(error).strip().splitlines() or [type(error).__name__]
     return (
         lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]
     ).rstrip(".")
@@ -260,7 +260,7 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
         raise MalformedTensors("The request is empty.")
     if advice := form_advice(row):
         raise MalformedTensors(
-            f"The fields of the form ({field_names(row)}) have no value.{advice}"
+            f"The fields of the form ({quote_field_names(row)}) have no value.{advice}"
         )
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
 
