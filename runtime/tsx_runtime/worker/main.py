@@ -33,7 +33,7 @@ from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
-from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
+from tsx_runtime.worker.execution.prefetch import can_overlap_steps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 
@@ -215,7 +215,7 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
         if profiling.is_enabled()
         else None
     )
-    serve = _serve_ahead if overlaps(model) else _serve_in_turn
+    serve = _serve_ahead if can_overlap_steps(model) else _serve_in_turn
     try:
         serve(channel, model, idle, partial(profile.call, _reply) if profile else _reply)
     finally:
@@ -226,11 +226,18 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
 def _serve_ahead(
     channel: FrameSocket, model: ServedModel, idle: IdleWatch, reply: Callable[..., bool]
 ) -> None:
-    for waiting in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
+    for read_batch in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
         idle.heartbeats = 0
-        if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
+        if not reply(
+            channel,
+            model,
+            read_batch.batch,
+            read_batch.items,
+            read_batch.prepared,
+            read_batch.started_at,
+        ):
             return
-        del waiting  # An idle worker keeps no body in memory.
+        del read_batch  # An idle worker keeps no body in memory.
 
 
 def _serve_in_turn(
@@ -254,32 +261,36 @@ def _reply(
     model: ServedModel,
     batch: int,
     items: Sequence[Item],
-    ahead: PreparedBatch | None = None,
-    began: float | None = None,
+    prepared: PreparedBatch | None = None,
+    started_at: float | None = None,
 ) -> bool:
     """Answer one batch, and tell whether this process can answer another one.
 
     The batch was started at `began` (time.monotonic()), or now.
     """
     channel.begin(batch)
-    if model.threads is not None:
-        model.threads.begin(len(items))
+    if model.thread_tuning is not None:
+        model.thread_tuning.begin(len(items))
     start = time.monotonic()
-    if ahead is not None:
-        laps = step_times.begin(ahead.laps)
+    if prepared is not None:
+        laps = step_times.begin(prepared.laps)
     elif model.has_steps:
         laps = step_times.begin_next()
     else:
         laps = []
     outcome = answer_batch(
-        model, items, partial(_send_piece, channel, batch, model.stops), ahead, start
+        model,
+        items,
+        partial(_send_piece, channel, batch, model.stops_for_gone_clients),
+        prepared,
+        start,
     )
     done = time.monotonic()
-    if model.threads is not None:
-        model.threads.end(done, done - start)
+    if model.thread_tuning is not None:
+        model.thread_tuning.end(done, done - start)
     if model.prediction_time is not None and done >= model.prediction_time.due:
         model.prediction_time.report(start, done)
-    extra = step_times.times(start if began is None else began, done, laps)
+    extra = step_times.encode_times(start if started_at is None else started_at, done, laps)
     if pending := model.metrics.pending:
         extra += json.dumps(pending.take()).encode()
     channel.reply(batch, outcome.answers, extra)
@@ -295,8 +306,8 @@ def _on_control_frame(
     if frame.kind is Kind.CANCEL:  # The batch is complete, or cannot be stopped.
         return
     if frame.kind is Kind.THREADS:
-        if model.threads is not None:
-            model.threads.reshare(frame.batch)
+        if model.thread_tuning is not None:
+            model.thread_tuning.set_cores(frame.batch)
         return
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")

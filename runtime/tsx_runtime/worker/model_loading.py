@@ -24,9 +24,9 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.micro_batching import with_micro_batches
-from tsx_runtime.worker.execution.prefetch import overlaps
+from tsx_runtime.worker.execution.prefetch import can_overlap_steps
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.execution.thread_tuning import tuning_of
+from tsx_runtime.worker.execution.thread_tuning import make_tuning
 from tsx_runtime.worker.execution.warmup import warm_up
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.context import Context
@@ -77,7 +77,7 @@ def load_model(order: LoadOrder) -> ServedModel:
     entry = with_micro_batches(loaded, context)
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
-    has_steps = step_times.watch(entry.instance)
+    has_steps = step_times.measure_steps(entry.instance)
     for key, attributes, call in (
         # The original of a form, if it is loaded, has the precision.
         ("precision", ("form", "precision"), "self.in_precision(self.model)"),
@@ -98,7 +98,7 @@ def load_model(order: LoadOrder) -> ServedModel:
             "asyncCommunication and service_envelope exclude each other: requests would run one"
             " after the other. Remove one."
         )
-    alone, in_batches = order["ranks"] == 1, order["mode"] == "batch"
+    is_single_process, is_batched = order["ranks"] == 1, order["mode"] == "batch"
     model = ServedModel(
         entry,
         context,
@@ -107,18 +107,18 @@ def load_model(order: LoadOrder) -> ServedModel:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        # Ranks would fall out of step.
-        retry=alone
+        # A retry on one rank would not be made on the others.
+        retry=is_single_process
         and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],
-        alone=alone,
+        is_single_process=is_single_process,
         prediction_time=PredictionTime(metrics),
         version=order["model_version"],
-        enveloped=order["envelope"] == "kservev2",
+        has_tensor_envelope=order["envelope"] == "kservev2",
         mode=order["mode"],
-        threads=(
-            tuning_of(order["threads"], tunes=in_batches)
+        thread_tuning=(
+            make_tuning(order["threads"], is_tuning=is_batched)
             if order["shares_cores"] and order["threads"]
             else None
         ),
@@ -129,7 +129,10 @@ def load_model(order: LoadOrder) -> ServedModel:
         max_cost=order["max_batch_cost"],
     )
     return model._replace(
-        stops=in_batches and alone and not order["stateful"] and not overlaps(model)
+        stops_for_gone_clients=is_batched
+        and is_single_process
+        and not order["stateful"]
+        and not can_overlap_steps(model)
     )
 
 
@@ -199,7 +202,7 @@ def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
     handler = model.entry.instance
     return {
         "device": device_of(handler, order),
-        "prefetch": model.mode == "batch" and overlaps(model),
+        "prefetch": model.mode == "batch" and can_overlap_steps(model),
         "input": input_of(handler),
         "example": has_example(handler),
         "precision": text_attribute(handler, "precision"),

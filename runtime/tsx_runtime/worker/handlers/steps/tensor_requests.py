@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
 from tsx_runtime.worker.codecs.v2_binary import (
+    DEFAULT_OUTPUT_NAME,
     DTYPES,
-    OUTPUT,
     OutputRequest,
     as_response,
     output_request_of_json,
@@ -209,7 +209,7 @@ def answer_of(
             rows = [_named(row, names) for row in rows]
         return {"predictions": rows} if request.form == PREDICTIONS else rows
     if isinstance(output, list | tuple):
-        output = {f"{OUTPUT}-{number}": value for number, value in enumerate(output)}
+        output = {f"{DEFAULT_OUTPUT_NAME}-{number}": value for number, value in enumerate(output)}
     if request.single:
         output = _row(output, 0, 1)
     if not isinstance(request.form, OutputRequest):
