@@ -19,7 +19,7 @@ from tsx_archiver.storage.private_directory import private_directory, temporary_
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError, map_rows
-from tsx_runtime.worker.forms.loading import load_form, wanted_forms
+from tsx_runtime.worker.forms.loading import configured_forms, load_form
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.models.compiling import compiled, load_library
@@ -149,7 +149,7 @@ class BaseHandler:
             with torch.inference_mode(False):
                 return compiled(self.in_precision(load()), self._config.get("pt2"))
 
-        names = wanted_forms(self._config)
+        names = configured_forms(self._config)
         if not names:
             return reference()
         model, self.form, self.forms_passed_over = load_form(
