@@ -83,8 +83,8 @@ class ChatReply(ChoicesReply):
                     index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}
                 )
             )
-        if piece.finished:
-            events.append(self._delta(index, {}, finished=piece.finished))
+        if piece.finish_reason:
+            events.append(self._delta(index, {}, finish_reason=piece.finish_reason))
         return b"".join(events)
 
     def body(self) -> JsonObject:
@@ -97,7 +97,7 @@ class ChatReply(ChoicesReply):
                 "index": index,
                 "message": message,
                 "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.finished,
+                "finish_reason": choice.finish_reason,
             }
             choices.append(choice_json)
         return self._head | {"choices": choices, "usage": self._usage()}
@@ -106,12 +106,12 @@ class ChatReply(ChoicesReply):
         """Return the piece without tool calls, which are kept for the last piece."""
         tools = self._tool_texts[index]
         piece = piece._replace(text=tools.add(piece.text))
-        if not piece.finished:
+        if not piece.finish_reason:
             return piece
         remaining, self._calls[index] = tools.end()
         return piece._replace(
             text=piece.text + remaining,
-            finished="tool_calls" if self._calls[index] else piece.finished,
+            finish_reason="tool_calls" if self._calls[index] else piece.finish_reason,
         )
 
     def _delta(
@@ -119,14 +119,14 @@ class ChatReply(ChoicesReply):
         index: int,
         delta: JsonObject,
         logprobs: Sequence[TokenLogprob] = (),
-        finished: str | None = None,
+        finish_reason: str | None = None,
     ) -> bytes:
         return self._chunk(
             {
                 "index": index,
                 "delta": delta,
                 "logprobs": self._logprobs(logprobs),
-                "finish_reason": finished,
+                "finish_reason": finish_reason,
             }
         )
 

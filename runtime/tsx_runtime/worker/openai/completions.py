@@ -106,25 +106,27 @@ class CompletionReply(ChoicesReply):
         if not self.streams:
             return b""
         text, self._echo[index] = self._echo[index] + piece.text, ""
-        if not text and not piece.finished and not piece.logprobs:
+        if not text and not piece.finish_reason and not piece.logprobs:
             return b""
-        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finished))
+        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finish_reason))
 
     def body(self) -> JsonObject:
         choices = [
-            self._choice_json(idx, self._echo[idx] + choice.text, choice.logprobs, choice.finished)
+            self._choice_json(
+                idx, self._echo[idx] + choice.text, choice.logprobs, choice.finish_reason
+            )
             for idx, choice in enumerate(self._choices)
         ]
         return self._head | {"choices": choices, "usage": self._usage()}
 
     def _choice_json(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finished: str | None
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
     ) -> JsonObject:
         return {
             "text": text,
             "index": index,
             "logprobs": self._logprobs(index, logprobs),
-            "finish_reason": finished,
+            "finish_reason": finish_reason,
         }
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:

@@ -11,7 +11,7 @@ from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.generation.generator import TextGenerator
-from tsx_runtime.worker.generation.interface import TextPiece, beside_streams
+from tsx_runtime.worker.generation.interface import TextPiece, run_without_blocking_streams
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply
@@ -46,7 +46,7 @@ async def answer(
                 f" and no /{path}.",
                 status=404,
             )
-        reply = await beside_streams(body, REPLIES[path], body, generator, model)
+        reply = await run_without_blocking_streams(body, REPLIES[path], body, generator, model)
         await _generate(
             reply,
             [generator.stream(*continuation) for continuation in reply.continuations],

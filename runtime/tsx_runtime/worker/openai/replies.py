@@ -58,7 +58,7 @@ class Choice:
 
     parts: list[str] = field(default_factory=list)
     tokens: int = 0
-    finished: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -68,7 +68,7 @@ class Choice:
     def add(self, piece: TextPiece) -> None:
         self.parts.append(piece.text)
         self.tokens += piece.tokens
-        self.finished = piece.finished or self.finished
+        self.finish_reason = piece.finish_reason or self.finish_reason
         self.logprobs += piece.logprobs
 
 

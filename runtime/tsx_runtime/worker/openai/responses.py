@@ -198,7 +198,7 @@ class ResponseReply:
         return event({"type": kind, "sequence_number": number} | data, kind)
 
     def _status(self) -> str:
-        return "incomplete" if self._choice.finished == "length" else "completed"
+        return "incomplete" if self._choice.finish_reason == "length" else "completed"
 
     def _position(self) -> JsonObject:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}

@@ -25,7 +25,7 @@ from tsx_runtime.worker.forms.signature import FREE
 
 FILE = "model.xml"  # OpenVINO puts the weights next to it, into model.bin, which workers map.
 INSTALL_COMMAND = "pip install 'tsx-serve[openvino]'"
-# alphas of SmoothQuant; 0.95 is the default of NNCF
+# Alphas of SmoothQuant; 0.95 is NNCF's default.
 SMOOTH_QUANT_OFF, SMOOTH_QUANT_ALPHA = -1.0, 0.95
 COMPARED_CALLS = 8  # calls whose results decide between these two
 TRANSFORMER_OPS = frozenset({"MVN", "ScaledDotProductAttention"})  # MVN: layer normalization

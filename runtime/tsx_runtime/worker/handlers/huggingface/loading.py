@@ -13,9 +13,9 @@ import torch
 from tsx_archiver.metadata.huggingface import MODULES, family
 from tsx_runtime.worker.generation.pretrained import (
     PretrainedFiles,
-    adapter_view,
     check_vocabulary,
-    load_errors,
+    convert_load_errors,
+    load_adapter,
     log_size,
     prepare_for_inference,
 )
@@ -63,7 +63,7 @@ def load(files: PretrainedFiles) -> Loaded:
     task, directory, device, began = files.task, files.directory, files.device, time.monotonic()
     options: dict[str, Any] = {"dtype": files.dtype, "trust_remote_code": files.trusted}
     pipeline = None
-    with load_errors("The model", f"cannot be loaded for the task {task!r}"):
+    with convert_load_errors("The model", f"cannot be loaded for the task {task!r}"):
         import transformers  # an extra
 
         log_size(directory)
@@ -80,7 +80,7 @@ def load(files: PretrainedFiles) -> Loaded:
     model = prepare_for_inference(model, files)
     if tokenizer is not None:
         _prepare(tokenizer, model)
-    adapters = {name: adapter_view(model, name, path) for name, path in files.adapters.items()}
+    adapters = {name: load_adapter(model, name, path) for name, path in files.adapters.items()}
     logger.info(
         "loaded %s for %s in %s on %s in %.1f s",
         type(model).__name__,
