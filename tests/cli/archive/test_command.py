@@ -23,7 +23,7 @@ from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import read_archive
-from tsx_runtime.worker.handler_api.loader import ALTERNATIVES, BUILTIN
+from tsx_runtime.worker.handler_api.loader import BUILTIN, REPLACEMENT_ADVICE
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 ARCHIVE = f"archive {DIGITS}/digits.pt"
@@ -433,7 +433,7 @@ def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) 
     ended = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
     assert "note: " not in ended.out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
-    assert tuple(ALTERNATIVES) == NOT_SERVED
+    assert tuple(REPLACEMENT_ADVICE) == NOT_SERVED
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:

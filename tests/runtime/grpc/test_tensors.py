@@ -53,7 +53,7 @@ def through_the_worker(
     data = b"".join(map(bytes, body.pieces if isinstance(body, wire.Parts) else [body]))
     row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True)
     assert isinstance(wanted, v2_binary.OutputRequest)
-    row = v2_binary.as_row(row)
+    row = v2_binary.row_of_tensors(row)
     about = context()
     answer = v2_binary.TensorResponse(
         row["x"] if result is None else result, wanted, 0, about, "1.0"

@@ -160,7 +160,7 @@ class KServeEnvelope(BaseEnvelope):
             return [[result] for result in results]
         results = []
         for idx, rows in enumerate(requests_rows):
-            with context.only(idx):
+            with context.single_request(idx):
                 results.append(self._call(rows, [idx] * len(rows), context) if rows else [])
         return results
 

@@ -105,7 +105,11 @@ def encode_answers(
             processor = processors.get(idx)
             if processor is None:
                 answers.append(
-                    (200, context.typed(headers, body) if guess_content_type else headers, body)
+                    (
+                        200,
+                        context.add_content_type(headers, body) if guess_content_type else headers,
+                        body,
+                    )
                 )
             else:
                 block = processor.header_block()
@@ -114,7 +118,7 @@ def encode_answers(
                 answers.append(
                     (
                         _status_of(processor),
-                        context.typed(block, body) if guess_content_type else block,
+                        context.add_content_type(block, body) if guess_content_type else block,
                         body,
                     )
                 )

@@ -41,6 +41,6 @@ def send_intermediate_predict_response(
         # A thread that is still running after its batch must not write into another client's
         # response.
         if context.get_request_id(idx) != request_id:
-            context.drop_late(request_id)
+            context.log_dropped_piece(request_id)
             continue
         context.send_piece(idx, encode_body(value, context.json_nan))

@@ -185,7 +185,7 @@ class ContinuousBatch:
         # Headers that depend on the value's type are only for complete responses.
         processor, body = context.processors.get(idx), answer[2]
         headers = b"" if processor is None else processor.header_block()
-        return PARTIAL_STATUS, context.typed(headers, body, part=True), body
+        return PARTIAL_STATUS, context.add_content_type(headers, body, part=True), body
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.device_lost = is_device_lost(error)

@@ -160,7 +160,7 @@ class _MicroBatch:
         if self._laps is not None:
             step_times.begin(self._laps)
         try:
-            with self._context.part(self.positions):
+            with self._context.micro_batch(self.positions):
                 data = getattr(self._handler, STAGES[stage])(data)
             if stage + 1 < len(STAGES):
                 self._pools[stage + 1].submit(self._step, stage + 1, data)

@@ -232,9 +232,9 @@ def test_a_platform_may_ask_for_the_content_type_of_each_answer() -> None:
         "application/json",
         text,
     ]
-    assert context.typed(b"", b'"a"') == b"content-type: application/json\r\n"
+    assert context.add_content_type(b"", b'"a"') == b"content-type: application/json\r\n"
     # The next part of a stream may make it something else than JSON.
-    assert context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
+    assert context.add_content_type(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
 
 
 def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,9 +59,9 @@ TASKS: Mapping[str, Callable[[Loaded], Task]] = {
 }
 # The task for each path of OpenAI's and other APIs.
 OPENAI_TASKS = {
-    openai.EMBEDDINGS: "feature-extraction",
-    **dict.fromkeys(openai.RERANK, "text-ranking"),
-    openai.TRANSCRIPTIONS: "automatic-speech-recognition",
+    openai.EMBEDDINGS_PATH: "feature-extraction",
+    **dict.fromkeys(openai.RERANK_PATHS, "text-ranking"),
+    openai.TRANSCRIPTIONS_PATH: "automatic-speech-recognition",
 }
 WARM_UP_REQUESTS = 3  # The first ones of a process initialise torch.
 _READ_KEY = "\0read"  # the key of a row under which `cost` stores the request
@@ -184,7 +184,7 @@ class HuggingFaceHandler:
 
         The path of a row is unknown here, but these formats differ from the others.
         """
-        for path in (openai.EMBEDDINGS, openai.RERANK[0]):
+        for path in (openai.EMBEDDINGS_PATH, openai.RERANK_PATHS[0]):
             with suppress(InvalidInput):
                 return self.task.read(openai.read(path, row).task_request(""))
         return None

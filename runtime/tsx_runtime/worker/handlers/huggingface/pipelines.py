@@ -76,7 +76,7 @@ class PipelineTask(Task):
             after = {**self.pipeline._postprocess_params, **after}
             options = {**self.pipeline._preprocess_params, **before}
             for number, value in enumerate(request.inputs):
-                chat_templates.begin()
+                chat_templates.limit_next_rendering()
                 prepared = self.pipeline.preprocess(value, **options)
                 for tensors in prepared if isinstance(prepared, Iterator) else (prepared,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
