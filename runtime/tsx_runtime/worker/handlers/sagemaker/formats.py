@@ -31,7 +31,7 @@ UNSUPPORTED = 415
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
-    """Return the numbers of a body; those of a text are float32, others keep their dtype.
+    """Return the numbers of a body as float32 for text formats, or else in their own dtype.
 
     Raises:
         PredictionException: The content type is not supported.
@@ -81,7 +81,7 @@ def _checked(array: Any) -> Any:
 
 
 def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, str]:
-    """Return a body of the supported type that the client prefers, and this type.
+    """Return the body, and its type: the supported type that the client prefers.
 
     Raises:
         PredictionException: The client accepts no supported type.
