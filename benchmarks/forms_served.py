@@ -121,7 +121,7 @@ def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
     from resnet_bytes import model as make
 
     from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
-    from tsx_runtime.worker.forms.bound import bound_of
+    from tsx_runtime.worker.forms.bound import describe_bound
     from tsx_runtime.worker.forms.form import Subject
     from tsx_runtime.worker.forms.kinds import known_forms
     from tsx_runtime.worker.forms.signature import ModelCall, Signature
@@ -149,7 +149,7 @@ def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
     files.mkdir(parents=True)
     with torch.no_grad():
         settings = kind.build(Subject(model, calls, signature, "", device), files)
-    record = FormRecord(form, bound_of(kind, device), settings, signature.as_json())
+    record = FormRecord(form, describe_bound(kind, device), settings, signature.as_json())
     (directory / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     return files
 

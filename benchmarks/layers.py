@@ -142,7 +142,7 @@ class Layers:
                 wire.Kind.REPLY,
                 decoded.batch,
                 outcome.answers,
-                step_times.times(start_time, time.monotonic(), []),
+                step_times.encode_times(start_time, time.monotonic(), []),
             )
         )
         marks.append(marks[-1] + time.thread_time() - start)

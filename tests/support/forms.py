@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
-from tsx_runtime.worker.forms.bound import bound_of
+from tsx_runtime.worker.forms.bound import describe_bound
 from tsx_runtime.worker.forms.form import Form, Subject
 from tsx_runtime.worker.forms.loading import LoadedForm, load_form
 from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
@@ -59,7 +59,7 @@ def built(
     with torch.no_grad(), _quick_compiles():
         settings = form.build(subject, directory)
     signature = None if subject.signature is None else subject.signature.as_json()
-    record = FormRecord(form.name, bound_of(form, device), settings, signature)
+    record = FormRecord(form.name, describe_bound(form, device), settings, signature)
     (model_directory / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     return record
 

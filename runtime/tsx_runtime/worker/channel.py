@@ -19,22 +19,25 @@ from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import Buffer, Frame, Kind
 
-BUFFER_BYTES = 256 << 10  # Frames up to this size need no memory of their own.
-MAX_REUSED_BYTES = 32 << 20  # The memory of a larger frame is not used again.
-MAX_JOINED_BYTES = 32 << 10  # One copy is cheaper than a list of pieces.
-POLL_S = 200e-6  # To fall asleep and wake up takes about half of it.
-# On a single core, the sender could not run meanwhile.
+# The size of the read buffer. A larger frame gets memory of its own.
+BUFFER_BYTES = 256 << 10
+MAX_REUSED_BYTES = 32 << 20  # the largest frame whose memory is reused for the next one
+# Buffers up to this size are joined: one copy is cheaper than a system call for a list of buffers.
+MAX_JOINED_BYTES = 32 << 10
+# The longest time to poll. A blocking read costs about half of it for sleep and wake-up.
+POLL_S = 200e-6
+# On a single core, polling would keep the sender from running.
 CAN_POLL = hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1
 
-# The kind, the batch, the items and `extra`.
+# The arguments of `wire.encode`: the kind, the batch number, the items and `extra`.
 OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameSocket:
-    """The frames of a socket.
+    """A socket that receives and sends frames.
 
-    One thread reads. A second one may read ahead while a batch runs. Any thread may send.
+    One thread reads; while a batch runs, a second thread may read ahead. Any thread may send.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -44,15 +47,15 @@ class FrameSocket:
         self._end = 0
         self._large = memoryview(b"")
         self._lock = threading.Lock()
-        self._answering: int | None = None
+        self._current_batch: int | None = None
         self._reading = threading.Lock()
         # Frames that were read while a batch ran. None is the end of the stream.
         self._queued: deque[Frame | None] = deque()
         self._is_cancelled = False  # All clients of the current batch have disconnected.
         self._selector: selectors.BaseSelector | None = None
         # Whether `read` polls for a frame that may come soon, if nothing else needs the core.
-        self.polls = False
-        self._was_quick = False  # The last wait was shorter than POLL_S.
+        self.is_polling = False
+        self._was_wait_short = False  # The last wait was shorter than POLL_S.
 
     def read(self) -> Frame | None:
         """Return the next frame, or None after the front end has closed the socket.
@@ -64,7 +67,7 @@ class FrameSocket:
 
     def is_cancelled(self) -> bool:
         """Tell whether all clients of the current batch, or the front end, have disconnected."""
-        # If the lock is taken, another thread is reading.
+        # If the lock is taken, another thread already reads the frames that arrive.
         if self._reading.acquire(blocking=False):
             try:
                 while not (self._queued and self._queued[-1] is None) and self.has_frame():
@@ -74,13 +77,13 @@ class FrameSocket:
         return self._is_cancelled
 
     def _queue_next(self) -> None:
-        # The frame in the old buffer keeps it.
+        # The current frame still uses the old buffer.
         self._view, self._start, self._end = self._new_buffer()
         self._large = memoryview(b"")
         frame = self._read()
         if frame is None or frame.kind is not Kind.CANCEL:
             self._queued.append(frame)
-        if frame is None or (frame.kind is Kind.CANCEL and frame.batch == self._answering):
+        if frame is None or (frame.kind is Kind.CANCEL and frame.batch == self._current_batch):
             self._is_cancelled = True
 
     def _new_buffer(self) -> tuple[memoryview, int, int]:
@@ -114,19 +117,20 @@ class FrameSocket:
             self._write(buffers)
 
     def begin(self, batch: int) -> None:
-        """Allow pieces of this batch's responses until its reply."""
-        self._answering = batch
+        """Begin a batch: pieces of its responses may be sent until its reply."""
+        self._current_batch = batch
         self._is_cancelled = False
 
     def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
-        """Send a piece of a response, and return True.
+        """Send a piece of a response of the current batch.
 
-        The result is False, and nothing is sent, if the batch is not the current one. The front
-        end would refuse the piece.
+        Returns:
+            Whether the piece was sent. A piece of another batch is dropped, since the front end
+            would refuse it.
         """
         buffers = wire.encode(Kind.PIECE, batch, [(position, headers, body)])
         with self._lock:
-            if batch != self._answering:
+            if batch != self._current_batch:
                 return False
             self._write(buffers)
         return True
@@ -137,7 +141,7 @@ class FrameSocket:
         """Send the reply to a batch; further pieces are dropped."""
         buffers = wire.encode(Kind.REPLY, batch, answers, extra)
         with self._lock:
-            self._answering = None
+            self._current_batch = None
             self._write(buffers)
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
@@ -147,7 +151,7 @@ class FrameSocket:
             send_buffers(self._sock, buffers)
 
     def send_all(self, frames: Sequence[OutFrame]) -> None:
-        """Send several frames with the system calls of one."""
+        """Send several frames together, with as few system calls as one frame needs."""
         buffers = [buffer for frame in frames for buffer in wire.encode(*frame)]
         with self._lock:
             self._write(buffers)
@@ -172,31 +176,31 @@ class FrameSocket:
             self._view[:unread] = self._view[self._start : self._end]
             self._start, self._end = 0, unread
         while self._end - self._start < size:
-            got = self._receive(self._view[self._end :])
-            if not got:
+            byte_count = self._receive(self._view[self._end :])
+            if not byte_count:
                 return False
-            self._end += got
+            self._end += byte_count
         return True
 
-    def _receive(self, into: memoryview) -> int:
-        if not self.polls:
-            return self._sock.recv_into(into)
-        until = time.monotonic() + POLL_S
-        while self._was_quick:
+    def _receive(self, target: memoryview) -> int:
+        if not self.is_polling:
+            return self._sock.recv_into(target)
+        deadline = time.monotonic() + POLL_S
+        while self._was_wait_short:
             try:
-                return self._sock.recv_into(into, 0, socket.MSG_DONTWAIT)
+                return self._sock.recv_into(target, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._was_quick = time.monotonic() < until
+                self._was_wait_short = time.monotonic() < deadline
                 os.sched_yield()
-        got = self._sock.recv_into(into)
-        self._was_quick = time.monotonic() < until
-        return got
+        byte_count = self._sock.recv_into(target)
+        self._was_wait_short = time.monotonic() < deadline
+        return byte_count
 
     def _read_large(self, header: wire.Header) -> Frame | None:
         """Read a frame that is larger than the buffer.
 
-        The body of a single request gets memory of its own, which the handler keeps. Several
-        bodies share memory that is used again.
+        The body of a single request gets memory of its own, which the handler may keep. The bodies
+        of several requests share memory that is reused for later frames.
         """
         if header.items == 1:
             return self._read_single(header)
@@ -233,34 +237,34 @@ class FrameSocket:
         payload[:filled] = self._view[self._start : self._start + filled]
         self._start += filled
         while filled < len(payload):
-            got = self._sock.recv_into(payload[filled:])
-            if not got:
+            byte_count = self._sock.recv_into(payload[filled:])
+            if not byte_count:
                 return None
-            filled += got
+            filled += byte_count
         return payload
 
 
 def send_buffers(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
-    """Send all buffers, even if the kernel takes only a part at a time."""
-    waiting = [memoryview(buffer) for buffer in buffers if len(buffer)]
-    first = 0
-    while first < len(waiting):
-        sent = sock.sendmsg(waiting[first : first + IOV_MAX])
-        while sent:
-            size = len(waiting[first])
-            if sent < size:
-                waiting[first] = waiting[first][sent:]
+    """Send all buffers, even if the kernel accepts only a part of them per call."""
+    views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    index = 0
+    while index < len(views):
+        sent_bytes = sock.sendmsg(views[index : index + IOV_MAX])
+        while sent_bytes:
+            size = len(views[index])
+            if sent_bytes < size:
+                views[index] = views[index][sent_bytes:]
                 break
-            sent -= size
-            first += 1
+            sent_bytes -= size
+            index += 1
 
 
 def _iov_max() -> int:
     try:
-        known = os.sysconf("SC_IOV_MAX")
+        limit = os.sysconf("SC_IOV_MAX")
     except (AttributeError, ValueError, OSError):
         return 16  # the minimum of POSIX
-    return known if known > 0 else 1024
+    return limit if limit > 0 else 1024
 
 
 IOV_MAX = _iov_max()

@@ -10,7 +10,7 @@ MetricsCacheKeyError        there is no such metric
 MetricsCacheTypeError       the name or the type of a metric has a wrong type
 MetricsCacheValueError      the name or the unit of a metric has a wrong value
 
-ClientsGone is no `Exception`, so that handlers do not catch it by accident.
+ClientsGone is not derived from `Exception`, so that handlers do not catch it by accident.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tsx_runtime.errors import shortened
 
-MAX_MESSAGE_CHARS = 8000  # a traceback may have four times as many
+MAX_MESSAGE_CHARS = 8000  # Tracebacks may be four times as long.
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -36,7 +36,7 @@ class PredictionException(Exception):
     Each client gets `message` with the HTTP status `error_code`.
 
     Attributes:
-        message: The text.
+        message: The text for the clients.
         error_code: The HTTP status.
 
     Examples:
@@ -57,8 +57,9 @@ class PredictionException(Exception):
 class InvalidInput(PredictionException):
     """An error for input that cannot be used: the client gets `message` with the status 400.
 
-    The error is not logged as a failure of the handler. The requests of a batch are then tried one
-    by one, so that only the bad one is refused. `BadRows` names it at once.
+    The error is not logged as a failure of the handler. The requests of the batch are then tried
+    one by one, so that only the bad one is refused. A handler that knows the bad rows raises
+    `BadRows` instead, which avoids these retries.
     """
 
     def __init__(self, message: str) -> None:
@@ -70,8 +71,8 @@ class BadRows(PredictionException):
     """An error for some requests of the batch.
 
     Their clients get a text with the status `error_code`, and the handler runs again with the other
-    requests. A handler must raise it before it sends pieces of a response, since a response that
-    has begun is cut off.
+    requests. A handler must raise it before it sends pieces of a response: after the first piece, a
+    response can only be cut off.
 
     Attributes:
         faults: The text for each bad request, by its position in the data.
@@ -84,7 +85,7 @@ class BadRows(PredictionException):
 
 
 class EngineDied(Exception):
-    """The engine that generates text has ended, so the worker exits; handlers must not catch it."""
+    """The engine that generates text has ended. The worker exits; handlers must not catch this."""
 
 
 class LoadError(Exception):
@@ -106,32 +107,32 @@ class MetricsCacheValueError(ValueError):
     """The name of a metric is empty, or its unit does not fit."""
 
 
-def in_words(error: BaseException) -> str:
-    """Return an error as `ValueError: text`, or its class alone if the text is empty."""
-    text = text_of(error).strip()
+def describe_error(error: BaseException) -> str:
+    """Return an error as `ValueError: text`, or only its class if the text is empty."""
+    text = error_text(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the message of an error, shortened and as valid UTF-8.
 
-    The class may be a user's, and its message may quote a whole batch.
+    The class may be a user's: its `__str__` may fail, and its message may quote a whole batch.
     """
     try:
         text = str(error)
     except BaseException as failure:  # the boundary to a user's code
         return f"(no message: {type(failure).__name__} in its __str__)"
-    return presentable(text)
+    return shorten_and_escape(text)
 
 
-def presentable(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
-    """Shorten a text, and escape what is not valid UTF-8, such as bytes of a file's name."""
+def shorten_and_escape(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """Shorten a text, and escape characters that UTF-8 cannot encode, such as in file names."""
     return (
         shortened(text, max_chars, tail=max_chars // 2).encode(errors="backslashreplace").decode()
     )
 
 
-def each_or_bad(
+def map_rows(
     function: Callable[[int, RowT], ResultT],
     rows: Iterable[RowT],
     kind: type[ValueError] = ValueError,
@@ -159,9 +160,9 @@ def each_or_bad(
 
 
 def form_advice(row: Any) -> str:
-    """Return advice if a row is a text or a file that `curl -d` sent as a form.
+    """Return advice if a row is a text or a file that `curl -d` has sent as a form.
 
-    Such a form has the content as the name of a field without a value.
+    In such a form, the content is the name of a field without a value.
     """
     if not isinstance(row, dict):
         return ""
@@ -177,8 +178,8 @@ def form_advice(row: Any) -> str:
     )
 
 
-def field_names(row: Iterable[str]) -> str:
-    """Return the names of a form's fields for a message; they may be the bytes of a file."""
+def quote_field_names(row: Iterable[str]) -> str:
+    """Quote the names of a form's fields for a message; a name may be the bytes of a file."""
     return "binary data" if _is_binary(row) else ", ".join(map(repr, row)) or "nothing"
 
 

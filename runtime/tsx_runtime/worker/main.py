@@ -1,6 +1,6 @@
 """The main loop of a worker.
 
-It loads the model, then answers one frame after the other until the front end closes the socket.
+A worker loads its model, and then answers frames until the front end closes the socket.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.channel import CAN_POLL, FrameSocket
 from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
-from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
-from tsx_runtime.worker.diagnostics.reporting import reporting
+from tsx_runtime.worker.diagnostics.memory import IdleWatch, keep_freed_memory
+from tsx_runtime.worker.diagnostics.reporting import report_to_front_end
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
-from tsx_runtime.worker.exceptions import ClientsGone, LoadError, in_words
+from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
-from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
+from tsx_runtime.worker.execution.prefetch import can_overlap_steps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
-from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
+from tsx_runtime.worker.model_loading import describe_model, load_model, warm_up_model
 
-# Requests of a batch. In a larger batch a wake-up costs each request little.
+# The largest batch after which the socket is polled. For a larger one, the cost of a wake-up per
+# request is small.
 MAX_POLLED_BATCH = 16
-END_GRACE_S = 5.0  # longest run of a handler after the front end is gone
+END_GRACE_S = 5.0  # how long a handler may run after the front end has gone
 
 logger = logging.getLogger("tsx.worker")
-# The front end gets its text in FAILED, and that of the other logger in REPORT.
-loading = logging.getLogger("tsx.loading")
+# For failures to load, which the front end gets in the frame FAILED, not in a REPORT.
+load_logger = logging.getLogger("tsx.loading")
 
 
 def run(
@@ -53,36 +54,37 @@ def run(
 
     Args:
         sock: The socket to the front end.
-        channel: Another kind of channel on the socket, such as a group's.
+        channel: A channel of another class for the socket, such as a group's.
         ignores_signals: Whether this process ignores SIGINT and SIGTERM.
     """
     if ignores_signals and threading.current_thread() is threading.main_thread():
-        # A Ctrl-C reaches the whole process group, and the front end drains first.
+        # Ctrl-C sends a signal to the whole process group, but the front end must drain first.
         for number in _STOP_SIGNALS:
-            # The programs that a handler starts would inherit SIG_IGN.
+            # SIG_IGN would not do: programs that a handler starts would inherit it.
             signal.signal(number, _ignore_signal)
             if hasattr(signal, "siginterrupt"):
-                # The system calls of libraries must continue.
+                # Signals must not interrupt the system calls of libraries.
                 signal.siginterrupt(number, False)
         if hasattr(os, "register_at_fork"):  # Windows has no fork.
             os.register_at_fork(
-                before=_hold_signals,
-                after_in_parent=_release_signals,
-                after_in_child=_restore_signals,
+                before=_block_signals,
+                after_in_parent=_restore_signal_mask,
+                after_in_child=_reset_signals_in_child,
             )
         if hasattr(signal, "pthread_sigmask"):  # Windows has none.
-            # The fork server has blocked them, and a handler's programs would inherit that.
+            # The fork server has blocked these signals; a handler's programs would inherit the
+            # mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     stderr = logging.StreamHandler()
     stderr.setFormatter(printing.WorkerTextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[stderr])
     keep_freed_memory()
     channel = channel or FrameSocket(sock)
-    pid = os.getpid()
-    running = printing.RunningIds()
+    worker_pid = os.getpid()
+    running_ids = printing.RunningIds()
     try:
-        with reporting(channel, running):
-            model = _load(channel, running)
+        with report_to_front_end(channel, running_ids):
+            model = _load(channel, running_ids)
             if model is not None:
                 _serve(channel, model)
     except FrameError as error:
@@ -90,7 +92,7 @@ def run(
     except ConnectionError:
         pass  # The front end is gone, and all clients with it.
     except OSError:
-        if os.getpid() == pid:
+        if os.getpid() == worker_pid:
             raise
         logger.error(
             "a process that the handler forked returned from the handler; it is stopped, and the"
@@ -101,7 +103,7 @@ def run(
         for handler in logging.getLogger().handlers:
             handler.flush()
         with suppress(OSError):
-            # The thread that polls the socket would hold it open.
+            # Without this, the thread that polls the socket would keep it open.
             sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
@@ -111,107 +113,111 @@ def _ignore_signal(number: int, frame: object) -> None:
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_signal_masks = threading.local()  # the mask of a thread before it forks
+_signal_masks = threading.local()  # the signal mask of each thread before it forks
 
 
-def _hold_signals() -> None:
-    """Hold back a stop signal for a child until the child has reset its signal handlers."""
-    _signal_masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+def _block_signals() -> None:
+    """Block stop signals until a forked child has reset its signal handlers."""
+    _signal_masks.before_fork = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
 
-def _release_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _signal_masks.before)
+def _restore_signal_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _signal_masks.before_fork)
 
 
-def _restore_signals() -> None:
-    """Let stop signals end a process that the handler has forked."""
+def _reset_signals_in_child() -> None:
+    """Let stop signals end this process, which the handler has forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _release_signals()
+    _restore_signal_mask()
 
 
-def begin_process(sock: socket.socket, files: int | None) -> None:
-    """Prepare a process that serves a model and does nothing else."""
+def begin_process(sock: socket.socket, max_open_files: int | None) -> None:
+    """Prepare a process that is only a worker."""
     install_lossy_output()
-    if files is not None:
+    if max_open_files is not None:
         import resource  # Windows has none.
 
         resource.setrlimit(
-            resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            resource.RLIMIT_NOFILE, (max_open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
-    # A handler that never returns would outlive the front end. Otherwise `run` ends the process,
-    # well before this thread does.
+    # This thread ends the process if a handler never returns after the front end has gone.
+    # Otherwise `run` ends the process first.
     threading.Thread(
         target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True
     ).start()
-    # A handler starts processes by the first method, this Python's default. Those of a DataLoader
-    # then need not import torch again, and nothing needs to be pickled.
+    # A handler starts processes by the first method, which is Python's default. With fork, the
+    # processes of a DataLoader need not import torch again, and nothing needs to be pickled.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     if hasattr(os, "register_at_fork"):  # Windows has no fork.
-        # A child process of the handler must neither hold the socket open nor send on it.
+        # A child process of the handler must not keep the socket open or send on it.
         os.register_at_fork(after_in_child=sock.close)
 
 
 def _exit_after_hang_up(fd: int) -> None:
-    """End this process some time after the front end has gone."""
+    """End this process END_GRACE_S after the front end has gone."""
     if hasattr(select, "poll"):  # Windows has none.
         poller = select.poll()
-        poller.register(fd, 0)  # Only a hang-up wakes it.
+        poller.register(fd, 0)  # With the mask 0, only a hang-up ends the poll.
         poller.poll()
         time.sleep(END_GRACE_S)
         os._exit(1)
 
 
-def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | None:
+def _load(channel: FrameSocket, running_ids: printing.RunningIds) -> ServedModel | None:
     frame = channel.read()
     if frame is None:
         return None
     if frame.kind is not Kind.LOAD:
         raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
     order = cast("LoadOrder", json.loads(bytes(frame.extra)))
-    direct = order["at_terminal"] or not order["output"]
-    shape: printing.OutputFormat = "json" if order["log_json"] else "text" if direct else "marked"
+    is_output_direct = order["at_terminal"] or not order["output"]
+    output_format: printing.OutputFormat = (
+        "json" if order["log_json"] else "text" if is_output_direct else "marked"
+    )
     printing.format_output(
-        shape,
+        output_format,
         printing.ModelLabel(order["model_name"], order["model_version"], order["worker"]),
-        running,
+        running_ids,
     )
     if order["output"]:
         label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
         with suppress(OSError):  # The server is stopping.
-            send_output_to(order["output"], label, include_python=not direct)
+            send_output_to(order["output"], label, include_python=not is_output_direct)
     try:
         model = load_model(order)
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)
-        if shape == "marked":
-            # Log files have TorchServe's form.
+        if output_format == "marked":
+            # The lines of log files look as in TorchServe.
             report["outline"] = str(report["traceback"]).rstrip()
-            loading.error(
+            load_logger.error(
                 "%s", "\n".join(filter(None, (str(report["message"]), str(report["outline"]))))
             )
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(report).encode())
         return None
-    running.context = model.context
-    channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts_of(model, order)).encode())
+    running_ids.context = model.context
+    channel.send(Kind.LOADED, frame.batch, extra=json.dumps(describe_model(model, order)).encode())
     return model
 
 
 def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.collect()
-    # The model's objects live as long as the worker, so no collection needs to visit them.
+    # The model's objects live as long as the worker, so collections need not check them.
     gc.freeze()
-    idle = Idle()
+    idle = IdleWatch()
     if model.mode != "batch":
         (continuous if model.mode == "continuous" else async_handlers).serve(
-            channel, model, partial(_on_control_frame, model, idle), idle.end
+            channel, model, partial(_on_control_frame, model, idle), idle.reset
         )
         return
     profile = (
-        profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
+        profiling.Profile(model.context.model_name, model.worker)
+        if profiling.is_enabled()
+        else None
     )
-    serve = _serve_ahead if overlaps(model) else _serve_in_turn
+    serve = _serve_ahead if can_overlap_steps(model) else _serve_in_turn
     try:
         serve(channel, model, idle, partial(profile.call, _reply) if profile else _reply)
     finally:
@@ -220,26 +226,33 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
 
 
 def _serve_ahead(
-    channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
+    channel: FrameSocket, model: ServedModel, idle: IdleWatch, reply: Callable[..., bool]
 ) -> None:
-    for waiting in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
-        idle.asked = 0
-        if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
+    for read_batch in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
+        idle.heartbeats = 0
+        if not reply(
+            channel,
+            model,
+            read_batch.batch,
+            read_batch.items,
+            read_batch.prepared,
+            read_batch.started_at,
+        ):
             return
-        del waiting  # An idle worker keeps no body in memory.
+        del read_batch  # An idle worker keeps no body in memory.
 
 
 def _serve_in_turn(
-    channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
+    channel: FrameSocket, model: ServedModel, idle: IdleWatch, reply: Callable[..., bool]
 ) -> None:
-    # In any other thread, the front end runs in the same process.
+    # If this is not the main thread, the front end runs in the same process and needs the core.
     may_poll = CAN_POLL and threading.current_thread() is threading.main_thread()
     while (frame := channel.read()) is not None:
-        channel.polls = may_poll and len(frame.items) <= MAX_POLLED_BATCH
+        channel.is_polling = may_poll and len(frame.items) <= MAX_POLLED_BATCH
         if frame.kind is not Kind.BATCH:
             _on_control_frame(model, idle, channel, frame)
         else:
-            idle.asked = 0
+            idle.heartbeats = 0
             if not reply(channel, model, frame.batch, frame.items):
                 return
         del frame  # An idle worker keeps no body in memory.
@@ -250,32 +263,36 @@ def _reply(
     model: ServedModel,
     batch: int,
     items: Sequence[Item],
-    ahead: PreparedBatch | None = None,
-    began: float | None = None,
+    prepared: PreparedBatch | None = None,
+    started_at: float | None = None,
 ) -> bool:
-    """Answer one batch, and tell whether this process can answer another one.
+    """Answer a batch, and return whether this process can answer another one.
 
-    The batch was started at `began` (time.monotonic()), or now.
+    `started_at` is the start of the batch (time.monotonic()); None means now.
     """
     channel.begin(batch)
-    if model.threads is not None:
-        model.threads.begin(len(items))
+    if model.thread_tuning is not None:
+        model.thread_tuning.begin(len(items))
     start = time.monotonic()
-    if ahead is not None:
-        laps = step_times.begin(ahead.laps)
+    if prepared is not None:
+        laps = step_times.begin(prepared.laps)
     elif model.has_steps:
         laps = step_times.begin_next()
     else:
         laps = []
     outcome = answer_batch(
-        model, items, partial(_send_piece, channel, batch, model.stops), ahead, start
+        model,
+        items,
+        partial(_send_piece, channel, batch, model.stops_for_gone_clients),
+        prepared,
+        start,
     )
-    done = time.monotonic()
-    if model.threads is not None:
-        model.threads.end(done, done - start)
-    if model.prediction_time is not None and done >= model.prediction_time.due:
-        model.prediction_time.report(start, done)
-    extra = step_times.times(start if began is None else began, done, laps)
+    end = time.monotonic()
+    if model.thread_tuning is not None:
+        model.thread_tuning.end(end, end - start)
+    if model.prediction_time is not None and end >= model.prediction_time.next_report_at:
+        model.prediction_time.report(start, end)
+    extra = step_times.encode_times(start if started_at is None else started_at, end, laps)
     if pending := model.metrics.pending:
         extra += json.dumps(pending.take()).encode()
     channel.reply(batch, outcome.answers, extra)
@@ -284,13 +301,15 @@ def _reply(
     return not outcome.device_lost
 
 
-def _on_control_frame(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame) -> None:
-    """Handle a frame that is no batch."""
-    if frame.kind is Kind.CANCEL:  # The batch is complete, or cannot be stopped.
+def _on_control_frame(
+    model: ServedModel, idle: IdleWatch, channel: FrameSocket, frame: Frame
+) -> None:
+    """Handle a frame that is not a batch."""
+    if frame.kind is Kind.CANCEL:  # The batch is complete already, or cannot be stopped.
         return
     if frame.kind is Kind.THREADS:
-        if model.threads is not None:
-            model.threads.reshare(frame.batch)
+        if model.thread_tuning is not None:
+            model.thread_tuning.set_cores(frame.batch)
         return
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")
@@ -299,9 +318,14 @@ def _on_control_frame(model: ServedModel, idle: Idle, channel: FrameSocket, fram
 
 
 def _send_piece(
-    channel: FrameSocket, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer
+    channel: FrameSocket,
+    batch: int,
+    stops_for_gone_clients: bool,
+    position: int,
+    headers: Buffer,
+    body: Buffer,
 ) -> None:
-    if stops and channel.is_cancelled():
+    if stops_for_gone_clients and channel.is_cancelled():
         raise ClientsGone
     if not channel.send_piece(batch, position, headers, body):
         logger.warning(
@@ -311,20 +335,20 @@ def _send_piece(
 
 
 def failure_report(error: BaseException) -> dict[str, str | bool]:
-    """Return the message, the traceback without frames of tsx, and its outline for the log."""
+    """Return the message, the traceback without tsx's frames, and the outline for the log."""
     cause, message = error.__cause__, str(error)
     if not isinstance(error, LoadError):
-        cause, message = error, f"The model could not be loaded: {in_words(error)}"
+        cause, message = error, f"The model could not be loaded: {describe_error(error)}"
     if cause is None:
         return {"message": message, "traceback": "", "outline": "", "out_of_memory": False}
     lines = outline(cause).splitlines()
-    short = "\n".join(
+    short_outline = "\n".join(
         dropwhile(lambda line: line[:2] != "  " and line.partition(": ")[2] in message, lines)
     )
     return {
         "message": message,
         "traceback": _handler_traceback(cause),
-        "outline": short,
+        "outline": short_outline,
         "out_of_memory": is_out_of_memory(cause),
     }
 

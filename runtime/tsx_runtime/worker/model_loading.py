@@ -24,9 +24,9 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.micro_batching import with_micro_batches
-from tsx_runtime.worker.execution.prefetch import overlaps
+from tsx_runtime.worker.execution.prefetch import can_overlap_steps
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.execution.thread_tuning import tuning_of
+from tsx_runtime.worker.execution.thread_tuning import make_tuning
 from tsx_runtime.worker.execution.warmup import warm_up
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.context import Context
@@ -45,11 +45,11 @@ def load_model(order: LoadOrder) -> ServedModel:
 
     Raises:
         LoadError: The model cannot be loaded.
-        BaseException: The handler raised one that is no `Exception`.
+        BaseException: The handler raised an error that is not an `Exception`.
     """
     model_dir = Path(order["model_dir"])
     _apply_resources(order)
-    _enter(model_dir)
+    _enter_directory(model_dir)
     ts_shim.install()
     _limit_threads(order["threads"])
     metrics = Metrics(order["model_name"])
@@ -59,7 +59,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         order["model_dir"],
         order["manifest"],
         order["batch_size"],
-        gpu_of_rank(order),
+        assigned_gpu(order),
         order["server_version"],
         order["limit_max_image_pixels"],
         metrics,
@@ -73,18 +73,18 @@ def load_model(order: LoadOrder) -> ServedModel:
     if order["handler"] in (HANDLER, GENERATION_HANDLER):
         _forbid_external_code(model_dir, trusted=order["trust_remote_code"])
     coroutines = Coroutines()
-    loaded = load_entry(order["handler"], model_dir, context, coroutines)
-    entry = with_micro_batches(loaded, context)
+    loaded_handler = load_entry(order["handler"], model_dir, context, coroutines)
+    entry = with_micro_batches(loaded_handler, context)
     if order["envelope"]:
-        entry = _enveloped(entry, order["envelope"], coroutines)
-    has_steps = step_times.watch(entry.instance)
+        entry = _add_envelope(entry, order["envelope"], coroutines)
+    has_steps = step_times.measure_steps(entry.instance)
     for key, attributes, call in (
-        # The original of a form, if it is loaded, has the precision.
+        # With a form, the precision applies only to the original model, which may be loaded later.
         ("precision", ("form", "precision"), "self.in_precision(self.model)"),
         ("forms", ("form",), "self.in_form(load)"),
     ):
         if context.model_yaml_config.get(key) is not None and not any(
-            text_of(entry.instance, name) for name in attributes
+            text_attribute(entry.instance, name) for name in attributes
         ):
             logger.warning(
                 "%s in model-config.yaml has no effect: %s does not apply it. In its initialize,"
@@ -98,7 +98,7 @@ def load_model(order: LoadOrder) -> ServedModel:
             "asyncCommunication and service_envelope exclude each other: requests would run one"
             " after the other. Remove one."
         )
-    alone, in_batches = order["ranks"] == 1, order["mode"] == "batch"
+    is_single_process, is_batched = order["ranks"] == 1, order["mode"] == "batch"
     model = ServedModel(
         entry,
         context,
@@ -107,37 +107,40 @@ def load_model(order: LoadOrder) -> ServedModel:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        # Ranks would fall out of step.
-        retry=alone
+        # A retry on one rank would not be made on the others.
+        retry=is_single_process
         and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],
-        alone=alone,
+        is_single_process=is_single_process,
         prediction_time=PredictionTime(metrics),
         version=order["model_version"],
-        enveloped=order["envelope"] == "kservev2",
+        has_tensor_envelope=order["envelope"] == "kservev2",
         mode=order["mode"],
-        threads=(
-            tuning_of(order["threads"], tunes=in_batches)
+        thread_tuning=(
+            make_tuning(order["threads"], is_tuning=is_batched)
             if order["shares_cores"] and order["threads"]
             else None
         ),
         error_status=order["handler_error_status"],
         has_steps=has_steps,
         is_builtin=type(entry.instance).__module__.startswith("tsx_runtime."),
-        cost=_cost_of(loaded) if order["max_batch_cost"] else None,
+        cost=_find_cost_function(loaded_handler) if order["max_batch_cost"] else None,
         max_cost=order["max_batch_cost"],
     )
     return model._replace(
-        stops=in_batches and alone and not order["stateful"] and not overlaps(model)
+        stops_for_gone_clients=is_batched
+        and is_single_process
+        and not order["stateful"]
+        and not can_overlap_steps(model)
     )
 
 
 def _forbid_external_code(model_dir: Path, *, trusted: bool) -> None:
-    """Check that a Hugging Face model consists of its archive alone, whatever its files name.
+    """Check that a Hugging Face model needs no files from outside its archive.
 
     Raises:
-        LoadError: A file names code or weights elsewhere.
+        LoadError: A file refers to code or weights elsewhere.
     """
     if not trusted:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -155,8 +158,8 @@ def _forbid_external_code(model_dir: Path, *, trusted: bool) -> None:
         )
 
 
-def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
-    """Return `cost(request)` of the handler's class, or of the module of its function."""
+def _find_cost_function(entry: LoadedHandler) -> Callable[[Any], float] | None:
+    """Return the function `cost(request)` of the handler's class or module, if it has one."""
     functions = getattr(entry.call, "__globals__", {})
     cost = (
         functions.get("cost") if entry.instance is None else getattr(entry.instance, "cost", None)
@@ -164,8 +167,8 @@ def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
     return cost if callable(cost) else None
 
 
-def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> LoadedHandler:
-    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # Few models have one.
+def _add_envelope(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> LoadedHandler:
+    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # Few models have an envelope.
 
     if envelope not in ENVELOPES:
         raise LoadError(
@@ -183,7 +186,7 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
         return
     from tsx_archiver import parse_model_config  # It imports pydantic.
 
-    # The registration has reported its errors.
+    # Errors were reported at the registration already.
     config, _ = parse_model_config(model.context.model_yaml_config)
     warm_up(
         model,
@@ -194,22 +197,22 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
     )
 
 
-def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
-    """Return the facts of a loaded model for the front end."""
+def describe_model(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
+    """Return the properties of a loaded model that the front end needs."""
     handler = model.entry.instance
     return {
-        "device": device_of(handler, order),
-        "prefetch": model.mode == "batch" and overlaps(model),
-        "input": input_of(handler),
+        "device": find_device(handler, order),
+        "prefetch": model.mode == "batch" and can_overlap_steps(model),
+        "input": find_input_kind(handler),
         "example": has_example(handler),
-        "precision": text_of(handler, "precision"),
-        "form": text_of(handler, "form"),
+        "precision": text_attribute(handler, "precision"),
+        "form": text_attribute(handler, "form"),
         "forms_passed_over": list(getattr(handler, "forms_passed_over", ())),
     }
 
 
-def text_of(instance: Any, name: str) -> str | None:
-    """Return an attribute of the handler: the applied `precision`, or the `form` of the model.
+def text_attribute(instance: Any, name: str) -> str | None:
+    """Return a text attribute of the handler, such as the applied `precision` or `form`.
 
     The result is None if nothing is configured, or if the handler ignores the setting.
     """
@@ -217,17 +220,17 @@ def text_of(instance: Any, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def device_of(instance: Any, order: LoadOrder) -> str:
-    """Return the device that the handler declares, or else the assigned one."""
+def find_device(instance: Any, order: LoadOrder) -> str:
+    """Return the handler's `device`, or the assigned device if it has none."""
     device = getattr(instance, "device", None)
     if device is not None:
         return str(device)
-    gpu = gpu_of_rank(order)
+    gpu = assigned_gpu(order)
     return "cpu" if gpu is None else f"cuda:{gpu}"
 
 
-def input_of(instance: Any) -> str | None:
-    """Return the handler's `input_kind`, for the form on the server's page."""
+def find_input_kind(instance: Any) -> str | None:
+    """Return the handler's `input_kind`, which selects the form on the server's page."""
     kind = getattr(instance, "input_kind", "json" if has_example(instance) else None)
     return kind if kind in INPUT_KINDS else None
 
@@ -235,15 +238,15 @@ def input_of(instance: Any) -> str | None:
 def has_example(instance: Any) -> bool:
     """Tell whether the handler's `describe_handle` has an example of a request.
 
-    `BaseHandler` has one for a model that takes tensors.
+    `BaseHandler` has an example for a model that takes tensors.
     """
     return getattr(instance, "_takes_tensors", False) is True
 
 
-def gpu_of_rank(order: LoadOrder) -> int | None:
-    """Return the GPU of this process, counted among its visible ones.
+def assigned_gpu(order: LoadOrder) -> int | None:
+    """Return the GPU of this process, as an index of its visible GPUs.
 
-    The ranks of a group divide the worker's GPUs in their order.
+    The ranks of a group divide the worker's GPUs among them, in order.
     """
     if order["gpu_id"] is None or order["ranks"] == 1:
         return order["gpu_id"]
@@ -251,7 +254,7 @@ def gpu_of_rank(order: LoadOrder) -> int | None:
 
 
 def _apply_resources(order: LoadOrder) -> None:
-    """Apply the assigned cores and devices before any library counts them."""
+    """Apply the assigned cores and devices, before libraries read their numbers."""
     os.environ.update(order["variables"])
     protect_compiler_cache()
     if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
@@ -263,8 +266,8 @@ def _apply_resources(order: LoadOrder) -> None:
             )
 
 
-def _enter(model_dir: Path) -> None:
-    """Enter the model's directory: handlers open its files by relative path, and import them."""
+def _enter_directory(model_dir: Path) -> None:
+    """Change to the model's directory, so that handlers can open and import its files."""
     try:
         os.chdir(model_dir)
     except OSError as error:

@@ -23,7 +23,7 @@ from tsx_cli.archive.model_file import UNSUPPORTED_HANDLERS
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import read_archive
-from tsx_runtime.worker.handler_api.loader import ALTERNATIVES, BUILTIN
+from tsx_runtime.worker.handler_api.loader import BUILTIN, REPLACEMENT_ADVICE
 
 CODE_OPTIONS = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 ARCHIVE = f"archive {DIGITS}/digits.pt"
@@ -429,7 +429,7 @@ def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) 
     result = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
     assert "note: " not in result.out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *UNSUPPORTED_HANDLERS}
-    assert tuple(ALTERNATIVES) == UNSUPPORTED_HANDLERS
+    assert tuple(REPLACEMENT_ADVICE) == UNSUPPORTED_HANDLERS
 
 
 def test_network_code_for_a_model_that_has_its_own_is_refused(run: Run) -> None:

@@ -54,7 +54,7 @@ def through_the_worker(
         f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True
     )
     assert isinstance(output_request, v2_binary.OutputRequest)
-    row = v2_binary.as_row(row)
+    row = v2_binary.row_of_tensors(row)
     response_context = context()
     answer = v2_binary.TensorResponse(
         row["x"] if result is None else result, output_request, 0, response_context, "1.0"

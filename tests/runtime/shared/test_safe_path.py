@@ -20,7 +20,7 @@ from tsx_cli.serve import background
 from tsx_runtime.core.workers.forked import _clean_start, _main_hidden
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN, run_module
-from tsx_runtime.worker.launch.group import RANK_BOOT
+from tsx_runtime.worker.launch.group import RANK_PROGRAM
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -129,7 +129,7 @@ def test_a_worker_program_runs_no_file_of_the_working_directory(hostile: Path) -
         )
     assert marks(hostile) == [], program.stderr
     path = json.dumps([directory for directory in sys.path if directory])
-    rank = run(["-c", RANK_BOOT, path, "{}"], hostile)
+    rank = run(["-c", RANK_PROGRAM, path, "{}"], hostile)
     assert marks(hostile) == []
     assert "TypeError: run_rank() missing" in rank.stderr
 

@@ -71,7 +71,7 @@ def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, p
     with front, back, ThreadPoolExecutor(1) as pool:
         writer = pool.submit(write)
         channel = FrameSocket(back)
-        channel.polls = polls
+        channel.is_polling = polls
         for number, size in enumerate(sizes):
             message = channel.read()
             assert bodies(message) == [bytes([number]) * size]
@@ -131,8 +131,9 @@ def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
     with front, Watched(fileno=plain.detach()) as back:
         monkeypatch.setattr(time, "monotonic", monotonic)
         channel = FrameSocket(back)
-        channel.polls = True
-        # The first frame is waited for and comes at once, so the second is looked for, and is there.
+        channel.is_polling = True
+        # The first frame is waited for and comes at once, so the second is looked for, and is
+        # there.
         for number in (1, 2):
             front.sendall(frame(number, b"a"))
             channel.read()

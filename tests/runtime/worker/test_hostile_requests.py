@@ -16,7 +16,7 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import TENSORS_HEAD, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.codecs.v2_binary import as_row
+from tsx_runtime.worker.codecs.v2_binary import row_of_tensors
 from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -112,7 +112,7 @@ def test_any_json_in_the_place_of_tensors_is_read_or_refused(
     meta = request_meta("id", b"", [(TENSORS_HEAD, b"%d" % len(head))])
     try:
         row, _ = read_row(str(meta, "latin-1"), head + raw, decode=True)
-        as_row(row)
+        row_of_tensors(row)
     except BadRequest:
         return
     assert "body" in row

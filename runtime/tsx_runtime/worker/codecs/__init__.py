@@ -1,1 +1,1 @@
-"""Codecs: request bodies to a handler's input, and its results to response bodies."""
+"""Codecs: they decode request bodies for a handler, and encode its results as response bodies."""

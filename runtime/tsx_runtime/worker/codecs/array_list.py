@@ -1,4 +1,4 @@
-"""An array that handlers can use like a list."""
+"""A numpy array whose truth value is that of a list."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class ListLike(np.ndarray[Any, Any]):
-    """An array with the truth value of a list.
+    """An array that is true if it has elements, like a list.
 
-    Handlers write `row.get("data") or row.get("body")`, for which an array of numpy raises.
+    Handlers write `row.get("data") or row.get("body")`; a plain numpy array raises an error there.
     """
 
     def __bool__(self) -> bool:
@@ -26,12 +26,12 @@ class ListLike(np.ndarray[Any, Any]):
     ) -> Any:
         """Return plain arrays from operations.
 
-        `if array > 5` must not be true merely because the array has elements.
+        Otherwise `if array > 5` would be true for every array with elements.
         """
-        plain = [_plain(value) for value in inputs]
+        plain_inputs = [_plain(value) for value in inputs]
         if out is not None:
             options["out"] = tuple(_plain(value) for value in out)
-        return getattr(ufunc, method)(*plain, **options)
+        return getattr(ufunc, method)(*plain_inputs, **options)
 
 
 def _plain(value: Any) -> Any:

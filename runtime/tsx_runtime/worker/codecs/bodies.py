@@ -1,6 +1,7 @@
-"""JSON objects in bodies, declared for pydantic.
+"""Pydantic models of JSON bodies.
 
-The module reads them, declares the fields that formats share, and describes a wrong field.
+The module validates bodies, declares field types that several formats share, and words the error
+for an invalid field.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ MAX_TOKENS = 1 << 31
 
 StringT = TypeVar("StringT", bound=str)
 
-one_or_several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+wrap_text_in_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None
-Stops: TypeAlias = Annotated[list[StringT], one_or_several, Field(max_length=MAX_STOPS)]
+Stops: TypeAlias = Annotated[list[StringT], wrap_text_in_list, Field(max_length=MAX_STOPS)]
 TokenCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None
 
 
 class RefusedField(InvalidInput):
-    """The error of a request's field that cannot be used as it is."""
+    """The error for a field of a request that is invalid or not supported."""
 
     def __init__(
         self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400
@@ -40,7 +41,7 @@ class RefusedField(InvalidInput):
 
 
 class BodyObject(BaseModel):
-    """An object in a body. A null field counts as missing, as in OpenAI's API."""
+    """A JSON object in a body. A field that is null counts as missing, as in OpenAI's API."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -57,12 +58,12 @@ class BodyObject(BaseModel):
 BodyT = TypeVar("BodyT", bound=BodyObject)
 
 
-def validated(kind: type[BodyT], body: Any) -> BodyT:
+def validate_body(kind: type[BodyT], body: Any) -> BodyT:
     """Validate a body.
 
     Args:
         kind: The class of the object.
-        body: The body as a handler gets it: bytes, or parsed.
+        body: The body as a handler gets it: bytes, text or parsed JSON.
 
     Raises:
         RefusedField: A field is wrong.
@@ -76,28 +77,30 @@ def validated(kind: type[BodyT], body: Any) -> BodyT:
 
 
 def _refusal(error: ValidationError) -> RefusedField:
-    first = error.errors(include_url=False)[0]
-    reason, path = requirement(first), ""
-    for step in first["loc"]:
+    detail = error.errors(include_url=False)[0]
+    reason, path = describe_requirement(detail), ""
+    for step in detail["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     if not path:
         return RefusedField(
             f"The body cannot be read: {reason}. Send a JSON object with the header Content-Type:"
             " application/json."
         )
-    if first["type"] == "extra_forbidden":
-        return unsupported(path)
-    if first["type"] == "missing":
+    if detail["type"] == "extra_forbidden":
+        return unsupported_field_error(path)
+    if detail["type"] == "missing":
         return RefusedField(
             f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter"
         )
     return RefusedField(
-        f"The field '{path}' is {shown(first['input'])}: {reason}.", path, code="invalid_value"
+        f"The field '{path}' is {quote_value(detail['input'])}: {reason}.",
+        path,
+        code="invalid_value",
     )
 
 
-def unsupported(path: str) -> RefusedField:
-    """Return the error of a field that exists in the API and is not supported."""
+def unsupported_field_error(path: str) -> RefusedField:
+    """Return the error for a field that exists in the API but is not supported here."""
     return RefusedField(
         f"The field '{path}' is not supported here. Send the request without it.",
         path,
@@ -105,12 +108,12 @@ def unsupported(path: str) -> RefusedField:
     )
 
 
-def requirement(error: Mapping[str, Any]) -> str:
-    """Return what pydantic requires, worded to follow a text that names the value."""
+def describe_requirement(error: Mapping[str, Any]) -> str:
+    """Return the requirement of a pydantic error, to be put after the quoted value."""
     return re.sub(r"^[A-Z]\w+ should", "it must", error["msg"].removeprefix("Value error, "))
 
 
-def shown(value: Any) -> str:
-    """Return a value as text for an error, of at most 80 characters."""
+def quote_value(value: Any) -> str:
+    """Return a value as JSON for an error message, cut after 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,14 +1,15 @@
-"""Envelopes: a protocol's wrapping of requests and responses.
+"""Envelopes: the wrapping of requests and responses that a protocol prescribes.
 
-It is removed before the handler and added after it. `service_envelope` names an envelope: `body`,
-`json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol).
+A request's envelope is removed before the handler runs, and the response's is added afterwards. The
+setting `service_envelope` is `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open
+Inference Protocol).
 
-A request that does not have its envelope's form gets a 400, and its neighbours are answered without
-it. TorchServe reads only the first request of a batch; all are answered here. The handler is called
-once if each request holds one instance, and else once for each request.
+A request without the envelope gets a 400, and the others of its batch are answered without it.
+TorchServe reads only the first request of a batch; here all are answered. The handler is called
+once if each request holds one instance, and otherwise once for each request.
 
-In a workflow only the first nodes remove the envelope, and only the leaves add it. Between them go
-the handler's results, each as bytes, as rows of the next node.
+In a workflow only the first nodes remove the envelope, and only the last nodes add it. Other nodes
+pass the handler's results on as rows of the next node, each one as bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 class RequestRows(NamedTuple):
     """The rows of one request.
 
-    A request of the Open Inference Protocol has an id, and names of its tensors, too.
+    A request of the Open Inference Protocol also has an id and the names of its tensors.
     """
 
     rows: list[Any]
@@ -48,35 +49,40 @@ class BaseEnvelope:
         self._handle_fn = handle_fn
 
     def handle(self, data: Any, context: Context) -> Any:
-        # A description is asked for without a body.
+        # A request for a description has no body.
         if context.get_request_header(0, "describe") == "True":
             return self._handle_fn(data, context)
         return self.answer([_row_content(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """Answer requests by their contents.
+        """Return the responses to the requests with these contents.
 
-        A content is a row's `data` or `body`, or the row itself without them.
+        The content of a request is its row's `data` or `body`, or the row itself without both.
         """
         raise NotImplementedError
 
-    def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:
-        """Return the handler's results for rows that belong to these requests.
+    def _call(self, rows: list[Any], request_indexes: Sequence[int], context: Context) -> Any:
+        """Return the handler's results for rows.
 
-        The rows that it refuses are refused as requests.
+        Args:
+            rows: The rows of all requests.
+            request_indexes: The index of each row's request. If the handler refuses a row, its
+                request is refused.
+            context: The context of the handler.
         """
         try:
             return self._handle_fn(rows, context)
         except BadRows as error:
-            if all(0 <= idx < len(owners) for idx in error.faults):
+            if all(0 <= idx < len(request_indexes) for idx in error.faults):
                 raise BadRows(
-                    {owners[idx]: fault for idx, fault in error.faults.items()}, error.error_code
+                    {request_indexes[idx]: fault for idx, fault in error.faults.items()},
+                    error.error_code,
                 ) from error
             raise
 
 
 class BodyEnvelope(BaseEnvelope):
-    """An envelope whose handler gets the bodies themselves in place of rows."""
+    """An envelope that gives the handler the bodies themselves instead of rows."""
 
     def answer(self, contents: list[Any], context: Context) -> Any:
         return self._call(contents, range(len(contents)), context)
@@ -86,15 +92,15 @@ class KServeEnvelope(BaseEnvelope):
     """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        places = [context.workflow_place(idx) for idx in range(len(contents))]
+        workflow_places = [context.workflow_place(idx) for idx in range(len(contents))]
         requests: list[RequestRows] = []
         faults: dict[int, str] = {}
         for idx, content in enumerate(contents):
             try:
-                if places[idx] in ("inner", "last"):
-                    requests.append(_read_parents(content))
+                if workflow_places[idx] in ("inner", "last"):
+                    requests.append(_read_parent_results(content))
                 else:
-                    document = _json(content)
+                    document = _parse_body(content)
                     requests.append(self.read(document))
                     context.keep_parameters(idx, document)
             except MalformedTensors as error:
@@ -108,8 +114,11 @@ class KServeEnvelope(BaseEnvelope):
             raise BadRows(faults)
         answers = []
         for idx, results in enumerate(self.results(requests, context)):
-            if places[idx] in ("first", "inner") and context.get_response_status(idx)[0] < 400:
-                answers.append(_relay(results, requests[idx], context))
+            if (
+                workflow_places[idx] in ("first", "inner")
+                and context.get_response_status(idx)[0] < 400
+            ):
+                answers.append(_relay_results(results, requests[idx], context))
             else:
                 answers.append(self.write(_parse_json_texts(results), requests[idx], idx, context))
         return answers
@@ -120,7 +129,7 @@ class KServeEnvelope(BaseEnvelope):
         Raises:
             MalformedTensors: The document does not have the protocol's form.
         """
-        return RequestRows(_instances(document))
+        return RequestRows(_read_instances(document))
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         """Add the envelope."""
@@ -151,7 +160,7 @@ class KServeEnvelope(BaseEnvelope):
             return [[result] for result in results]
         results = []
         for idx, rows in enumerate(requests_rows):
-            with context.only(idx):
+            with context.single_request(idx):
                 results.append(self._call(rows, [idx] * len(rows), context) if rows else [])
         return results
 
@@ -164,18 +173,20 @@ class JSONEnvelope(KServeEnvelope):
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         """Return the handler's results for each request, after one call for all instances."""
-        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
+        request_indexes = [idx for idx, request in enumerate(requests) for _ in request.rows]
         results = (
-            self._call([row for request in requests for row in request.rows], owners, context)
-            if owners
+            self._call(
+                [row for request in requests for row in request.rows], request_indexes, context
+            )
+            if request_indexes
             else []
         )
-        _check_length(results, len(owners), "instances")
+        _check_length(results, len(request_indexes), "instances")
         remaining = iter(results)
         return [list(islice(remaining, len(request.rows))) for request in requests]
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
-        return _as_text({"predictions": results}, context.json_nan)
+        return _as_json_text({"predictions": results}, context.json_nan)
 
 
 class KServev2Envelope(KServeEnvelope):
@@ -185,7 +196,7 @@ class KServev2Envelope(KServeEnvelope):
     """
 
     def read(self, document: Any) -> RequestRows:
-        inputs = _inputs(document)
+        inputs = _read_inputs(document)
         return RequestRows(
             inputs, [entry["name"] for entry in inputs], str(document.get("id") or "") or None
         )
@@ -193,11 +204,11 @@ class KServev2Envelope(KServeEnvelope):
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         """Return the handler's results for each request.
 
-        Handlers find the names of the first request in the context.
+        The context gives handlers the tensor names and the id of the first request.
         """
-        first = requests[0]
-        context.input_names = first.names  # type: ignore[attr-defined]  # for handlers
-        context.input_request_id = first.id or context.get_request_id(0)  # type: ignore[attr-defined]
+        first_request = requests[0]
+        context.input_names = first_request.names  # type: ignore[attr-defined]  # for handlers
+        context.input_request_id = first_request.id or context.get_request_id(0)  # type: ignore[attr-defined]
         return super().results(requests, context)
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
@@ -205,7 +216,7 @@ class KServev2Envelope(KServeEnvelope):
             "id": request.id or context.get_request_id(idx),
             "model_name": context.model_name,
             "model_version": (context.manifest.get("model") or {}).get("modelVersion"),
-            "outputs": _outputs(results, request.names),
+            "outputs": _output_tensors(results, request.names),
         }
 
 
@@ -225,7 +236,7 @@ def _row_content(row: Any) -> Any:
 
 
 def _parse_json_texts(results: Any) -> Any:
-    """Return the results, with JSON text parsed."""
+    """Return the results, in which texts that are JSON are parsed."""
     return (
         [json.loads(value) if isinstance(value, JsonText) else value for value in results]
         if isinstance(results, list)
@@ -233,7 +244,7 @@ def _parse_json_texts(results: Any) -> Any:
     )
 
 
-def _relay(results: Any, request: RequestRows, context: Context) -> RelayedRows:
+def _relay_results(results: Any, request: RequestRows, context: Context) -> RelayedRows:
     """Return the results as rows for the next nodes of a workflow."""
     if not isinstance(results, list):
         raise PredictionFailed(
@@ -244,34 +255,36 @@ def _relay(results: Any, request: RequestRows, context: Context) -> RelayedRows:
     return RelayedRows(json.dumps(request._replace(rows=rows)))
 
 
-def _read_parents(content: Any) -> RequestRows:
-    """Read the rows of the nodes before this one.
+def _read_parent_results(content: Any) -> RequestRows:
+    """Read the rows that the previous nodes of the workflow have sent.
 
-    They are the `body`, or come under the names of several nodes.
+    One previous node sends them as the `body`; several send them under their names.
     """
-    parents = content if isinstance(content, dict) else {"body": content}
+    results_by_node = content if isinstance(content, dict) else {"body": content}
     try:
-        relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
+        requests_by_node = {
+            name: RequestRows(*json.loads(value)) for name, value in results_by_node.items()
+        }
         rows = [
             {
                 name: bytearray(base64.b64decode(row))
-                for name, row in zip(relayed, values, strict=True)
+                for name, row in zip(requests_by_node, values, strict=True)
             }
-            for values in zip(*(request.rows for request in relayed.values()), strict=True)
+            for values in zip(*(request.rows for request in requests_by_node.values()), strict=True)
         ]
     except (ValueError, TypeError) as error:
         text = (
-            f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers"
-            f" of them: {error}."
+            f"The nodes before this one ({', '.join(results_by_node)}) gave no rows, or different"
+            f" numbers of them: {error}."
         )
         raise MalformedTensors(text) from error
-    return next(iter(relayed.values()))._replace(rows=rows)
+    return next(iter(requests_by_node.values()))._replace(rows=rows)
 
 
-def _json(content: Any) -> Any:
-    """Parse a body that was not decoded.
+def _parse_body(content: Any) -> Any:
+    """Parse a body, unless it was decoded before.
 
-    A body is raw with `decode_input_request = false`, or with another content type.
+    With `decode_input_request = false` or another content type, the body is still bytes or text.
     """
     if not isinstance(content, bytes | bytearray | str):
         return content
@@ -281,7 +294,7 @@ def _json(content: Any) -> Any:
         raise MalformedTensors(f"The body is not JSON: {error}") from error
 
 
-def _instances(content: Any) -> list[Any]:
+def _read_instances(content: Any) -> list[Any]:
     instances = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(instances, list):
         raise MalformedTensors(
@@ -291,7 +304,7 @@ def _instances(content: Any) -> list[Any]:
 
 
 def _decode_b64(value: Any) -> Any:
-    """Return a value in which each {"b64": text} is replaced by its bytes."""
+    """Return a value in which each {"b64": text} is replaced by the decoded bytes."""
     if isinstance(value, dict):
         if set(value) == {"b64"} and isinstance(value["b64"], str):
             try:
@@ -308,7 +321,7 @@ def _decode_b64(value: Any) -> Any:
     )
 
 
-def _inputs(content: Any) -> list[Any]:
+def _read_inputs(content: Any) -> list[Any]:
     inputs = content.get("inputs") if isinstance(content, dict) else None
     if not isinstance(inputs, list) or not inputs:
         raise MalformedTensors(
@@ -318,8 +331,8 @@ def _inputs(content: Any) -> list[Any]:
     return [read_input(entry) for entry in inputs]
 
 
-def _outputs(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the handler's results as tensors with the inputs' names; others are numbered."""
+def _output_tensors(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the results as tensors with the names of the inputs; further ones are numbered."""
     if not isinstance(results, list):
         raise PredictionFailed(
             f"The handler returned {type(results).__name__}, not a list with one entry for each"
@@ -333,14 +346,16 @@ def _outputs(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _check_length(results: Any, expected: int, unit: str) -> None:
     if not isinstance(results, list) or len(results) != expected:
-        got = f"{len(results)}" if isinstance(results, list) else f"a {type(results).__name__}"
+        description = (
+            f"{len(results)}" if isinstance(results, list) else f"a {type(results).__name__}"
+        )
         raise PredictionFailed(
-            f"number of batch response mismatched, expect: {expected}, got: {got}; the envelope"
-            f" held {expected} {unit}."
+            f"number of batch response mismatched, expect: {expected}, got: {description}; the"
+            f" envelope held {expected} {unit}."
         )
 
 
-def _as_text(value: Any, nan: str) -> JsonText:
+def _as_json_text(value: Any, nan: str) -> JsonText:
     try:
         return JsonText(to_compact_json(value, nan))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""JSON: read for tokenizers, and written from a handler's value.
+"""JSON reading for tokenizers, and JSON writing for the values of handlers.
 
-Arrays of numpy and torch are written as lists, and NaN as the setting `json_nan` says.
+Arrays of numpy and torch are written as lists. The setting `json_nan` decides how NaN is written.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import json
 import math
 from typing import Any
 
-# The values of `json_nan`. Python and TorchServe write `literal`, which is not JSON.
+# The values of `json_nan`. With LITERAL, NaN is written as in Python and TorchServe, which is not
+# valid JSON.
 NULL, STRING, LITERAL = ("null", "string", "literal")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -27,8 +28,8 @@ def read_json(text: bytes | str) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: The text is not JSON, or a string has half of a surrogate pair, which no
-            tokenizer takes.
+        ValueError: The text is not JSON, or a string has half of a surrogate pair, which
+            tokenizers do not accept.
     """
     try:
         document = json.loads(text)
@@ -40,25 +41,25 @@ def read_json(text: bytes | str) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Return numbers of an array or scalar of numpy or of a tensor, for the encoder."""
+    """Return an array, a numpy scalar or a tensor as Python numbers for the encoder."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return value.tolist()
 
 
-_flat = json.JSONEncoder(separators=(",\n  ", ": "), allow_nan=False).encode
-_indented = json.JSONEncoder(indent=2, allow_nan=False, default=_numbers).encode
-_compact = json.JSONEncoder(allow_nan=False, default=_numbers).encode
+_encode_flat = json.JSONEncoder(separators=(",\n  ", ": "), allow_nan=False).encode
+_encode_indented = json.JSONEncoder(indent=2, allow_nan=False, default=_numbers).encode
+_encode_compact = json.JSONEncoder(allow_nan=False, default=_numbers).encode
 
 
 def to_json(value: Any, nan: str = NULL) -> str:
     """Write JSON as `json.dumps(value, indent=2)` does, which is TorchServe's form.
 
-    A list or dict of plain values, which most results are, takes a third of the time: Python's fast
-    encoder does not indent, but it writes a given separator between the values.
+    Most results are a list or dict of plain values, which takes a third of the time: Python's fast
+    encoder cannot indent, but its separator may contain the line end and the indent.
 
     Raises:
-        TypeError: A value has no form in JSON.
+        TypeError: A value cannot be written as JSON.
         ValueError: A value contains itself.
         RecursionError: A value is nested too deeply.
     """
@@ -69,17 +70,17 @@ def to_json(value: Any, nan: str = NULL) -> str:
             and value
             and _PLAIN.issuperset(map(type, value.values() if kind is dict else value))
         ):
-            text = _flat(value)
+            text = _encode_flat(value)
             return f"{text[0]}\n  {text[1:-1]}\n{text[-1]}"
-        return _indented(value)
-    except (TypeError, ValueError):  # The value has a key of numpy, NaN or an infinity.
+        return _encode_indented(value)
+    except (TypeError, ValueError):  # The value has a numpy key, NaN or an infinity.
         return json.dumps(_make_writable(value, nan), indent=2)
 
 
 def to_compact_json(value: Any, nan: str = NULL) -> str:
-    """Write JSON on one line, with the errors of `to_json`."""
+    """Write JSON on one line; it raises the same errors as `to_json`."""
     try:
-        return _compact(value)
+        return _encode_compact(value)
     except (TypeError, ValueError):
         return json.dumps(_make_writable(value, nan))
 

@@ -1,7 +1,7 @@
 """The conversion of a request into the handler's input: a row of named inputs.
 
-A body is one input called `body`. The fields of a form, and the pairs of the query string, are
-inputs of their own. See docs/reference/torchserve.md.
+A body becomes one input called `body`. Each field of a form, and each pair of the query string,
+becomes an input with its name. See docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tsx_runtime.worker.exceptions import InvalidInput
 
 logger = logging.getLogger("tsx.worker")
 
-MAX_PARTS = 10_000
-# In place of a content type, it marks a body of tensors, and precedes the length of the JSON. No
-# header contains a line end.
+MAX_FORM_PARTS = 10_000
+# The mark of a body of tensors, in place of its content type. The length of the JSON follows. It
+# cannot be confused with a content type, since headers contain no line end.
 TENSORS = "\n"
 
-# An object, a list, a text, a number or a literal. The fields of a form contain `=` or `&`.
-_JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
+# The beginning of a JSON object, list or text, or a whole body that is a number or a literal.
+_JSON_PATTERN = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
 _BLANK_LINE = re.compile(rb"\r\n\r\n")
-_FORM = "application/x-www-form-urlencoded"
-_NO_TYPE = (
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_NO_TYPE_ADVICE = (
     "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
 )
-_LENGTHS = struct.Struct("<IQ")
-_INPUTS = INPUTS.decode()
-_TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
+_INPUT_LENGTHS = struct.Struct("<IQ")
+_INPUTS_TYPE = INPUTS.decode()
+_TENSORS_HEADER = f"\r\n{TENSORS_HEAD.decode()}: "
 
 
 class FormPart(NamedTuple):
@@ -50,8 +50,8 @@ class FormPart(NamedTuple):
     value: bytearray
 
 
-# The inputs, and for each field of a form its content type and repeated values. The header dict
-# shows these under the field's name.
+# The inputs, and for each field of a form its content type and repeated values. A handler finds
+# these in the header dict under the field's name.
 Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 
 
@@ -74,15 +74,17 @@ def read_row(meta: str, body: Buffer, decode: bool) -> Row:
 
 @lru_cache(maxsize=1024)  # Clients send the same headers again and again.
 def _query_and_type(meta_tail: str) -> tuple[str, str | None]:
-    """Return the query string and the content type, if any, of a meta without its request id."""
+    """Return the query string and the content type, if any, from a meta without its request id."""
     query, _, headers = meta_tail.partition("\r\n")
     lower = f"\r\n{headers}".lower()
-    # The content type does not matter: Triton's clients send none.
-    if (at := lower.find(_TENSORS)) >= 0:
-        start = at - 2 + len(_TENSORS)
+    # A request with this header needs no content type: Triton's clients send none.
+    if (position := lower.find(_TENSORS_HEADER)) >= 0:
+        start = position - 2 + len(_TENSORS_HEADER)
         return query, TENSORS + headers[start : headers.find("\r\n", start)]
-    at = lower.find("\r\ncontent-type: ")
-    return query, None if at < 0 else headers[at + 14 : headers.find("\r\n", at + 14)]
+    position = lower.find("\r\ncontent-type: ")
+    if position < 0:
+        return query, None
+    return query, headers[position + 14 : headers.find("\r\n", position + 14)]
 
 
 def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Row:
@@ -112,11 +114,11 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
                 for name, kind, value in fields
             ],
         )
-    elif media_type == _FORM:
+    elif media_type == _FORM_TYPE:
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
-        # Latin-1 keeps every byte: curl sends files of any kind under this type, and parse_qsl
-        # takes bytes for ASCII.
+        # curl sends files of any kind with this type. Latin-1 keeps every byte of them, whereas
+        # parse_qsl would decode bytes as ASCII.
         pairs = parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1")
         _add_fields(
             inputs,
@@ -126,7 +128,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
                 for name, value in pairs
             ],
         )
-    elif media_type == _INPUTS:
+    elif media_type == _INPUTS_TYPE:
         inputs.update(read_inputs(body))
     else:
         value = inputs["body"] = decode_body(content_type, body) if decode else owned_bytes(body)
@@ -141,18 +143,18 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
     Raises:
         BadRequest: The body has another form.
     """
-    inputs, view, at = {}, memoryview(body), 0
+    inputs, view, end = {}, memoryview(body), 0
     try:
-        while at < len(view):
-            name, size = _LENGTHS.unpack_from(view, at)
-            start = at + _LENGTHS.size + name
-            at = start + size
-            if at > len(view):
-                raise ValueError(f"it ends before {at}")
-            inputs[str(view[start - name : start], "utf-8")] = bytearray(view[start:at])
+        while end < len(view):
+            name_length, value_length = _INPUT_LENGTHS.unpack_from(view, end)
+            start = end + _INPUT_LENGTHS.size + name_length
+            end = start + value_length
+            if end > len(view):
+                raise ValueError(f"it ends before {end}")
+            inputs[str(view[start - name_length : start], "utf-8")] = bytearray(view[start:end])
     except (struct.error, ValueError) as error:
         raise BadRequest(
-            f"The body is not of the type {_INPUTS}, as its content type says: {error}."
+            f"The body is not of the type {_INPUTS_TYPE}, as its content type says: {error}."
         ) from error
     return inputs
 
@@ -176,7 +178,7 @@ def _add_fields(
 def decode_body(content_type: str, body: Buffer) -> Any:
     """Return JSON and text as Python values.
 
-    Other types, and bodies that do not match their type, stay bytes.
+    Bodies of other types, and bodies that do not match their content type, stay bytes.
     """
     media_type = media_type_of(content_type)
     if media_type == "application/json":
@@ -200,11 +202,11 @@ def decode_body(content_type: str, body: Buffer) -> Any:
 
 
 def is_json(body: Buffer) -> bool:
-    """Tell JSON, even broken JSON, from a form's fields.
+    """Tell whether a body is JSON, even invalid JSON, rather than the fields of a form.
 
-    curl -d sends either under the type of a form.
+    `curl -d` sends both with the content type of a form.
     """
-    if not _JSON.match(body):
+    if not _JSON_PATTERN.match(body):
         return False
     text = bytes(body)
     if b"=" not in text:
@@ -217,18 +219,18 @@ def is_json(body: Buffer) -> bool:
 
 
 def json_fault(meta: str, body: Buffer, text: str) -> InvalidInput | PredictionFailed | None:
-    """Return the error of a client whose body is not JSON, or had no content type.
+    """Return the client's error if the body is not valid JSON, or had no content type.
 
     Args:
         meta: The request's meta as in `wire.request_meta`.
-        body: The body, for which a handler has failed.
+        body: The body of a request for which the handler has failed.
         text: The text of the handler's error.
     """
     content_type = _query_and_type(meta.partition("\r\n")[2])[1]
     if content_type is None:
-        return PredictionFailed(f"{text.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
+        return PredictionFailed(f"{text.rstrip('.')}. {_NO_TYPE_ADVICE}") if is_json(body) else None
     media_type = media_type_of(content_type)
-    if media_type == "application/json" or (media_type == _FORM and is_json(body)):
+    if media_type == "application/json" or (media_type == _FORM_TYPE and is_json(body)):
         try:
             json.loads(str(body, "utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -258,7 +260,7 @@ def _charset(content_type: str) -> str:
 def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
     """Read the parts of a form between its boundaries.
 
-    Each boundary is a line of its own. Bytes before the first one mean nothing (RFC 2046, section
+    Each boundary is a line of its own. Bytes before the first one are ignored (RFC 2046, section
     5.1.1).
 
     Raises:
@@ -270,40 +272,40 @@ def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
             "The multipart/form-data request has no boundary in its Content-Type header."
         )
     view = memoryview(body)
-    marks = [
-        mark
-        for mark in re.finditer(rb"--" + re.escape(boundary) + rb"(--|(?=[ \t]*\r\n))", view)
-        if not mark.start() or bytes(view[mark.start() - 2 : mark.start()]) == b"\r\n"
+    boundaries = [
+        match
+        for match in re.finditer(rb"--" + re.escape(boundary) + rb"(--|(?=[ \t]*\r\n))", view)
+        if not match.start() or bytes(view[match.start() - 2 : match.start()]) == b"\r\n"
     ]
-    # A last boundary after other bytes is refused: these bytes are more likely parts with another
-    # boundary.
-    if not marks or (marks[0][1] and marks[0].start()):
+    # If the first boundary is a last one and follows other bytes, the body is refused: these bytes
+    # are more likely parts with another boundary.
+    if not boundaries or (boundaries[0][1] and boundaries[0].start()):
         raise BadRequest(
             "The multipart/form-data body cannot be read: the boundary that its Content-Type header"
             " names is not in it."
         )
-    ends = [index for index, mark in enumerate(marks) if mark[1]]
-    if not ends:
+    last_boundaries = [index for index, match in enumerate(boundaries) if match[1]]
+    if not last_boundaries:
         raise BadRequest(
             "The multipart/form-data body is incomplete: its last boundary is missing."
         )
-    if ends[0] > MAX_PARTS:
-        raise BadRequest(f"The multipart/form-data body has more than {MAX_PARTS} parts.")
+    if last_boundaries[0] > MAX_FORM_PARTS:
+        raise BadRequest(f"The multipart/form-data body has more than {MAX_FORM_PARTS} parts.")
     return [
-        _read_part(view[mark.end() : next_mark.start() - 2])
-        for mark, next_mark in pairwise(marks[: ends[0] + 1])
+        _read_part(view[match.end() : next_match.start() - 2])
+        for match, next_match in pairwise(boundaries[: last_boundaries[0] + 1])
     ]
 
 
 def _read_part(part: memoryview) -> FormPart:
-    blank = _BLANK_LINE.search(part)
+    blank_line = _BLANK_LINE.search(part)
     headers: dict[bytes, bytes] = {}
-    for header in bytes(part[: blank.start()] if blank else b"").split(b"\r\n"):
-        field, _, text = header.partition(b":")
-        headers[field.strip().lower()] = text.strip()
+    for header in bytes(part[: blank_line.start()] if blank_line else b"").split(b"\r\n"):
+        header_name, _, header_value = header.partition(b":")
+        headers[header_name.strip().lower()] = header_value.strip()
     _, options = parse_options_header(headers.get(b"content-disposition", b""))
     name = options.get(b"name")
-    if blank is None or name is None:
+    if blank_line is None or name is None:
         raise BadRequest(
             "A part of the multipart/form-data body has no name in its Content-Disposition header."
         )
@@ -311,4 +313,6 @@ def _read_part(part: memoryview) -> FormPart:
     if content_type is None and b"filename" in options:
         content_type = b"application/octet-stream"
     media_type = None if content_type is None else content_type.decode("latin-1")
-    return FormPart(name.decode("utf-8", "replace"), media_type, bytearray(part[blank.end() :]))
+    return FormPart(
+        name.decode("utf-8", "replace"), media_type, bytearray(part[blank_line.end() :])
+    )

@@ -27,20 +27,21 @@ from tsx_runtime.worker.exceptions import (
     EngineDied,
     InvalidInput,
     PredictionException,
-    in_words,
-    text_of,
+    describe_error,
+    error_text,
 )
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
-# These two are texts of TorchServe.
-WRONG_COUNT = "number of batch response mismatched"
-NO_LIST = "Invalid model predict output"
+# These two messages begin as in TorchServe.
+COUNT_MISMATCH_MESSAGE = "number of batch response mismatched"
+NOT_A_LIST_MESSAGE = "Invalid model predict output"
 
-MAX_CAUSES = 10  # An error's causes may form a circle.
+MAX_CAUSES = 10  # A limit, since the causes of an error may form a cycle.
 
-NEXT = "ts_stream_next"  # the header that tells whether another part of a response follows
+# The header that tells whether another part of a response follows.
+NEXT_PART_HEADER = "ts_stream_next"
 
 logger = logging.getLogger("tsx.worker")
 
@@ -61,11 +62,13 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
         return b"", value.encode()
     # Most results are a dict or a list.
     if kind is not dict and kind is not list:
-        if isinstance(value, (bytes, bytearray)):  # A tuple takes half the time of a union.
+        # A check against a tuple takes half the time of one against a union.
+        if isinstance(value, (bytes, bytearray)):
             return b"", value
         if isinstance(value, str):
             return JSON_HEADER if isinstance(value, JsonText) else b"", value.encode()
-        torch = sys.modules.get("torch")  # A handler that returns a tensor has imported it.
+        # If the value is a tensor, the handler has imported torch.
+        torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             file = io.BytesIO()
             torch.save(value, file)
@@ -86,9 +89,10 @@ def encode_answers(
 ) -> list[Answer]:
     """Encode the results of a batch.
 
-    A result that cannot be encoded fails alone, with `error_status`.
+    If a result cannot be encoded, only its request fails, with `error_status`.
     """
-    processors, nan, guess = context.processors, context.json_nan, context.guess_content_type
+    processors, nan = context.processors, context.json_nan
+    guess_content_type = context.guess_content_type
     answers: list[Answer] = []
     for idx, value in enumerate(results):
         try:
@@ -100,20 +104,30 @@ def encode_answers(
                 )
             processor = processors.get(idx)
             if processor is None:
-                answers.append((200, context.typed(headers, body) if guess else headers, body))
+                answers.append(
+                    (
+                        200,
+                        context.add_content_type(headers, body) if guess_content_type else headers,
+                        body,
+                    )
+                )
             else:
                 block = processor.header_block()
                 if headers and processor.get_response_header("content-type") is None:
                     block += headers
                 answers.append(
-                    (_status_of(processor), context.typed(block, body) if guess else block, body)
+                    (
+                        _status_of(processor),
+                        context.add_content_type(block, body) if guess_content_type else block,
+                        body,
+                    )
                 )
         except PredictionFailed as error:
             logger.error(
                 "the answer of request %s cannot be sent: %s", context.get_request_id(idx), error
             )
             answers.append(failure(error, error_status))
-        # A user's value has its own methods, which JSON or pickle calls.
+        # JSON or pickle may call methods of the user's value, which may raise anything.
         except Exception as error:
             logger.error(
                 "the answer of request %s cannot be sent",
@@ -125,7 +139,7 @@ def encode_answers(
 
 
 def _status_of(processor: RequestProcessor) -> int:
-    """Return the status, which may come from a processor that the handler has put there."""
+    """Return the status, and check it, since the handler may have replaced the processor."""
     status = processor.get_response_status_code()
     if not isinstance(status, int) or not 200 <= status <= 599:
         raise PredictionFailed(
@@ -134,16 +148,17 @@ def _status_of(processor: RequestProcessor) -> int:
     return status
 
 
-def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | None:
-    """Explain why a handler's result cannot answer a batch; None if it can."""
+def check_results(results: Any, expected: int, handler: str) -> PredictionFailed | None:
+    """Return the error if a handler's result is not a list with one entry per request."""
     if not isinstance(results, list):
         return PredictionFailed(
-            f"{NO_LIST}. Handler {handler} returned {type(results).__name__}; it must return a list"
+            f"{NOT_A_LIST_MESSAGE}. Handler {handler} returned {type(results).__name__}; it must"
+            " return a list"
             " with one entry per request."
         )
     if len(results) != expected:
         return PredictionFailed(
-            f"{WRONG_COUNT}, expect: {expected}, got: {len(results)}. "
+            f"{COUNT_MISMATCH_MESSAGE}, expect: {expected}, got: {len(results)}. "
             f"Handler {handler} must return a list with one entry a request, in their order."
         )
     return None
@@ -169,15 +184,19 @@ def failure(error: BaseException, error_status: int = 500) -> Answer:
         )
         return (code, JSON_HEADER, error_body(code, kind, str(error.message)))
     if isinstance(error, TsxError):
-        known = error
+        reported_error = error
     elif is_out_of_resources(error):
-        known = OutOfResources(f"Out of resources: {in_words(error)}")
+        reported_error = OutOfResources(f"Out of resources: {describe_error(error)}")
     else:
-        known = PredictionFailed(f"Prediction failed: {in_words(error)}")
-    code = error_status if isinstance(known, PredictionFailed) else known.status
-    wait = getattr(known, "retry_after", None)
-    headers = JSON_HEADER if wait is None else JSON_HEADER + b"retry-after: %d\r\n" % wait
-    return (code, headers, error_body(code, known.type, known.message))
+        reported_error = PredictionFailed(f"Prediction failed: {describe_error(error)}")
+    code = error_status if isinstance(reported_error, PredictionFailed) else reported_error.status
+    retry_after_s = getattr(reported_error, "retry_after", None)
+    headers = (
+        JSON_HEADER
+        if retry_after_s is None
+        else JSON_HEADER + b"retry-after: %d\r\n" % retry_after_s
+    )
+    return (code, headers, error_body(code, reported_error.type, reported_error.message))
 
 
 def failure_of(
@@ -185,19 +204,20 @@ def failure_of(
 ) -> tuple[BaseException, Answer]:
     """Return the error to log, and the response to a request for which a handler has failed.
 
-    Invalid JSON is its client's fault.
+    If the body is invalid JSON, the client is at fault, and gets a 400.
     """
     if isinstance(error, PredictionException | TsxError) or is_out_of_resources(error):
         return error, failure(error, error_status)
-    fault = json_fault(meta, body, f"Prediction failed: {in_words(error)}") or error
-    return fault if isinstance(fault, InvalidInput) else error, failure(fault, error_status)
+    reported_error = json_fault(meta, body, f"Prediction failed: {describe_error(error)}") or error
+    logged_error = reported_error if isinstance(reported_error, InvalidInput) else error
+    return logged_error, failure(reported_error, error_status)
 
 
 def is_out_of_resources(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or is_out_of_device_memory(error)
-        or (isinstance(error, RuntimeError) and "CUDA" in text_of(error))
+        or (isinstance(error, RuntimeError) and "CUDA" in error_text(error))
     )
 
 
@@ -209,7 +229,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         if (
             isinstance(error, MemoryError)
             or is_out_of_device_memory(error)
-            or "allocate memory" in text_of(error)  # the text of Linux and torch
+            or "allocate memory" in error_text(error)  # the text of Linux and torch
         ):
             return True
         error = error.__cause__ or error.__context__
@@ -219,11 +239,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def is_out_of_device_memory(error: BaseException) -> bool:
     """Tell whether a device is out of memory, so that a smaller batch may fit.
 
-    torch has a class for its own allocator; errors of CUDA's libraries are known by their text.
+    torch's allocator has its own class of error. Errors of CUDA's libraries are recognized by
+    their text.
     """
     if not isinstance(error, RuntimeError):
         return False
-    text = text_of(error)
+    text = error_text(error)
     return (
         type(error).__name__ == "OutOfMemoryError"
         or ("CUDA" in text and "out of memory" in text)
@@ -232,25 +253,25 @@ def is_out_of_device_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Tell whether only a new worker helps.
+    """Tell whether the worker must be replaced.
 
-    After such an error every later call of CUDA, or of the engine, fails in this process.
+    After such an error, every later call of CUDA or of the engine fails in this process.
     """
     if isinstance(error, EngineDied):
         return True
     return (
         isinstance(error, RuntimeError)
-        and "CUDA error" in text_of(error)
+        and "CUDA error" in error_text(error)
         and not is_out_of_device_memory(error)
     )
 
 
-def streamed_headers(block: Buffer) -> Buffer:
-    """Return the header block of a response's first part, with the header that others follow."""
+def streamed_headers(header_block: Buffer) -> Buffer:
+    """Add the header that announces further parts to the headers of a response's first part."""
     return (
-        block
-        if NEXT.encode() in bytes(block).lower()
-        else bytes(block) + f"{NEXT}: true\r\n".encode()
+        header_block
+        if NEXT_PART_HEADER.encode() in bytes(header_block).lower()
+        else bytes(header_block) + f"{NEXT_PART_HEADER}: true\r\n".encode()
     )
 
 
@@ -264,5 +285,6 @@ def _type_name(value: Any) -> str:
 
 
 CANCELLED = failure(Unavailable("The request was cancelled before it was answered; send it again."))
-# This response goes nowhere, and counts as no failure.
+# The response to a client that has disconnected: nobody gets it, and it is not counted as a
+# failure.
 GONE: Answer = (499, JSON_HEADER, error_body(499, Unavailable.type, "The client has left."))

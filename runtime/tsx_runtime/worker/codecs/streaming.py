@@ -1,4 +1,4 @@
-"""Streamed responses: the parts that a handler sends before it returns.
+"""The function by which a handler sends parts of its responses before it returns.
 
 See docs/reference/torchserve.md.
 """
@@ -38,8 +38,9 @@ def send_intermediate_predict_response(
     for (idx, request_id), value in zip(
         req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True
     ):
-        # A thread that outlived its batch would write into another client's response.
+        # A thread that is still running after its batch must not write into another client's
+        # response.
         if context.get_request_id(idx) != request_id:
-            context.drop_late(request_id)
+            context.log_dropped_piece(request_id)
             continue
         context.send_piece(idx, encode_body(value, context.json_nan))

@@ -1,6 +1,6 @@
-"""A streamer for the texts of a batch from a language model of `transformers`.
+"""A streamer for the texts that a `transformers` model generates for a batch.
 
-The streamers of `transformers` handle one text only.
+The streamers of `transformers` itself handle only one text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class TextIteratorStreamerBatch:
     """An iterator over the new text of each row, as lists.
 
     Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it. A word is
-    emitted once the space after it is known, so that emitted text never changes.
+    emitted once the space after it is generated, so that later tokens cannot change emitted text.
 
     Attributes:
         tokenizer: The tokenizer of the model.
@@ -39,27 +39,30 @@ class TextIteratorStreamerBatch:
         self.decode_kwargs = decode_kwargs
         self._pieces: queue.Queue[list[str] | None] = queue.Queue()
         self._prompt_is_next = True
-        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]  # the partly emitted ones
-        self._shown = [0] * batch_size  # the number of emitted characters of these tokens
+        # The tokens of each row's last line, whose text is emitted only in part.
+        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]
+        self._emitted_chars = [0] * batch_size  # emitted characters of these tokens
 
     def put(self, value: Any) -> None:
         """Take new tokens of shape (rows,), or the prompt of shape (rows, tokens)."""
-        prompt, self._prompt_is_next = self._prompt_is_next, False
-        if prompt and self.skip_prompt:
+        is_prompt, self._prompt_is_next = self._prompt_is_next, False
+        if is_prompt and self.skip_prompt:
             return
         rows = value.tolist()
         if len(rows) != self.batch_size:
             raise ValueError(f"the streamer is for {self.batch_size} rows, but {len(rows)} came")
         self._pieces.put(
             [
-                self._next(idx, row if isinstance(row, list) else [row])
+                self._take_new_text(idx, row if isinstance(row, list) else [row])
                 for idx, row in enumerate(rows)
             ]
         )
 
     def end(self) -> None:
-        tails = [self._text(idx)[self._shown[idx] :] for idx in range(self.batch_size)]
-        self._tokens, self._shown = [[] for _ in tails], [0 for _ in tails]
+        tails = [
+            self._decode_tokens(idx)[self._emitted_chars[idx] :] for idx in range(self.batch_size)
+        ]
+        self._tokens, self._emitted_chars = [[] for _ in tails], [0 for _ in tails]
         self._prompt_is_next = True
         self._pieces.put(tails)
         self._pieces.put(None)
@@ -73,21 +76,23 @@ class TextIteratorStreamerBatch:
             raise StopIteration
         return piece
 
-    def _next(self, idx: int, tokens: list[int]) -> str:
+    def _take_new_text(self, idx: int, tokens: list[int]) -> str:
         self._tokens[idx] += tokens
-        text, shown = self._text(idx), self._shown[idx]
+        text, start = self._decode_tokens(idx), self._emitted_chars[idx]
         if text.endswith("\n"):
-            self._tokens[idx], self._shown[idx] = [], 0
-            return text[shown:]
-        end = max(text.rfind(" ") + 1, len(text) if _stands_alone(text[-1:]) else 0, shown)
-        self._shown[idx] = end
-        return text[shown:end]
+            self._tokens[idx], self._emitted_chars[idx] = [], 0
+            return text[start:]
+        end = max(
+            text.rfind(" ") + 1, len(text) if _is_written_without_spaces(text[-1:]) else 0, start
+        )
+        self._emitted_chars[idx] = end
+        return text[start:end]
 
-    def _text(self, idx: int) -> str:
+    def _decode_tokens(self, idx: int) -> str:
         return str(self.tokenizer.decode(self._tokens[idx], **self.decode_kwargs))
 
 
-def _stands_alone(character: str) -> bool:
+def _is_written_without_spaces(character: str) -> bool:
     """Tell whether a character belongs to a script without blanks between words."""
     return any(
         first <= character <= last

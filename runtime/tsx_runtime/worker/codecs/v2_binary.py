@@ -1,11 +1,11 @@
 """Tensors of the Open Inference Protocol with its binary extension.
 
-Requests become arrays, and results become responses. Such a body is JSON, followed by the bytes of
-those tensors whose `binary_data_size` the JSON names; a header has the length of the JSON. gRPC's
-ModelInfer comes in the same form.
+The module converts requests to arrays, and results to responses. A binary body is JSON, followed by
+the bytes of the tensors that have a `binary_data_size` in the JSON. A header gives the length of
+the JSON. Requests of gRPC's ModelInfer arrive in the same form.
 
-A handler gets `body`: the JSON's dict, with an array in each `data`. Its result need not follow the
-protocol: arrays, numbers, text and JSON all become tensors.
+A handler gets the JSON as the dict `body`, with an array in each `data`. It may return arrays,
+numbers, text or JSON, which all become tensors.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 JsonObject: TypeAlias = dict[str, Any]
 
-SIZE = "binary_data_size"
-OUTPUT = "output"  # the name of a result without names
-MAX_LENGTH_DIGITS = 20  # Python's int refuses thousands.
+SIZE_PARAMETER = "binary_data_size"
+DEFAULT_OUTPUT_NAME = "output"  # the name of a result without names
+MAX_LENGTH_DIGITS = 20  # A limit, since `int` raises an error for thousands of digits.
 
-LENGTH = struct.Struct("<I")  # precedes each element of BYTES
-# BYTES, and BF16, which numpy does not have, are handled apart.
+ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of BYTES
+# numpy has no BYTES and no BF16, which are handled separately.
 DTYPES = {
     "BOOL": "?",
     "INT8": "<i1",
@@ -54,13 +54,13 @@ _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()}
 class OutputRequest(dict[str, dict[str, str]]):
     """The outputs that a request asks for.
 
-    It takes the place of the part headers of a form, which such a request does not have.
+    Contexts and batches carry it in place of the part headers, which only forms have.
 
     Attributes:
         parameters: The parameters of the request.
         id: The id of the request.
-        outputs: Names, and whether each one is wanted as bytes; an empty list means all outputs.
-        binary: Whether outputs without such a setting come as bytes.
+        outputs: The name of each output, and whether it is sent as bytes; empty for all outputs.
+        binary: Whether outputs without a setting of their own are sent as bytes.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Tensors(JsonObject):
 
 
 def output_request_of_json(request: JsonObject) -> OutputRequest | None:
-    """Return the output request of a request in JSON alone, if it asks for a response in bytes.
+    """Return the output request of a request that is only JSON, if it asks for binary outputs.
 
-    Other requests are not checked further.
+    Return None for all others, even if their parameters are invalid.
     """
     try:
         output_request = parse_output_request(request)
@@ -96,25 +96,27 @@ def output_request_of_json(request: JsonObject) -> OutputRequest | None:
     )
 
 
-def read(length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
+def read(json_length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
     """Return the request, with its tensors as arrays in `data`, and its output request.
 
     Args:
-        length: The number of bytes of JSON, from the header.
+        json_length: The value of the header: the number of bytes of JSON.
         body: The JSON and the bytes of the tensors.
 
     Raises:
         BadRequest: The request does not have this form.
     """
     if not (
-        length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS and 0 < int(length) <= len(body)
+        json_length.isdecimal()
+        and len(json_length) <= MAX_LENGTH_DIGITS
+        and 0 < int(json_length) <= len(body)
     ):
         raise BadRequest(
-            f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes"
-            " of JSON that the body begins with."
+            f"The header {TENSORS_HEAD.decode()} is {json_length[:40]!r}: it takes the number of"
+            " bytes of JSON that the body begins with."
         )
     try:
-        request = json.loads(str(body[: int(length)], "utf-8"))
+        request = json.loads(str(body[: int(json_length)], "utf-8"))
         inputs = request["inputs"]
         if not isinstance(inputs, list):
             raise TypeError(f"its inputs are {type(inputs).__name__}")
@@ -122,27 +124,28 @@ def read(length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
         raise BadRequest(
             f"The request does not begin with JSON that has a list of inputs: {error}."
         ) from error
-    raw, at = memoryview(body)[int(length) :], 0
+    tensor_bytes, position = memoryview(body)[int(json_length) :], 0
     for tensor in inputs:
-        at = _read_input(tensor, raw, at)
-    if at != len(raw):
+        position = _read_input(tensor, tensor_bytes, position)
+    if position != len(tensor_bytes):
         raise BadRequest(
-            f"{len(raw)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}."
+            f"{len(tensor_bytes)} bytes follow the JSON, but the {SIZE_PARAMETER} of its inputs add"
+            f" up to {position}."
         )
     return Tensors(request), parse_output_request(request)
 
 
-def _read_input(tensor: Any, raw: memoryview, at: int) -> int:
-    """Put the bytes of a tensor, which begin at `at`, into its `data`; return where they end."""
+def _read_input(tensor: Any, raw: memoryview, start: int) -> int:
+    """Put the bytes of a tensor, which begin at `start`, into its `data`; return their end."""
     try:
-        size = (tensor.get("parameters") or {}).get(SIZE)
+        size = (tensor.get("parameters") or {}).get(SIZE_PARAMETER)
         if size is None:
-            return at
-        end = at + int(size)
-        if not at <= end <= len(raw):
-            raise ValueError(f"its {end - at} bytes are missing")
+            return start
+        end = start + int(size)
+        if not start <= end <= len(raw):
+            raise ValueError(f"its {end - start} bytes are missing")
         tensor["data"] = array_of(
-            tensor["datatype"], [int(length) for length in tensor["shape"]], raw[at:end]
+            tensor["datatype"], [int(length) for length in tensor["shape"]], raw[start:end]
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
@@ -153,49 +156,53 @@ def _read_input(tensor: Any, raw: memoryview, at: int) -> int:
 
 
 def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
-    """Return an array in the memory of `raw`, or a list for BYTES.
+    """Return an array that shares the memory of `raw`, or a list for BYTES.
 
     Raises:
         ValueError: The bytes do not fit the datatype and shape.
     """
-    import numpy as np  # Most workers never see a tensor.
+    import numpy as np  # Most workers never get a tensor.
 
     if datatype == "BYTES":
         return read_bytes(raw, prod(shape))
     if datatype == "BF16":
-        wide = np.frombuffer(raw, "<u2").astype("<u4")
-        return (wide << 16).view("<f4").reshape(shape).view(_listlike())
+        bits = np.frombuffer(raw, "<u2").astype("<u4")
+        return (bits << 16).view("<f4").reshape(shape).view(_list_like_class())
     if datatype not in DTYPES:
         raise ValueError(
             f"there is no datatype {datatype!r}; there are {', '.join(DTYPES)}, BF16 and BYTES"
         )
-    return np.frombuffer(raw, DTYPES[datatype]).reshape(shape).view(_listlike())
+    return np.frombuffer(raw, DTYPES[datatype]).reshape(shape).view(_list_like_class())
 
 
 def read_bytes(raw: memoryview, count: int) -> list[bytes]:
-    """Read the elements of BYTES.
+    """Read the elements of a BYTES tensor.
 
     Raises:
-        ValueError: Their lengths or their number are wrong.
+        ValueError: The lengths or the number of the elements are wrong.
     """
-    values, at = [], 0
-    while at < len(raw):
-        (length,) = LENGTH.unpack_from(raw, at) if at + LENGTH.size <= len(raw) else (len(raw),)
-        at += LENGTH.size + length
-        if at > len(raw):
+    values, position = [], 0
+    while position < len(raw):
+        (length,) = (
+            ELEMENT_LENGTH.unpack_from(raw, position)
+            if position + ELEMENT_LENGTH.size <= len(raw)
+            else (len(raw),)
+        )
+        position += ELEMENT_LENGTH.size + length
+        if position > len(raw):
             raise ValueError("the lengths of its elements do not add up")
-        values.append(bytes(raw[at - length : at]))
+        values.append(bytes(raw[position - length : position]))
     if len(values) != count:
         raise ValueError(f"it has {len(values)} elements, and its shape {count}")
     return values
 
 
-def as_row(inputs: JsonObject) -> JsonObject:
+def row_of_tensors(inputs: JsonObject) -> JsonObject:
     """Return the row for a handler without an envelope.
 
-    Each tensor has its name. The first one is also `body`, unless a name is one that handlers look
-    for. BYTES of one element are that element, like the field of a form. A body that was JSON as a
-    whole stays.
+    Each tensor becomes an input with its name. The first one is also `body`, unless a tensor is
+    named `data` or `body`, which handlers read. A BYTES tensor of one element becomes that element,
+    like a field of a form. A body that is only JSON is left unchanged.
     """
     request = inputs["body"]
     if not isinstance(request, Tensors):
@@ -220,17 +227,17 @@ def tensor_responses(
     output_requests: Mapping[int, Any],
     context: Context,
     version: str,
-    begun: Collection[int],
+    started_responses: Collection[int],
 ) -> list[Any]:
-    """Return the handler's results, wrapped if their requests had tensors.
+    """Wrap each result whose request had tensors in a `TensorResponse`.
 
-    A response that streams already stays.
+    The result of a response that has started to stream is left unchanged.
     """
     return [
         (
             TensorResponse(value, output_request, idx, context, version)
             if isinstance(output_request := output_requests.get(idx), OutputRequest)
-            and idx not in begun
+            and idx not in started_responses
             and not isinstance(value, RelayedRows)
             else value
         )
@@ -239,7 +246,7 @@ def tensor_responses(
 
 
 class TensorResponse:
-    """A response that `encode` turns into tensors. If that fails, it fails alone."""
+    """A response that `encode` turns into tensors. An error there fails only this response."""
 
     def __init__(
         self,
@@ -259,46 +266,48 @@ class TensorResponse:
         """Return the body, and set its headers in the context.
 
         Raises:
-            PredictionFailed: The value cannot be written as the tensors that were asked for.
+            PredictionFailed: The value cannot be written as the requested tensors.
         """
         context, output_request = self._context, self._output_request
-        # With an error status, the handler itself explains what is wrong.
+        # With an error status, the value is the handler's own error message.
         if context.get_response_status(self._idx)[0] >= 400:
             return self._value if isinstance(self._value, bytes) else str(self._value).encode()
         response = as_response(self._value, output_request, nan)
-        head = {
+        fields = {
             "model_name": context.model_name,
             "model_version": self._version,
             "id": output_request.id or "",
             **response,
         }
-        if not head["id"]:
-            del head["id"]
+        if not fields["id"]:
+            del fields["id"]
         binary = dict(output_request.outputs)
         raw: list[bytes] = []
-        head["outputs"] = [
+        fields["outputs"] = [
             _write_output(output, binary.get(output["name"], output_request.binary), raw)
             for output in response["outputs"]
         ]
-        text = to_compact_json(head, nan).encode()
+        json_bytes = to_compact_json(fields, nan).encode()
         if not raw:
             context.set_response_content_type(self._idx, "application/json")
-            return text
+            return json_bytes
         context.set_response_content_type(self._idx, "application/octet-stream")
-        context.set_response_header(self._idx, "Inference-Header-Content-Length", str(len(text)))
-        return b"".join([text, *raw])
+        context.set_response_header(
+            self._idx, "Inference-Header-Content-Length", str(len(json_bytes))
+        )
+        return b"".join([json_bytes, *raw])
 
 
 def as_response(value: Any, output_request: OutputRequest, nan: str = NULL) -> JsonObject:
-    """Return the protocol's response with the outputs that were asked for.
+    """Return the protocol's response with the requested outputs.
 
-    Each `data` is an array, or a list of bytes for BYTES.
+    Each output's `data` is an array, or a list of bytes for BYTES.
     """
-    response = _own_response(value)
+    response = _parse_complete_response(value)
     outputs = (
-        [_as_output(output) for output in response["outputs"]]
+        [_convert_output(output) for output in response["outputs"]]
         if response
-        else _outputs_of(value, output_request, nan)
+        else _make_outputs(value, output_request, nan)
     )
     if output_request.outputs:
         by_name = {output["name"]: output for output in outputs}
@@ -312,8 +321,8 @@ def as_response(value: Any, output_request: OutputRequest, nan: str = NULL) -> J
     return {**(response or {}), "outputs": outputs}
 
 
-def _own_response(value: Any) -> JsonObject | None:
-    """Return the result of a handler or an envelope if it is a response already."""
+def _parse_complete_response(value: Any) -> JsonObject | None:
+    """Return a result of the handler or the envelope if it already is a complete response."""
     if isinstance(value, str | bytes | bytearray):
         try:
             value = json.loads(value)
@@ -328,15 +337,16 @@ def _own_response(value: Any) -> JsonObject | None:
     return dict(value) if is_complete else None
 
 
-def _as_output(output: JsonObject) -> JsonObject:
-    """Return a tensor that a handler wrote itself, with its `data` as an array."""
+def _convert_output(output: JsonObject) -> JsonObject:
+    """Return an output that the handler wrote itself, with its `data` as an array."""
     import numpy as np
 
     datatype, data = output["datatype"], output["data"]
     try:
         if datatype == "BYTES":
             values: Any = [
-                value.encode() if isinstance(value, str) else bytes(value) for value in _flat(data)
+                value.encode() if isinstance(value, str) else bytes(value)
+                for value in _iterate_values(data)
             ]
         elif datatype == "BF16":
             values = np.asarray(data, "<f4")
@@ -349,21 +359,25 @@ def _as_output(output: JsonObject) -> JsonObject:
     return {**output, "data": values}
 
 
-def _outputs_of(value: Any, output_request: OutputRequest, nan: str) -> list[JsonObject]:
-    """Return the outputs of any other value: one tensor, or one for each entry of a dict of arrays.
+def _make_outputs(value: Any, output_request: OutputRequest, nan: str) -> list[JsonObject]:
+    """Return one tensor, or one tensor for each entry of a dict of arrays.
 
-    A single tensor has the name that was asked for.
+    A single tensor gets the requested name.
     """
     if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
-        return [_output(str(name), entry, nan) for name, entry in value.items()]
+        return [_make_output(str(name), entry, nan) for name, entry in value.items()]
     return [
-        _output(
-            output_request.outputs[0][0] if len(output_request.outputs) == 1 else OUTPUT, value, nan
+        _make_output(
+            output_request.outputs[0][0]
+            if len(output_request.outputs) == 1
+            else DEFAULT_OUTPUT_NAME,
+            value,
+            nan,
         )
     ]
 
 
-def _output(name: str, value: Any, nan: str) -> JsonObject:
+def _make_output(name: str, value: Any, nan: str) -> JsonObject:
     array = _as_array(value)
     if array is None:
         text = (
@@ -371,7 +385,7 @@ def _output(name: str, value: Any, nan: str) -> JsonObject:
             if isinstance(value, bytes | bytearray)
             else value.encode()
             if isinstance(value, str)
-            else _json(value, nan)
+            else _write_json(value, nan)
         )
         return {"name": name, "datatype": "BYTES", "shape": [1], "data": [bytes(text)]}
     if array.dtype.kind == "U":
@@ -390,7 +404,7 @@ def _output(name: str, value: Any, nan: str) -> JsonObject:
 
 
 def _as_array(value: Any) -> Any:
-    """Return an array of numbers, or of text in lists; None for other values."""
+    """Return numbers or lists of text as an array; None for other values."""
     import numpy as np
 
     if isinstance(value, str | bytes | bytearray | dict) or value is None:
@@ -404,24 +418,24 @@ def _as_array(value: Any) -> Any:
                 value = np.asarray(value)
             except (ValueError, OverflowError):
                 return None
-    known = isinstance(value, np.ndarray) and (
+    is_supported = isinstance(value, np.ndarray) and (
         value.dtype.kind == "U" or value.dtype.str.lstrip("<|=") in _DATATYPES
     )
-    return value if known else None
+    return value if is_supported else None
 
 
 def _write_output(output: JsonObject, binary: bool, raw: list[bytes]) -> JsonObject:
-    """Return the output for the JSON. If it comes as bytes, they are added to `raw`."""
+    """Return the output's entry in the JSON; with `binary`, add its data to `raw`."""
     data, datatype = output["data"], output["datatype"]
-    head = {name: value for name, value in output.items() if name != "data"}
+    fields = {name: value for name, value in output.items() if name != "data"}
     if binary:
-        raw.append(_bytes_of(datatype, data))
-        head["parameters"] = {**(head.get("parameters") or {}), SIZE: len(raw[-1])}
-        return head
+        raw.append(_encode_data(datatype, data))
+        fields["parameters"] = {**(fields.get("parameters") or {}), SIZE_PARAMETER: len(raw[-1])}
+        return fields
     if datatype != "BYTES":
-        return {**head, "data": data.ravel().tolist()}
+        return {**fields, "data": data.ravel().tolist()}
     try:
-        return {**head, "data": [value.decode() for value in data]}
+        return {**fields, "data": [value.decode() for value in data]}
     except UnicodeDecodeError as error:
         raise PredictionFailed(
             f"The output {output['name']!r} is not text, so JSON cannot carry it: ask for it with"
@@ -429,16 +443,18 @@ def _write_output(output: JsonObject, binary: bool, raw: list[bytes]) -> JsonObj
         ) from error
 
 
-def _bytes_of(datatype: str, data: Any) -> bytes:
+def _encode_data(datatype: str, data: Any) -> bytes:
     if datatype == "BYTES":
-        return b"".join([part for value in data for part in (LENGTH.pack(len(value)), value)])
+        return b"".join(
+            [part for value in data for part in (ELEMENT_LENGTH.pack(len(value)), value)]
+        )
     if datatype == "BF16":
         return bytes((data.view("<u4") >> 16).astype("<u2").tobytes())
     return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
 
 
 def parse_output_request(request: JsonObject) -> OutputRequest:
-    """Read which outputs a request asks for.
+    """Read the outputs that a request asks for.
 
     Raises:
         BadRequest: The parameters or outputs have another form.
@@ -468,15 +484,15 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _flat(data: Any) -> Iterable[Any]:
+def _iterate_values(data: Any) -> Iterable[Any]:
     if isinstance(data, list | tuple):
         for value in data:
-            yield from _flat(value)
+            yield from _iterate_values(value)
     else:
         yield data
 
 
-def _json(value: Any, nan: str) -> bytes:
+def _write_json(value: Any, nan: str) -> bytes:
     try:
         return to_compact_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -485,8 +501,8 @@ def _json(value: Any, nan: str) -> bytes:
         ) from error
 
 
-def _listlike() -> type[np.ndarray[Any, Any]]:
-    # A class cannot be made before its base is imported.
+def _list_like_class() -> type[np.ndarray[Any, Any]]:
+    # The class derives from a class of numpy, which most workers do not import.
     from tsx_runtime.worker.codecs.array_list import ListLike
 
     return ListLike

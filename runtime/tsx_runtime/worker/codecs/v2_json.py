@@ -1,6 +1,6 @@
 """Tensors in the JSON of the Open Inference Protocol.
 
-A tensor has a name, a shape, a datatype and flat numbers.
+A tensor has a name, a shape, a datatype and a flat list of values.
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
@@ -27,66 +27,76 @@ DATATYPES = {
     "float64": "FP64",
 }
 MAX_DIMENSIONS = 64  # the limit of numpy
-KNOWN = frozenset(DATATYPES.values()) | {"BYTES"}
+KNOWN_DATATYPES = frozenset(DATATYPES.values()) | {"BYTES"}
 
 
 class MalformedTensors(ValueError):
-    """The error of a request without its protocol's form; the message is for the client."""
+    """The error for a request that does not follow its protocol; the message is for the client."""
 
 
 def read_input(entry: Any) -> dict[str, Any]:
-    """Return the entry with `data` nested by its `shape`.
+    """Return a tensor whose `data` is nested according to its `shape`.
 
-    A single text, or run of bytes, is not nested.
+    A BYTES tensor with a single value is not nested.
     """
     if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= set(entry):
         raise MalformedTensors("Each input needs name, shape, datatype and data.")
-    if hasattr(entry["data"], "dtype"):  # It came as bytes, and is an array of that shape already.
+    if hasattr(entry["data"], "dtype"):  # It was binary, and already is an array of that shape.
         return entry
     name, datatype = str(entry["name"]), entry["datatype"]
-    if datatype not in KNOWN:
+    if datatype not in KNOWN_DATATYPES:
         raise MalformedTensors(
-            f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}."
+            f"Input {name!r} has the datatype {datatype!r}; known are"
+            f" {', '.join(sorted(KNOWN_DATATYPES))}."
         )
-    flat = list(_flat(entry["data"])) if isinstance(entry["data"], list) else [entry["data"]]
-    shape = _full_shape(name, entry["shape"], len(flat))
-    data = flat[0] if datatype == "BYTES" and len(flat) == 1 else _nest(flat, shape)
+    values = (
+        list(_iterate_values(entry["data"])) if isinstance(entry["data"], list) else [entry["data"]]
+    )
+    shape = _complete_shape(name, entry["shape"], len(values))
+    data = values[0] if datatype == "BYTES" and len(values) == 1 else _nest(values, shape)
     return {**entry, "data": data}
 
 
 def output_tensor(name: str, value: Any) -> dict[str, Any]:
-    """Return a tensor from an array, or from numbers and texts in lists.
+    """Return the tensor of an array, or of lists of numbers and texts.
 
-    Any other value becomes one row of BYTES.
+    Any other value becomes a BYTES tensor of one element.
     """
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        kind = str(value.dtype).rpartition(".")[2]
-        if kind in DATATYPES:
-            plain = value.tolist()
-            data = list(_flat(plain)) if isinstance(plain, list) else [plain]
+        dtype = str(value.dtype).rpartition(".")[2]
+        if dtype in DATATYPES:
+            nested_values = value.tolist()
+            data = (
+                list(_iterate_values(nested_values))
+                if isinstance(nested_values, list)
+                else [nested_values]
+            )
             return {
                 "name": name,
                 "shape": list(value.shape),
-                "datatype": DATATYPES[kind],
+                "datatype": DATATYPES[dtype],
                 "data": data,
             }
         value = value.tolist()
-    shape = _shape(value) if isinstance(value, list) else [1]
-    data = [_plain(entry) for entry in (_flat(value) if isinstance(value, list) else [value])]
-    if len(data) != math.prod(shape):  # Lists of different lengths are no tensor.
+    shape = _infer_shape(value) if isinstance(value, list) else [1]
+    data = [
+        _as_json_value(entry)
+        for entry in (_iterate_values(value) if isinstance(value, list) else [value])
+    ]
+    if len(data) != math.prod(shape):  # The nested lists differ in length.
         shape = [len(data)]
-    return {"name": name, "shape": shape, "datatype": _datatype(data), "data": data}
+    return {"name": name, "shape": shape, "datatype": _infer_datatype(data), "data": data}
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _iterate_values(value: Any) -> Iterator[Any]:
     for entry in value:
         if isinstance(entry, list):
-            yield from _flat(entry)
+            yield from _iterate_values(entry)
         else:
             yield entry
 
 
-def _shape(value: Any) -> list[int]:
+def _infer_shape(value: Any) -> list[int]:
     shape = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -94,8 +104,8 @@ def _shape(value: Any) -> list[int]:
     return shape
 
 
-def _full_shape(name: str, shape: Any, count: int) -> list[int]:
-    """Return the shape, in which one -1 is replaced by the remaining size."""
+def _complete_shape(name: str, shape: Any, count: int) -> list[int]:
+    """Return the shape; one -1 in it is replaced by the size that fits the number of values."""
     sizes = (
         shape
         if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
@@ -107,8 +117,10 @@ def _full_shape(name: str, shape: Any, count: int) -> list[int]:
             f" {MAX_DIMENSIONS} at most."
         )
     if -1 in sizes:
-        known = math.prod(size for size in sizes if size != -1)
-        sizes = [size if size != -1 else (count // known if known else 0) for size in sizes]
+        known_size = math.prod(size for size in sizes if size != -1)
+        sizes = [
+            size if size != -1 else (count // known_size if known_size else 0) for size in sizes
+        ]
     if math.prod(sizes) != count:
         raise MalformedTensors(
             f"Input {name!r} of shape {shape} must have {math.prod(sizes)} values; it has {count}."
@@ -116,16 +128,16 @@ def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     return sizes
 
 
-def _nest(flat: list[Any], shape: list[int]) -> Any:
+def _nest(values: list[Any], shape: list[int]) -> Any:
     if not shape:
-        return flat[0]
-    rows = flat
+        return values[0]
+    rows = values
     for size in reversed(shape[1:]):
         rows = [rows[start : start + size] for start in range(0, len(rows), size)] if size else []
     return rows
 
 
-def _plain(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         try:
             return value.decode()
@@ -134,7 +146,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _datatype(data: list[Any]) -> str:
+def _infer_datatype(data: list[Any]) -> str:
     kinds = {type(value) for value in data}
     if kinds == {bool}:
         return "BOOL"

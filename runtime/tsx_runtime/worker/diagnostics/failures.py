@@ -1,4 +1,4 @@
-"""The log of what handlers raise: an error once, and how often it was repeated."""
+"""The log of handlers' errors: each one once, followed by the number of its repeats."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from tsx_runtime.worker.diagnostics.tracebacks import outline
 from tsx_runtime.worker.exceptions import InvalidInput
 
-REPEATS_INTERVAL_S = 10.0  # between two reports of repeats
-MAX_FAILURES = 50  # followed; other failures are logged each time
-MAX_NAMED_REQUESTS = 8  # the first requests of a report
+REPEATS_INTERVAL_S = 10.0  # the time between two reports of repeats
+MAX_FAILURES = 50  # failures whose repeats are counted; others are logged each time
+MAX_NAMED_REQUESTS = 8  # requests of which a report gives the ids
 
 logger = logging.getLogger("tsx.worker")
 
@@ -22,36 +22,37 @@ logger = logging.getLogger("tsx.worker")
 def log_failure(
     request_ids: Sequence[str], error: BaseException, subject: str = "the handler"
 ) -> None:
-    """Log a failure, except for input that the handler has refused.
+    """Log a failure, unless the handler has refused invalid input.
 
-    The client must correct such input.
+    Only the client can correct such input.
     """
     if isinstance(error, InvalidInput):
         return
     logger.error(
         "%s failed for %s",
         subject,
-        _requests(request_ids),
+        _format_requests(request_ids),
         exc_info=error,
         extra={"request_ids": list(request_ids)},
     )
 
 
-def _requests(ids: Sequence[str], total: int = 0) -> str:
-    more = f" and {total - len(ids)} more" if total > len(ids) else ""
-    return f"the request{'s' if len(ids) > 1 or more else ''} {', '.join(ids)}{more}"
+def _format_requests(request_ids: Sequence[str], total: int = 0) -> str:
+    remainder = f" and {total - len(request_ids)} more" if total > len(request_ids) else ""
+    plural = "s" if len(request_ids) > 1 or remainder else ""
+    return f"the request{plural} {', '.join(request_ids)}{remainder}"
 
 
 @dataclass
-class _Failure:
-    logged: float  # the time of the log record
+class _FailureRecord:
+    logged_at: float  # the time of the log record
     repeats: int = 0  # requests not reported yet
-    request_ids: list[str] = field(default_factory=list)  # the first ones not reported yet
-    text: str = ""  # the newest one
+    request_ids: list[str] = field(default_factory=list)  # the first ids of these requests
+    text: str = ""  # the message of the newest repeat
 
 
-class Repeats:
-    """The recent errors of a handler, which holds back their repeats and reports the count."""
+class RepeatFilter:
+    """A filter that holds back repeats of a handler's recent errors, and reports their number."""
 
     def __init__(
         self,
@@ -60,33 +61,36 @@ class Repeats:
     ) -> None:
         self._write = write
         self._clock = clock
-        self._failures: dict[str, _Failure] = {}  # keys: type and frames
+        self._failures: dict[str, _FailureRecord] = {}  # keys: the type and the frames of the error
         self._lock = threading.Lock()
-        # A process that the handler forked has no timer, and maybe a lock that is never released.
+        # In a process that the handler has forked, the timer does not run, and the lock may stay
+        # locked. There, every error is logged.
         self._pid = os.getpid()
-        self._is_due = False  # A timer will report repeats.
+        self._has_timer = False  # A timer is running that will report repeats.
 
     def hold(self, record: logging.LogRecord) -> bool:
         """Tell whether to hold the record back; if so, count it as a repeat."""
-        error, ids = (
+        error, request_ids = (
             record.exc_info[1] if record.exc_info else None,
             getattr(record, "request_ids", None),
         )
-        if error is None or ids is None or os.getpid() != self._pid:
+        if error is None or request_ids is None or os.getpid() != self._pid:
             return False
         text, _, frames = outline(error).partition("\n")
         now, key = self._clock(), f"{type(error).__name__}\n{frames}"
         with self._lock:
-            known = self._failures.get(key)
-            if known is None or (not known.repeats and now - known.logged >= REPEATS_INTERVAL_S):
-                if known is not None or len(self._failures) < MAX_FAILURES:
-                    self._failures[key] = _Failure(now)
+            failure = self._failures.get(key)
+            if failure is None or (
+                not failure.repeats and now - failure.logged_at >= REPEATS_INTERVAL_S
+            ):
+                if failure is not None or len(self._failures) < MAX_FAILURES:
+                    self._failures[key] = _FailureRecord(now)
                 return False
-            known.repeats += len(ids)
-            known.request_ids += ids[: MAX_NAMED_REQUESTS - len(known.request_ids)]
-            known.text = text
-            if not self._is_due:
-                self._is_due = True
+            failure.repeats += len(request_ids)
+            failure.request_ids += request_ids[: MAX_NAMED_REQUESTS - len(failure.request_ids)]
+            failure.text = text
+            if not self._has_timer:
+                self._has_timer = True
                 timer = threading.Timer(REPEATS_INTERVAL_S, self.flush)
                 timer.daemon = True
                 timer.start()
@@ -98,23 +102,25 @@ class Repeats:
             return
         now = self._clock()
         with self._lock:
-            self._is_due = False
-            repeated = [
+            self._has_timer = False
+            repeated_failures = [
                 (key, failure) for key, failure in self._failures.items() if failure.repeats
             ]
-            recent = {
+            recent_failures = {
                 key: failure
                 for key, failure in self._failures.items()
-                if now - failure.logged < REPEATS_INTERVAL_S
+                if now - failure.logged_at < REPEATS_INTERVAL_S
             }
-            self._failures = recent | {key: _Failure(now) for key, _ in repeated}
-        for key, failure in repeated:
+            self._failures = recent_failures | {
+                key: _FailureRecord(now) for key, _ in repeated_failures
+            }
+        for key, failure in repeated_failures:
             location = key.rpartition("\n  ")[2].partition(": ")[0]
             text = "the same failure %s more, for %s: %s (%s)"
             count = "once" if failure.repeats == 1 else f"{failure.repeats} times"
             arguments = (
                 count,
-                _requests(failure.request_ids, failure.repeats),
+                _format_requests(failure.request_ids, failure.repeats),
                 failure.text,
                 location,
             )

@@ -1,6 +1,6 @@
-"""The format of what a handler prints or logs.
+"""The format of the lines that a handler prints or logs.
 
-Lines get the model's name and the ids of the running requests, or their level.
+Lines begin with the model's name and the ids of the running requests, or with their level.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from tsx_runtime.shared.log_format import (
     loss_line,
 )
 from tsx_runtime.shared.nonblocking_output import LossyOutput
-from tsx_runtime.worker.diagnostics.failures import Repeats
+from tsx_runtime.worker.diagnostics.failures import RepeatFilter
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.handler_api.context import Context
 
 MAX_LINE_BYTES = 64 << 10  # Longer lines are split.
-TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
-_LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
+_LINE_PATTERN = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
-# Text is for a terminal, JSON for programs. Marked lines are for the front end, which writes
-# model_log.log: its lines of the log carry their level.
+# Text is for a terminal, JSON for programs. Marked lines, which carry their log level, are for the
+# front end, which writes them to model_log.log.
 OutputFormat = Literal["text", "json", "marked"]
-Ids = Callable[[], Sequence[str]]  # returns the ids of the running requests
+GetRequestIds = Callable[[], Sequence[str]]  # returns the ids of the running requests
 
 
-task_context: ContextVar[Context] = ContextVar("tsx_context")  # set for a request with its own task
+# The context of a request that runs in its own task.
+task_context: ContextVar[Context] = ContextVar("tsx_context")
 
 
 class RunningIds:
-    """The ids of the running requests, once there is a context.
+    """A function that returns the ids of the running requests; none until the model is loaded.
 
-    In a thread of the handler, they are the ids of the worker's batch.
+    In a thread that the handler has started, these are the ids of the worker's whole batch.
     """
 
     context: Context | None = None
@@ -63,46 +64,56 @@ class ModelLabel(NamedTuple):
 
 
 class OutputFormatter:
-    """The formatter of one stream: it turns printed bytes into lines for the log."""
+    """A formatter that turns the bytes printed to one stream into lines of the log."""
 
     def __init__(
-        self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False
+        self,
+        stream: str,
+        output_format: OutputFormat,
+        label: ModelLabel,
+        ids: GetRequestIds,
+        *,
+        colour: bool = False,
     ) -> None:
         self._stream = stream
-        self._shape = shape
+        self._output_format = output_format
         self._label = label
-        self._ids = ids
+        self._get_ids = ids
         self._colour = colour
         self._partial = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._at_start = True
+        self._is_at_line_start = True
 
     def __call__(self, data: bytes) -> bytes:
-        if self._shape == "json":
+        if self._output_format == "json":
             return self._as_json(data)
         return self._as_text(self._decoder.decode(data))
 
     def _as_text(self, text: str) -> bytes:
         """Format output for a terminal, and escape its control characters.
 
-        Line ends, and the carriage returns of progress bars, stay.
+        Line ends, and the carriage returns of progress bars, are kept.
         """
-        prefix, formatted = self._prefix(self._ids()), ""
-        for match in _LINE.finditer(text):
+        prefix, formatted = self._prefix(self._get_ids()), ""
+        for match in _LINE_PATTERN.finditer(text):
             if match[0]:
-                formatted += (prefix if self._at_start else "") + escaped(match[1]) + match[2]
-                self._at_start = bool(match[2])
+                formatted += (
+                    (prefix if self._is_at_line_start else "") + escaped(match[1]) + match[2]
+                )
+                self._is_at_line_start = bool(match[2])
         return formatted.encode("utf-8", "backslashreplace")
 
     def format_record(self, text: str, ids: Sequence[str]) -> bytes:
-        """Format a record of the log for a terminal; its first line has the ids."""
-        line_end, self._at_start = "" if self._at_start else "\n", True
+        """Format a log record for a terminal; only its first line begins with the ids."""
+        line_end, self._is_at_line_start = "" if self._is_at_line_start else "\n", True
         lines = text.replace("\n", "\n" + self._prefix(()))
         return f"{line_end}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
 
     def _prefix(self, ids: Sequence[str]) -> str:
-        shown = ",".join(ids[:MAX_IDS]) + (f",+{len(ids) - MAX_IDS}" if len(ids) > MAX_IDS else "")
-        prefix = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
+        id_list = ",".join(ids[:MAX_IDS]) + (
+            f",+{len(ids) - MAX_IDS}" if len(ids) > MAX_IDS else ""
+        )
+        prefix = f"{self._label.model} {self._label.version}{' ' if id_list else ''}{id_list} |"
         return f"\x1b[2m{prefix}\x1b[0m " if self._colour else f"{prefix} "
 
     def _as_json(self, data: bytes) -> bytes:
@@ -114,7 +125,7 @@ class OutputFormatter:
             [
                 self._json(str(piece, "utf-8", "replace"))
                 for line in lines
-                for piece in _pieces(line)
+                for piece in _split_line(line)
             ]
         )
 
@@ -122,7 +133,7 @@ class OutputFormatter:
         fields: dict[str, object] = {
             "stream": self._stream,
             **self._label._asdict(),
-            "request_ids": list(self._ids())[:MAX_IDS],
+            "request_ids": list(self._get_ids())[:MAX_IDS],
         }
         return (
             json_line(time.time(), "info", "handler", text, fields).encode(
@@ -132,20 +143,23 @@ class OutputFormatter:
         )
 
 
-def _pieces(line: bytes) -> Iterator[bytes]:
-    """Return the pieces of a line, of which a progress bar keeps only the last state."""
+def _split_line(line: bytes) -> Iterator[bytes]:
+    """Split a long line. Of a progress bar, only the last state is returned."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return (line[at : at + MAX_LINE_BYTES] for at in range(0, max(1, len(line)), MAX_LINE_BYTES))
+    return (
+        line[start : start + MAX_LINE_BYTES]
+        for start in range(0, max(1, len(line)), MAX_LINE_BYTES)
+    )
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """The format of the worker's log as text; control characters of quoted requests are escaped.
+    """A formatter of the worker's log as text, which escapes control characters of quoted requests.
 
-    With `outlines`, a failed request shows the model's own lines in place of Python's traceback.
+    With `outlines`, the log shows only the model's frames of an error, not Python's traceback.
     """
 
-    def __init__(self, text: str = TEXT, *, outlines: bool = True) -> None:
-        super().__init__(text)
+    def __init__(self, text_format: str = TEXT_FORMAT, *, outlines: bool = True) -> None:
+        super().__init__(text_format)
         self._outlines = outlines
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the name of logging
@@ -167,35 +181,35 @@ class WorkerJsonFormatter(JsonLines):
 
 
 def outlined_error(record: logging.LogRecord) -> BaseException | None:
-    """Return the error of a record of tsx, which is shown as an outline.
+    """Return the error if tsx has logged it, so that it is shown as an outline.
 
-    A record of the handler itself has a full traceback.
+    An error that the handler itself has logged is shown with a full traceback.
     """
     return record.exc_info[1] if record.exc_info and record.name.startswith("tsx.") else None
 
 
 class WorkerLog(logging.Handler):
-    """The worker's log, in which a record is one JSON object or labelled lines.
+    """A log handler that writes each record as one JSON object or as labelled lines.
 
-    The label is the model with its requests, or the level.
+    The label is the model and its running requests, or the level.
     """
 
-    def __init__(self, shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
+    def __init__(self, output_format: OutputFormat, label: ModelLabel, ids: GetRequestIds) -> None:
         super().__init__()
-        self._shape = shape
+        self._output_format = output_format
         self._label = label
-        self._ids = ids
+        self._get_ids = ids
         self._json = WorkerJsonFormatter()
         self.setFormatter(WorkerTextFormatter())
-        # model_log.log has the form of TorchServe.
+        # The lines of model_log.log look as in TorchServe.
         self._message = WorkerTextFormatter("%(message)s", outlines=False)
-        self._repeats = Repeats(self._put)
+        self._repeats = RepeatFilter(self._put)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if not self._repeats.hold(record):
                 self._put(record)
-        # Arguments that do not fit the message must not fail a request.
+        # If the arguments of a message do not fit it, the request must not fail.
         except Exception:
             self.handleError(record)
 
@@ -204,24 +218,26 @@ class WorkerLog(logging.Handler):
 
     def _put(self, record: logging.LogRecord) -> None:
         # TorchServe's workers log to stdout.
-        stream = sys.stdout if self._shape == "marked" else sys.stderr
+        stream = sys.stdout if self._output_format == "marked" else sys.stderr
         raw, text = getattr(stream, "buffer", None), self.format(record)
         if not isinstance(raw, LossyOutput):
             stream.write(f"{text}\n")
-        elif isinstance(raw.transform, OutputFormatter) and self._shape == "text":
-            # A record with request ids names its requests itself.
-            ids = () if hasattr(record, "request_ids") else self._ids()
-            raw.write_line(raw.transform.format_record(text, ids), _encoded(text))
+        elif isinstance(raw.transform, OutputFormatter) and self._output_format == "text":
+            # A message about requests already names them.
+            ids = () if hasattr(record, "request_ids") else self._get_ids()
+            raw.write_line(raw.transform.format_record(text, ids), _encode_line(text))
         else:
             raw.write_line(
-                _encoded(self._as_json(record) if self._shape == "json" else self._marked(record)),
-                _encoded(text),
+                _encode_line(
+                    self._as_json(record) if self._output_format == "json" else self._marked(record)
+                ),
+                _encode_line(text),
             )
 
     def _as_json(self, record: logging.LogRecord) -> str:
         for name, value in (
             *self._label._asdict().items(),
-            ("request_ids", list(self._ids())[:MAX_IDS]),
+            ("request_ids", list(self._get_ids())[:MAX_IDS]),
         ):
             if not hasattr(record, name):
                 setattr(record, name, value)
@@ -234,29 +250,35 @@ class WorkerLog(logging.Handler):
         )
 
 
-def _encoded(text: str) -> bytes:
+def _encode_line(text: str) -> bytes:
     return f"{text}\n".encode("utf-8", "backslashreplace")
 
 
-def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
-    """Format the output of the whole process for good.
+def format_output(output_format: OutputFormat, label: ModelLabel, ids: GetRequestIds) -> None:
+    """Format all output of this process from now on.
 
-    A process that prints for several models, as in tests, is left unchanged.
+    If stdout and stderr have no `LossyOutput`, as in tests, nothing changes.
     """
-    formatted = False
+    is_formatted = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, LossyOutput):
-            if shape != "marked":  # The name of the stream marks its lines.
+            if output_format != "marked":  # The front end labels these lines by their stream.
                 raw.transform = OutputFormatter(
-                    name, shape, label, ids, colour=shape == "text" and has_colour(stream)
+                    name,
+                    output_format,
+                    label,
+                    ids,
+                    colour=output_format == "text" and has_colour(stream),
                 )
-            raw.report_loss = loss_line if shape == "json" else raw.report_loss
-            formatted = True
-    if formatted:
+            raw.report_loss = loss_line if output_format == "json" else raw.report_loss
+            is_formatted = True
+    if is_formatted:
         root = logging.getLogger()
         root.handlers[:] = [
-            WorkerLog(shape, label, ids) if type(handler) is logging.StreamHandler else handler
+            WorkerLog(output_format, label, ids)
+            if type(handler) is logging.StreamHandler
+            else handler
             for handler in root.handlers
         ]

@@ -1,7 +1,8 @@
 """Tracebacks that quote only the model's own files.
 
-A path or a link could name any file that this process can read. `format_error` has Python's form,
-for the API and the page. `outline` is for the log and shows only the frames of the model's files.
+Other files are not quoted, since a model could set a path or a link to any file that this process
+can read. `format_error` returns Python's format for the API and the page. `outline` returns only
+the frames of the model's files for the log.
 """
 
 from __future__ import annotations
@@ -16,41 +17,41 @@ from pathlib import Path
 from types import TracebackType
 
 from tsx_archiver import is_inside
-from tsx_runtime.worker.exceptions import MAX_MESSAGE_CHARS, presentable
+from tsx_runtime.worker.exceptions import MAX_MESSAGE_CHARS, shorten_and_escape
 from tsx_runtime.worker.handler_api.modules import own_modules
 
 MAX_TRACEBACK_CHARS = 4 * MAX_MESSAGE_CHARS
-MAX_FOREIGN_FRAMES = 3  # shown of an error outside the model's code
+MAX_FOREIGN_FRAMES = 3  # frames of an error that has none in the model's files
 
 
 def format_error(error: BaseException, tb: TracebackType | None = None) -> str:
-    """Return the traceback of an error, or `tb` if given.
+    """Format the traceback of an error, or `tb` if given.
 
-    Lines of files outside the model's directory are named and not quoted.
+    Frames in files outside the model's directory are listed without their lines of code.
     """
     trace = traceback.TracebackException(
         type(error), error, tb or error.__traceback__, lookup_lines=False
     )
     is_quoted = cache(is_model_file)
-    for _, part in _chain(trace):
-        part.stack[:] = [
+    for _, exception in _iterate_exceptions(trace):
+        exception.stack[:] = [
             (
                 frame
                 if is_quoted(frame.filename)
                 else traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line="")
             )
-            for frame in part.stack
+            for frame in exception.stack
         ]
-        # A SyntaxError has a text.
-        if getattr(part, "text", None) and not is_quoted(part.filename):
-            part.text = None  # type: ignore[assignment]  # typeshed forgets None
-    return presentable("".join(trace.format()), MAX_TRACEBACK_CHARS)
+        # A SyntaxError quotes the line as its `text`.
+        if getattr(exception, "text", None) and not is_quoted(exception.filename):
+            exception.text = None  # type: ignore[assignment]  # typeshed forgets None
+    return shorten_and_escape("".join(trace.format()), MAX_TRACEBACK_CHARS)
 
 
 def outline(error: BaseException) -> str:
-    """Return the error's message and the model's frames, then the same of each cause.
+    """Return the message and the model's frames of an error, then those of each cause.
 
-    A frame is `handler.py:8 in handle: the line`.
+    A frame has the form `handler.py:8 in handle: the line`.
     """
     trace = traceback.TracebackException(
         type(error), error, error.__traceback__, lookup_lines=False
@@ -58,16 +59,16 @@ def outline(error: BaseException) -> str:
     is_quoted = cache(is_model_file)
     lines = [
         line
-        for relation, part in _chain(trace)
-        for line in (relation + _message(part), *_frames(part, is_quoted))
+        for relation, exception in _iterate_exceptions(trace)
+        for line in (relation + _format_message(exception), *_format_frames(exception, is_quoted))
     ]
-    return presentable("\n".join(lines), MAX_TRACEBACK_CHARS)
+    return shorten_and_escape("\n".join(lines), MAX_TRACEBACK_CHARS)
 
 
 def is_model_file(file: str) -> bool:
-    """Tell whether a file belongs to the model of this process, with all links followed.
+    """Tell whether a file, with all links followed, belongs to the model of this process.
 
-    `<frozen importlib._bootstrap>` is no file.
+    A name such as `<frozen importlib._bootstrap>` is not a file.
     """
     return (
         own_modules.root is not None
@@ -76,22 +77,22 @@ def is_model_file(file: str) -> bool:
     )
 
 
-def _chain(
+def _iterate_exceptions(
     trace: traceback.TracebackException,
 ) -> Iterator[tuple[str, traceback.TracebackException]]:
-    """Yield an error, its causes and the members of its group, each with its relation."""
-    waiting: list[tuple[str, traceback.TracebackException | None]] = [("", trace)]
-    seen = set()
-    while waiting:
-        relation, error = waiting.pop(0)
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
+    """Yield an error, its causes and its group's members, each with a phrase for its relation."""
+    pending: list[tuple[str, traceback.TracebackException | None]] = [("", trace)]
+    visited_ids = set()
+    while pending:
+        relation, error = pending.pop(0)
+        if error is not None and id(error) not in visited_ids:
+            visited_ids.add(id(error))
             yield relation, error
-            waiting += [
+            pending += [
                 ("one of them is ", part) for part in getattr(error, "exceptions", None) or ()
             ]
-            waiting.append(("caused by ", error.__cause__))
-            waiting.append(
+            pending.append(("caused by ", error.__cause__))
+            pending.append(
                 (
                     "raised while handling ",
                     None if error.__suppress_context__ else error.__context__,
@@ -99,41 +100,43 @@ def _chain(
             )
 
 
-def _message(trace: traceback.TracebackException) -> str:
+def _format_message(trace: traceback.TracebackException) -> str:
     lines = list(trace.format_exception_only())
-    # A SyntaxError shows its location before its message.
+    # The lines of a SyntaxError give its location first.
     return (lines[-1] if hasattr(trace, "msg") else "".join(lines)).strip()
 
 
-def _frames(trace: traceback.TracebackException, is_quoted: Callable[[str], bool]) -> Iterator[str]:
+def _format_frames(
+    trace: traceback.TracebackException, is_quoted: Callable[[str], bool]
+) -> Iterator[str]:
     model_frames = [frame for frame in trace.stack if is_quoted(frame.filename)]
-    shown = [
-        f"  {_location(frame, [str(own_modules.root)])} in {frame.name}: {frame.line}"
+    lines = [
+        f"  {_format_location(frame, [str(own_modules.root)])} in {frame.name}: {frame.line}"
         for frame in model_frames
     ]
     syntax = getattr(trace, "text", None)
     if syntax and is_quoted(trace.filename):
-        shown.append(
+        lines.append(
             f"  {os.path.relpath(trace.filename, own_modules.root)}:{trace.lineno}:"
             f" {syntax.strip()}"
         )
-    if not shown:
-        shown = [
-            f"  {_location(frame, sys.path)} in {frame.name}"
+    if not lines:
+        lines = [
+            f"  {_format_location(frame, sys.path)} in {frame.name}"
             for frame in trace.stack[-MAX_FOREIGN_FRAMES:]
         ]
-    for line, repeats in groupby(shown):
-        times = sum(1 for _ in repeats)
-        yield line if times == 1 else f"{line} ({times} times)"
+    for line, repeats in groupby(lines):
+        count = sum(1 for _ in repeats)
+        yield line if count == 1 else f"{line} ({count} times)"
 
 
-def _location(frame: traceback.FrameSummary, roots: Sequence[str]) -> str:
+def _format_location(frame: traceback.FrameSummary, roots: Sequence[str]) -> str:
     """Return a frame's file and line.
 
-    The path is relative to the model's directory or to that of installed modules.
+    The path is relative to the model's directory, or to the directory of installed modules.
     """
-    above = max(
+    prefix_length = max(
         (len(root) + 1 for root in roots if root and frame.filename.startswith(root + os.sep)),
         default=0,
     )
-    return f"{frame.filename[above:]}:{frame.lineno}"
+    return f"{frame.filename[prefix_length:]}:{frame.lineno}"

@@ -1,7 +1,7 @@
-"""Asynchronous handlers: each request is a task on one event loop, answered when it is done.
+"""Asynchronous handlers: each request runs as a task of one event loop.
 
-`async def handle(self, data, context)` gets one request at a time, with its own context. This
-context shares the attributes that the handler set on the context when it was loaded. See
+Each call of `async def handle(self, data, context)` gets one request, with a context of its own.
+Attributes that the handler has set on the context while loading are in all of these contexts. See
 docs/guides/serving-modes.md.
 """
 
@@ -24,10 +24,10 @@ from tsx_runtime.worker.codecs.responses import (
     CANCELLED,
     GONE,
     Answer,
+    check_results,
     encode_answers,
     failure_of,
     is_device_lost,
-    mismatch,
 )
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
@@ -51,32 +51,33 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ConcurrentRequests:
-    """The tasks of running requests."""
+    """The loop that runs each request as a task, and sends its response when it is done."""
 
     def __init__(
         self,
         channel: FrameSocket,
         model: ServedModel,
-        on_other: Callable[[FrameSocket, Frame], None],
+        on_control_frame: Callable[[FrameSocket, Frame], None],
         on_request: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._model = model
-        self._on_other = on_other
+        self._on_control_frame = on_control_frame
         self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
-        self._called_off: set[int] = set()  # requests whose clients have left
+        self._cancelled_batches: set[int] = set()  # requests whose clients have disconnected
         self._next_report: asyncio.TimerHandle | None = None  # set while requests run
         self._joins_pieces = bool(getattr(model.entry.instance, "joins_pieces", False))
-        self._pieces: list[OutFrame] = []  # the parts of this turn of the loop
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # parts that are sent at the end of this iteration of the loop
+        self._pieces: list[OutFrame] = []
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Serve until the front end closes or the device is lost, and raise errors of reading."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="tsx-read", daemon=True).start()
         try:
-            await self._closed
+            await self._finished
         finally:
             for task in list(self._tasks.values()):
                 task.cancel()
@@ -88,75 +89,76 @@ class ConcurrentRequests:
                     self._on_frame, frame._replace(items=copy_items(frame.items))
                 )
                 del frame
-        # Any error that ends this thread ends the worker, which raises it.
+        # Any error that ends this thread is raised in the main thread, and ends the worker.
         except BaseException as error:
-            loop.call_soon_threadsafe(self._end, error)
+            loop.call_soon_threadsafe(self._finish, error)
         else:
-            loop.call_soon_threadsafe(self._end, None)
+            loop.call_soon_threadsafe(self._finish, None)
 
     def _on_frame(self, frame: Frame) -> None:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                # The task copies the laps with its context.
-                began, laps = time.monotonic(), step_times.begin()
+                # The task copies this context variable, and so records its steps in these laps.
+                start, laps = time.monotonic(), step_times.begin()
                 task = self._tasks[frame.batch] = asyncio.ensure_future(
                     self._answer(frame.batch, frame.items)
                 )
-                task.add_done_callback(partial(self._reply, frame.batch, began, laps))
+                task.add_done_callback(partial(self._reply, frame.batch, start, laps))
                 if self._next_report is None:
                     self._next_report = task.get_loop().call_later(REPORT_INTERVAL_S, self._report)
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # Otherwise its response was already sent.
-                    self._called_off.add(frame.batch)
+                    self._cancelled_batches.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
-                # It runs on the loop, since a blocked loop must answer no heartbeat.
-                self._on_other(self._channel, frame)
-        # The loop would log the error and continue. It ends the worker, which raises it.
+                # This runs on the loop, so that a blocked loop does not answer heartbeats.
+                self._on_control_frame(self._channel, frame)
+        # The loop would only log the error and continue. Instead, the error ends the worker.
         except BaseException as error:
-            self._end(error)
+            self._finish(error)
 
-    def _end(self, error: BaseException | None) -> None:
-        if self._closed.done():
+    def _finish(self, error: BaseException | None) -> None:
+        if self._finished.done():
             return
         if error is None:
-            self._closed.set_result(None)
+            self._finished.set_result(None)
         else:
-            self._closed.set_exception(error)
+            self._finished.set_exception(error)
 
     async def _answer(self, batch: int, items: list[Item]) -> Answer:
         try:
-            return await _answer_of(self._model, items, partial(self._send_piece, batch))
-        except asyncio.CancelledError:  # The front end or a library of the handler cancels.
+            return await _run_handler(self._model, items, partial(self._send_piece, batch))
+        # The front end, or a library of the handler, has cancelled the task.
+        except asyncio.CancelledError:
             raise
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
-            answer = _logged_failure(error, items[0], self._model)
+            answer = _log_and_encode_failure(error, items[0], self._model)
             if is_device_lost(error):
                 logger.error("the device no longer responds to this process, so the worker exits")
-                self._end(None)
+                self._finish(None)
             return answer
 
-    def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
-        """Send the response of a task, even of one that was cancelled before it started."""
+    def _reply(self, batch: int, start: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
+        """Send the response of a task; a task that was cancelled has one, too."""
         del self._tasks[batch]
         answer = (
             task.result()
             if not task.cancelled()
             else GONE
-            if batch in self._called_off
+            if batch in self._cancelled_batches
             else CANCELLED
         )
-        self._called_off.discard(batch)
-        times = step_times.times(began, time.monotonic(), laps)
+        self._cancelled_batches.discard(batch)
+        times = step_times.encode_times(start, time.monotonic(), laps)
         frames = with_metrics(self._model, [(Kind.REPLY, batch, [answer], times)])
-        with suppress(ConnectionError):  # The reading thread reports that the front end has gone.
+        with suppress(ConnectionError):  # If the front end has gone, the reading thread notices it.
             self._channel.send_all(self._pieces + frames)
         self._pieces.clear()
 
     def _report(self) -> None:
-        """Report what a long task has counted so far."""
+        """Report the metrics of tasks that are still running."""
         self._next_report = (
             asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._report)
             if self._tasks
@@ -164,15 +166,15 @@ class ConcurrentRequests:
         )
         if self._model.metrics.pending:
             metrics = self._model.metrics.pending.take()
-            facts = {"errors": [], "lines": [], "lost": 0, "metrics": metrics}
+            report = {"errors": [], "lines": [], "lost": 0, "metrics": metrics}
             with suppress(ConnectionError):
-                self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
+                self._channel.send(Kind.REPORT, 0, extra=json.dumps(report).encode())
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
-        """Send a part of a response, or collect the parts of one turn of the loop.
+        """Send a part of a response, or collect the parts of one iteration of the loop.
 
-        They are collected if the handler sets `joins_pieces`: it sends them on the loop, which it
-        never blocks. A call costs more than all else that a token does here.
+        Parts are collected if the handler sets `joins_pieces`, which means that it sends them on
+        the loop and never blocks it. For a generated token, the system call is the largest cost.
         """
         if not self._joins_pieces:
             self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
@@ -183,7 +185,7 @@ class ConcurrentRequests:
 
     def _send_pieces(self) -> None:
         pieces, self._pieces = self._pieces, []
-        if pieces:  # A response may have taken the parts along.
+        if pieces:  # A reply may have sent the pieces already.
             with suppress(ConnectionError):
                 self._channel.send_all(pieces)
 
@@ -191,37 +193,37 @@ class ConcurrentRequests:
 def serve(
     channel: FrameSocket,
     model: ServedModel,
-    on_other: Callable[[FrameSocket, Frame], None],
+    on_control_frame: Callable[[FrameSocket, Frame], None],
     on_request: Callable[[], None],
 ) -> None:
-    """Serve on the loop of a coroutine `initialize`, so that its tasks go on."""
+    """Serve on the loop that has run a coroutine `initialize`, so that its tasks continue."""
 
-    async def run() -> None:  # A ConcurrentRequests is made on its loop.
-        await ConcurrentRequests(channel, model, on_other, on_request).run()
+    async def run() -> None:  # A ConcurrentRequests must be created on its loop.
+        await ConcurrentRequests(channel, model, on_control_frame, on_request).run()
 
     model.coroutines.finish(run())
 
 
 def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     """Answer requests that arrive together, and return once all are complete."""
-    lost = False
+    device_lost = False
 
     async def answer_one(item: Item) -> Answer:
-        nonlocal lost
+        nonlocal device_lost
         try:
-            return await _answer_of(model, [item], send_nowhere)
+            return await _run_handler(model, [item], send_nowhere)
         except Exception as error:  # A user's code may raise anything.
-            lost = lost or is_device_lost(error)
-            return _logged_failure(error, item, model)
+            device_lost = device_lost or is_device_lost(error)
+            return _log_and_encode_failure(error, item, model)
 
     async def run() -> list[Answer]:
         return await asyncio.gather(*map(answer_one, items))
 
     answers: list[Answer] = model.coroutines.finish(run())
-    return Outcome(answers, lost)
+    return Outcome(answers, device_lost)
 
 
-async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece) -> Answer:
+async def _run_handler(model: ServedModel, items: Sequence[Item], send: SendPiece) -> Answer:
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(1), model, refused)
     if refused:
@@ -236,14 +238,14 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
             result = await result
     finally:
         context.end()
-    if problem := mismatch(result, 1, model.entry.name):
+    if problem := check_results(result, 1, model.entry.name):
         raise problem
     if requests.parts:
-        result = tensor_responses(result, requests.parts, context, model.version, pieces.begun)
+        result = tensor_responses(result, requests.parts, context, model.version, pieces.started)
     return encode_answers(result, context, model.max_response_size, model.error_status)[0]
 
 
-def _logged_failure(error: BaseException, item: Item, model: ServedModel) -> Answer:
+def _log_and_encode_failure(error: BaseException, item: Item, model: ServedModel) -> Answer:
     meta = str(item[1], "latin-1")
     error, answer = failure_of(error, meta, item[2], model.error_status)
     log_failure([meta.partition("\r\n")[0]], error)

@@ -1,6 +1,6 @@
-"""The run of one batch: bodies are parsed, the handler is called, its results are encoded.
+"""The processing of one batch: parse the bodies, call the handler, encode its results.
 
-Whatever a handler does, each request gets a response.
+Each request gets a response, even if the handler fails.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.responses import (
     GONE,
     Answer,
+    check_results,
     encode_answers,
     failure,
     failure_of,
     is_device_lost,
     is_out_of_device_memory,
-    mismatch,
     streamed_headers,
 )
-from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_responses
+from tsx_runtime.worker.codecs.v2_binary import OutputRequest, row_of_tensors, tensor_responses
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.diagnostics.tracebacks import outline
-from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, in_words
-from tsx_runtime.worker.execution.recovery import Ceiling, FailureLocation, Search, location_of
+from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, describe_error
+from tsx_runtime.worker.execution.recovery import (
+    Ceiling,
+    FailureLocation,
+    RetrySearch,
+    find_location,
+)
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 
-# Headers as they stand in a request's meta, in lower case.
-EXPLAIN_HEADERS = ("\r\nexplain: true\r\n", "\r\ndescribe: true\r\n")
+# The headers that ask for explanations and descriptions, as lower-case lines of a request's meta.
+EXPLAIN_HEADER_LINES = ("\r\nexplain: true\r\n", "\r\ndescribe: true\r\n")
 
-_GIVEN_UP = (
+_GIVEN_UP_MESSAGE = (
     "%d more requests of the batch fail without a retry: those retried failed alike, or time is"
     " nearly over. %s"
 )
@@ -57,25 +62,28 @@ class ServedModel(NamedTuple):
         context: The context of the handler.
         coroutines: The loop for coroutines of the handler.
         decode: Whether JSON and text bodies become Python values.
-        max_response_size: The limit of a response, in bytes.
-        ceiling: The largest batch that fits the device's memory.
+        max_response_size: The largest response, in bytes.
+        ceiling: The limit of the batch size, so that batches fit the device's memory.
         metrics: The metrics of the worker.
-        retry: Whether a batch that failed is tried again in parts.
-        response_timeout: Seconds for a batch.
+        retry: Whether a failed batch is tried again in parts.
+        response_timeout: The time limit of a batch, in seconds.
         worker: The id of the worker in metrics.
-        alone: Whether this process is the whole worker. Ranks of a group must do the same in the
-            same order.
+        is_single_process: Whether this process is the whole worker. The ranks of a group must all
+            make the same calls in the same order.
         prediction_time: The metric of prediction times.
         version: The version of the model.
-        enveloped: Whether an envelope reads a body's protocol. If not, its tensors are the row.
-        mode: The mode in the load order.
-        error_status: The status of an error of the handler.
-        stops: Whether a streaming handler is stopped once all clients of its batch have left.
-        threads: The tuning of torch's threads; None leaves their number.
-        has_steps: Whether the handler has steps whose time is measured (`step_times.watch`).
-        is_builtin: Whether it is a handler of tsx, which takes no field twice.
-        cost: The handler's cost of one request; None if batches have no limit of it.
-        max_cost: The limit of a batch's cost.
+        has_tensor_envelope: Whether an envelope converts tensors. If not, they become the row.
+        mode: How requests are run: "batch", "continuous" or "async".
+        error_status: The status of the response when the handler fails.
+        stops_for_gone_clients: Whether a streaming handler is stopped once all clients of its batch
+            have disconnected.
+        thread_tuning: The tuning of the number of torch's threads; None to keep their number.
+        has_steps: Whether the handler has steps whose time is measured
+            (`step_times.measure_steps`).
+        is_builtin: Whether it is a handler of tsx, which accepts each field only once.
+        cost: A function of the handler that returns a request's cost; None if costs are not
+            limited.
+        max_cost: The largest cost of a batch.
     """
 
     entry: LoadedHandler
@@ -88,14 +96,14 @@ class ServedModel(NamedTuple):
     retry: bool = True
     response_timeout: float = 120.0
     worker: str = ""
-    alone: bool = True
+    is_single_process: bool = True
     prediction_time: PredictionTime | None = None
     version: str = ""
-    enveloped: bool = False
+    has_tensor_envelope: bool = False
     mode: str = "batch"
     error_status: int = 500
-    stops: bool = False
-    threads: ThreadTuning | None = None
+    stops_for_gone_clients: bool = False
+    thread_tuning: ThreadTuning | None = None
     has_steps: bool = True
     is_builtin: bool = False
     cost: Callable[[Any], float] | None = None
@@ -103,7 +111,7 @@ class ServedModel(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The responses of a batch, in its order."""
+    """The responses of a batch, in the order of its requests."""
 
     answers: list[Answer]
     device_lost: bool
@@ -124,46 +132,46 @@ class PreparedBatch(NamedTuple):
     requests: RequestLists
     refused: dict[int, Answer]
     state: BatchState
-    finish: Callable[[], Any]  # runs the other steps; raises the error of the first ones
-    laps: Laps  # the times of the first steps
+    finish: Callable[[], Any]  # runs the other steps, or raises the error of `preprocess`
+    laps: Laps  # the times of `preprocess`
 
 
 class _Failure(NamedTuple):
-    """How a call failed, without the exception, which would keep the handler's objects alive.
+    """A failed call, without its exception, which would keep the handler's objects alive.
 
     Attributes:
         answer: The response for the requests of the call.
-        location: Where the call failed.
+        location: The place where the call failed.
         text: The text of the error.
-        trace: The traceback; empty if it is in the log already.
-        memory: Whether the device was out of memory.
+        trace: The traceback; empty if it was logged already.
+        is_out_of_memory: Whether the device was out of memory.
         unanswered: The positions without a response, to be tried again.
-        named: Whether the handler named the bad rows, so that the others are not at fault.
+        has_bad_rows: Whether the handler raised BadRows, so that the others are not at fault.
     """
 
     answer: Answer
     location: FailureLocation
     text: str
     trace: str
-    memory: bool = False
+    is_out_of_memory: bool = False
     unanswered: Sequence[int] = ()
-    named: bool = False
+    has_bad_rows: bool = False
 
 
 class Pieces:
-    """The sender of parts of responses, by positions; it notes which responses have begun."""
+    """A sender of parts of responses, which records the responses that have started."""
 
     def __init__(self, positions: list[int], send: SendPiece, limit: int) -> None:
         self._positions = positions
         self._send = send
         self._limit = limit
-        self.begun: set[int] = set()  # indices in the handler's data
+        self.started: set[int] = set()  # indices in the handler's data
 
     def send(self, idx: int, headers: Buffer, body: Buffer) -> None:
         check_piece(body, self._limit)
         position = self._positions[idx]
-        self._send(position, b"" if idx in self.begun else streamed_headers(headers), body)
-        self.begun.add(idx)
+        self._send(position, b"" if idx in self.started else streamed_headers(headers), body)
+        self.started.add(idx)
 
 
 def send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
@@ -188,8 +196,8 @@ def answer_batch(
     model: ServedModel,
     items: Sequence[Item],
     send: SendPiece,
-    ahead: PreparedBatch | None = None,
-    began: float | None = None,
+    prepared: PreparedBatch | None = None,
+    started_at: float | None = None,
 ) -> Outcome:
     """Run a batch, and return the response of each request.
 
@@ -197,16 +205,16 @@ def answer_batch(
         model: The model.
         items: The requests.
         send: Sends a part of a response.
-        ahead: The batch, if it was preprocessed ahead.
-        began: The beginning by `time.monotonic`, if the caller knows it.
+        prepared: The preprocessed batch, if this was done ahead.
+        started_at: The start, as `time.monotonic()`, if the caller knows it.
     """
-    batch = _Batch(model, items, send, time.monotonic() if began is None else began)
-    if ahead is not None:
-        batch.answers.update(ahead.refused)
-        batch.answer(ahead.requests, ahead)
+    batch = _Batch(model, items, send, time.monotonic() if started_at is None else started_at)
+    if prepared is not None:
+        batch.answers.update(prepared.refused)
+        batch.answer(prepared.requests, prepared)
     else:
         requests = read_requests(items, range(len(items)), model, batch.answers)
-        for group in groups(requests) if len(items) > 1 else [requests]:
+        for group in split_explain_requests(requests) if len(items) > 1 else [requests]:
             for part in (
                 [group]
                 if model.cost is None
@@ -215,64 +223,67 @@ def answer_batch(
                 batch.answer(part)
     model.context.end()
     answers = batch.answers
-    return Outcome([answers[position] for position in range(len(items))], batch.lost)
+    return Outcome([answers[position] for position in range(len(items))], batch.device_lost)
 
 
 def read_requests(
     items: Sequence[Item], positions: Iterable[int], model: ServedModel, refused: dict[int, Answer]
 ) -> RequestLists:
-    """Read requests as rows; the responses of those that cannot be read go to `refused`."""
+    """Read requests as rows, and put the responses to invalid ones into `refused`."""
     requests = RequestLists([], [], [], {})
-    read_positions, metas, rows, all_parts = requests
+    read_positions, metas, rows, parts_by_index = requests
     decode = model.decode
     for position in positions:
         _, meta, body = items[position]
-        text = str(meta, "latin-1")
+        meta_text = str(meta, "latin-1")
         try:
-            inputs, form = read_row(text, body, decode)
-            # Compiled code takes each empty dict for false.
-            if form is not None and (form or isinstance(form, OutputRequest)):
+            inputs, parts = read_row(meta_text, body, decode)
+            # Compiled code treats every empty dict as false, even an OutputRequest.
+            if parts is not None and (parts or isinstance(parts, OutputRequest)):
                 if model.is_builtin and (
-                    name := next((name for name, part in form.items() if "values" in part), None)
+                    name := next((name for name, part in parts.items() if "values" in part), None)
                 ):
-                    text = (
+                    message = (
                         f"The field {name!r} comes several times, and {model.entry.name} takes it"
                         " once."
                     )
-                    raise BadRequest(f"{text} Send a request for each value.")
-                all_parts[len(rows)] = form
-                if isinstance(form, OutputRequest) and not model.enveloped:
-                    inputs = as_row(inputs)
+                    raise BadRequest(f"{message} Send a request for each value.")
+                parts_by_index[len(rows)] = parts
+                if isinstance(parts, OutputRequest) and not model.has_tensor_envelope:
+                    inputs = row_of_tensors(inputs)
         except BadRequest as error:
             refused[position] = failure(error)
             continue
-        except Exception as error:  # No request may end the worker.
-            logger.error("the request %s cannot be read", text.partition("\r\n")[0], exc_info=error)
+        except Exception as error:  # An invalid request must not end the worker.
+            logger.error(
+                "the request %s cannot be read", meta_text.partition("\r\n")[0], exc_info=error
+            )
             refused[position] = failure(error, model.error_status)
             continue
         read_positions.append(position)
-        metas.append(text)
+        metas.append(meta_text)
         rows.append(inputs)
     return requests
 
 
-def groups(requests: RequestLists) -> list[RequestLists]:
-    """Split off requests for explain or describe, each as a batch of its own.
+def split_explain_requests(requests: RequestLists) -> list[RequestLists]:
+    """Split off the requests for explanations or descriptions, each as a batch of its own.
 
-    Handlers check only the first request of a batch for these.
+    Otherwise a handler would miss them, since it checks only the first request of a batch.
     """
-    # One check serves for all: hardly any batch has such a request.
+    # One quick check for the whole batch, since hardly any batch has such a request.
     if not may_ask_explain("".join(requests.metas)):
         return [requests]
-    alone = [
+    explain_indexes = [
         idx
         for idx, meta in enumerate(requests.metas)
-        if any(header in meta.lower() for header in EXPLAIN_HEADERS)
+        if any(header in meta.lower() for header in EXPLAIN_HEADER_LINES)
     ]
-    ordinary = [idx for idx in range(len(requests.metas)) if idx not in alone]
+    prediction_indexes = [idx for idx in range(len(requests.metas)) if idx not in explain_indexes]
     return [
         _select(requests, group)
-        for group in ([ordinary] if ordinary else []) + [[idx] for idx in alone]
+        for group in ([prediction_indexes] if prediction_indexes else [])
+        + [[idx] for idx in explain_indexes]
     ]
 
 
@@ -282,12 +293,12 @@ def _split_by_cost(
     cost_of: Callable[[Any], float],
     refused: dict[int, Answer],
 ) -> list[RequestLists]:
-    """Split requests into parts that cost no more than the limit, or are one request.
+    """Split requests into groups of at most the largest cost, or of a single request.
 
-    The front end learns their cost, to form such batches.
+    The total cost is reported, so that the front end forms batches within the limit.
     """
-    parts: list[list[int]] = [[]]
-    total = room = 0.0
+    index_groups: list[list[int]] = [[]]
+    total = remaining_cost = 0.0
     for idx, row in enumerate(requests.rows):
         try:
             cost = float(cost_of(row))
@@ -299,99 +310,110 @@ def _split_by_cost(
             log_failure([requests.metas[idx].partition("\r\n")[0]], error)
             refused[requests.positions[idx]] = failure(error, model.error_status)
             continue
-        if cost > room and parts[-1]:
-            parts.append([])
-        room = (room if parts[-1] else model.max_cost) - cost
-        parts[-1].append(idx)
+        if cost > remaining_cost and index_groups[-1]:
+            index_groups.append([])
+        remaining_cost = (remaining_cost if index_groups[-1] else model.max_cost) - cost
+        index_groups[-1].append(idx)
         total += cost
     model.metrics.add_counter(BATCH_COST, total, dimensions=[Dimension("worker", model.worker)])
     return (
         [requests]
-        if len(parts[0]) == len(requests.rows)
-        else [_select(requests, part) for part in parts]
+        if len(index_groups[0]) == len(requests.rows)
+        else [_select(requests, group) for group in index_groups]
     )
 
 
 def may_ask_explain(meta: str) -> bool:
-    """Tell quickly whether metas may ask for an explanation or a description."""
+    """Check quickly whether metas may contain a request to explain or describe."""
     return ": True\r\n" in meta
 
 
 def _select(requests: RequestLists, indices: Sequence[int]) -> RequestLists:
-    positions, metas, rows, forms = requests
+    positions, metas, rows, parts = requests
     return RequestLists(
         [positions[idx] for idx in indices],
         [metas[idx] for idx in indices],
         [rows[idx] for idx in indices],
-        {new: forms[old] for new, old in enumerate(indices) if old in forms},
+        {new_idx: parts[old_idx] for new_idx, old_idx in enumerate(indices) if old_idx in parts},
     )
 
 
 class _Batch:
-    """The responses of one batch while they are collected."""
+    """A batch in progress, with the responses that it has so far."""
 
-    __slots__ = ("_began", "_is_retried", "_items", "_model", "_send", "answers", "lost", "over")
+    __slots__ = (
+        "_has_logged_retry",
+        "_items",
+        "_model",
+        "_send",
+        "_started_at",
+        "answers",
+        "device_lost",
+        "is_over",
+    )
 
     def __init__(
-        self, model: ServedModel, items: Sequence[Item], send: SendPiece, began: float
+        self, model: ServedModel, items: Sequence[Item], send: SendPiece, started_at: float
     ) -> None:
         self.answers: dict[int, Answer] = {}
-        self.lost = False  # The device is lost.
-        self.over = False  # All clients have disconnected.
+        self.device_lost = False
+        self.is_over = False  # All clients have disconnected.
         self._model = model
         self._items = items
         self._send = send
-        self._began = began
-        self._is_retried = False
+        self._started_at = started_at
+        self._has_logged_retry = False
 
-    def answer(self, requests: RequestLists, ahead: PreparedBatch | None = None) -> None:
+    def answer(self, requests: RequestLists, prepared: PreparedBatch | None = None) -> None:
         size = self._model.ceiling.size
-        if not requests.rows or self.over:
+        if not requests.rows or self.is_over:
             return
         if size is not None and len(requests.rows) > size:
             self._answer_in_parts(requests.positions, None)
-        elif (problem := self._attempt(requests, ahead)) is not None and problem.unanswered:
-            self._answer_in_parts(requests.positions, problem)
+        elif (
+            call_failure := self._attempt(requests, prepared)
+        ) is not None and call_failure.unanswered:
+            self._answer_in_parts(requests.positions, call_failure)
 
     def _attempt(
-        self, requests: RequestLists, ahead: PreparedBatch | None = None
+        self, requests: RequestLists, prepared: PreparedBatch | None = None
     ) -> _Failure | None:
         """Call the handler once; return None if its result answers all requests."""
         model, context = self._model, self._model.context
         pieces = Pieces(requests.positions, self._send, model.max_response_size)
         try:
-            if ahead is None:
+            if prepared is None:
                 context.begin(requests.metas, requests.parts, pieces.send)
                 rows = list(requests.rows)  # Some handlers remove rows from their list.
                 results = model.coroutines.finish(model.entry.call(rows, context))
             else:
-                context.resume(ahead.state, pieces.send)
-                results = ahead.finish()
+                context.resume(prepared.state, pieces.send)
+                results = prepared.finish()
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
-            return self._on_failure(error, requests, pieces.begun)
-        problem = mismatch(results, len(requests.rows), model.entry.name)
-        if problem is not None:
-            logger.error("%s", problem)
-            answer = failure(problem, model.error_status)
+            return self._on_failure(error, requests, pieces.started)
+        wrong_results = check_results(results, len(requests.rows), model.entry.name)
+        if wrong_results is not None:
+            logger.error("%s", wrong_results)
+            answer = failure(wrong_results, model.error_status)
             self.answers.update(dict.fromkeys(requests.positions, answer))
-            return _Failure(answer, location_of(problem), "", "")
+            return _Failure(answer, find_location(wrong_results), "", "")
         if requests.parts:
             results = tensor_responses(
-                results, requests.parts, context, model.version, pieces.begun
+                results, requests.parts, context, model.version, pieces.started
             )
         answers = encode_answers(results, context, model.max_response_size, model.error_status)
         self.answers.update(zip(requests.positions, answers, strict=True))
-        if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
+        if model.ceiling.size is not None and model.ceiling.record_success(len(requests.rows)):
             report_ceiling(model)
         return None
 
     def _on_failure(
-        self, error: BaseException, requests: RequestLists, begun: set[int]
+        self, error: BaseException, requests: RequestLists, started_responses: set[int]
     ) -> _Failure:
-        """Answer and log the requests that cannot be tried again; the others stay open.
+        """Answer and log the requests that cannot be tried again.
 
-        Requests whose response has begun cannot be tried again.
+        Others remain unanswered. A request whose response has started cannot be tried again.
         """
         model, positions = self._model, requests.positions
         if isinstance(error, ClientsGone):
@@ -403,46 +425,48 @@ class _Batch:
                     if position not in self.answers
                 }
             )
-            self.over = True
-            return _Failure(GONE, location_of(error), "", "")
+            self.is_over = True
+            return _Failure(GONE, find_location(error), "", "")
         answer, location, text = (
             failure(error, model.error_status),
-            location_of(error),
-            in_words(error),
+            find_location(error),
+            describe_error(error),
         )
         if len(positions) == 1:
             error, answer = failure_of(
                 error, requests.metas[0], self._items[positions[0]][2], model.error_status
             )
-        # The client's fault is unlike any other, as it tells nothing about the handler.
+        # A client's error does not show that the handler is broken. Therefore its location, which
+        # contains the position, equals no other.
         if answer[0] < 500:
             location = location._replace(line=-positions[0])
         if isinstance(error, BadRows) and self._refuse(error, positions):
             self.answers.update(
-                {positions[idx]: answer for idx in begun if idx not in error.faults}
+                {positions[idx]: answer for idx in started_responses if idx not in error.faults}
             )
             unanswered = [
                 position
                 for idx, position in enumerate(positions)
-                if idx not in error.faults and idx not in begun
+                if idx not in error.faults and idx not in started_responses
             ]
-            return _Failure(answer, location, text, "", unanswered=unanswered, named=True)
+            return _Failure(answer, location, text, "", unanswered=unanswered, has_bad_rows=True)
         if isinstance(error, InvalidInput) and (len(positions) == 1 or not model.retry):
             self.answers.update(dict.fromkeys(positions, answer))
             return _Failure(answer, location, text, "")
-        memory = is_out_of_device_memory(error)
-        self.lost = self.lost or is_device_lost(error)
+        is_out_of_memory = is_out_of_device_memory(error)
+        self.device_lost = self.device_lost or is_device_lost(error)
         unanswered = (
-            [position for idx, position in enumerate(positions) if idx not in begun]
+            [position for idx, position in enumerate(positions) if idx not in started_responses]
             if len(positions) > 1 and model.retry
             else []
         )
-        if self.lost:
+        if self.device_lost:
             unanswered = []
-        if memory and len(positions) > 1:
-            note_out_of_memory(model, len(positions), bool(unanswered))
-        elif unanswered and not self._is_retried and not isinstance(error, InvalidInput):
-            self._is_retried = True  # The log has it once, not for each part of the batch.
+        if is_out_of_memory and len(positions) > 1:
+            lower_ceiling(model, len(positions), bool(unanswered))
+        elif unanswered and not self._has_logged_retry and not isinstance(error, InvalidInput):
+            # The failure is logged once, not for each part of the batch.
+            self._has_logged_retry = True
             logger.warning(
                 "the handler failed for a batch of %d requests; %d of them are retried"
                 " separately: %s",
@@ -451,18 +475,20 @@ class _Batch:
                 text,
             )
         if len(unanswered) == len(positions):
-            trace = "" if memory else outline(error)
-            return _Failure(answer, location, text, trace, memory, unanswered)
-        ended = [idx for idx, position in enumerate(positions) if position not in unanswered]
-        log_failure([requests.metas[idx].partition("\r\n")[0] for idx in ended], error)
-        self.answers.update(dict.fromkeys([positions[idx] for idx in ended], answer))
-        return _Failure(answer, location, text, "", memory, unanswered)
+            trace = "" if is_out_of_memory else outline(error)
+            return _Failure(answer, location, text, trace, is_out_of_memory, unanswered)
+        failed_indexes = [
+            idx for idx, position in enumerate(positions) if position not in unanswered
+        ]
+        log_failure([requests.metas[idx].partition("\r\n")[0] for idx in failed_indexes], error)
+        self.answers.update(dict.fromkeys([positions[idx] for idx in failed_indexes], answer))
+        return _Failure(answer, location, text, "", is_out_of_memory, unanswered)
 
     def _refuse(self, error: BadRows, positions: list[int]) -> bool:
         """Answer the bad rows.
 
         Returns:
-            False if the handler named none of its rows, so that another call would change nothing.
+            False if the positions are not those of rows, so that another call would not help.
         """
         if not error.faults or not all(idx in range(len(positions)) for idx in error.faults):
             return False
@@ -472,80 +498,88 @@ class _Batch:
             self.answers[positions[idx]] = (code, JSON_HEADER, error_body(code, kind, message))
         return True
 
-    def _answer_in_parts(self, positions: list[int], first: _Failure | None) -> None:
-        """Call the handler again, in parts. See `recovery`.
+    def _answer_in_parts(self, positions: list[int], first_failure: _Failure | None) -> None:
+        """Call the handler again with parts of the batch, as `recovery` decides.
 
         The rows are read again, since the handler may have changed them.
         """
         model = self._model
-        search = Search(model.ceiling, model.response_timeout)
-        last: _Failure | None = None
+        search = RetrySearch(model.ceiling, model.response_timeout)
+        last_failure: _Failure | None = None
         now = time.monotonic()
-        longest = now - self._began
-        if first is None:
-            search.again(positions)  # The batch is only cut, since it is too large.
+        longest_call_s = now - self._started_at
+        if first_failure is None:
+            search.retry(positions)  # The batch has not failed, but is larger than the ceiling.
         else:
-            last = self._report(search, positions, first, last)
-        while not self.over and (
+            last_failure = self._report(search, positions, first_failure, last_failure)
+        while not self.is_over and (
             part := (
-                search.next(now - self._began, longest) if last is not None else search.next(0, 0)
+                search.next(now - self._started_at, longest_call_s)
+                if last_failure is not None
+                else search.next(0, 0)
             )
         ):
-            began = now
-            problem = self._attempt(read_requests(self._items, part, model, self.answers))
+            call_start = now
+            call_failure = self._attempt(read_requests(self._items, part, model, self.answers))
             now = time.monotonic()
-            longest = max(longest, now - began)
-            if problem is None:
-                search.succeeded()
-            elif self.over:
+            longest_call_s = max(longest_call_s, now - call_start)
+            if call_failure is None:
+                search.record_success()
+            elif self.is_over:
                 return
             else:
-                last = self._report(search, part, problem, last)
-        if search.given_up and last is not None:
-            logger.error(_GIVEN_UP, len(search.given_up), last.trace or last.text)
-            self.answers.update(dict.fromkeys(search.given_up, last.answer))
+                last_failure = self._report(search, part, call_failure, last_failure)
+        if search.given_up and last_failure is not None:
+            logger.error(
+                _GIVEN_UP_MESSAGE, len(search.given_up), last_failure.trace or last_failure.text
+            )
+            self.answers.update(dict.fromkeys(search.given_up, last_failure.answer))
 
     def _report(
-        self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None
+        self,
+        search: RetrySearch,
+        positions: list[int],
+        call_failure: _Failure,
+        last_failure: _Failure | None,
     ) -> _Failure | None:
-        """Record in the search how a call failed.
+        """Record a failed call in the search.
 
         Returns:
-            The failure of the requests that are not tried any more.
+            The failure to report for requests that the search gives up.
         """
-        unanswered = problem.unanswered
-        if problem.named:
-            search.again(unanswered)
-            return last
-        if problem.memory and unanswered:
+        unanswered = call_failure.unanswered
+        if call_failure.has_bad_rows:
+            search.retry(unanswered)
+            return last_failure
+        if call_failure.is_out_of_memory and unanswered:
             free_device_memory()
-            search.again(unanswered)  # The new ceiling cuts them.
+            search.retry(unanswered)  # The lowered ceiling splits them.
         elif len(unanswered) > 1:
-            search.failed(unanswered, problem.location)
+            search.record_failure(unanswered, call_failure.location)
         elif unanswered:
-            search.again(unanswered)  # The responses of all others had begun.
+            search.retry(unanswered)  # It did not fail alone: the other responses had started.
         elif len(positions) == 1:
-            search.failed(positions, problem.location)
-        if self.lost:
+            search.record_failure(positions, call_failure.location)
+        if self.device_lost:
             search.give_up()
-        return problem
+        return call_failure
 
 
-def note_out_of_memory(model: ServedModel, size: int, again: bool) -> None:
-    """Lower the ceiling after a batch did not fit, and log it.
+def lower_ceiling(model: ServedModel, size: int, is_retried: bool) -> None:
+    """Lower the ceiling after a batch has run out of memory, and log it.
 
     Args:
         model: The model.
         size: The size of the batch.
-        again: Whether its requests are retried.
+        is_retried: Whether its requests are tried again.
     """
-    model.ceiling.failed(size)
-    text = (
+    model.ceiling.record_failure(size)
+    message = (
         "%d requests do not fit the device's memory together: from now on the handler gets at most"
         " %d%s"
     )
-    logger.warning(text, size, model.ceiling.size, "; these are retried" if again else "")
-    if again:
+    logger.warning(message, size, model.ceiling.size, "; these are retried" if is_retried else "")
+    if is_retried:
         model.metrics.add_counter(
             "tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)]
         )
@@ -553,7 +587,7 @@ def note_out_of_memory(model: ServedModel, size: int, again: bool) -> None:
 
 
 def report_ceiling(model: ServedModel) -> None:
-    """Report the ceiling as a metric; 0 means that there is none."""
+    """Report the ceiling as a metric, with 0 for no limit."""
     labels = [Dimension("worker", model.worker)]
     model.metrics.add_metric(
         "tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE
@@ -561,9 +595,9 @@ def report_ceiling(model: ServedModel) -> None:
 
 
 def free_device_memory() -> None:
-    """Free the memory of a call that failed.
+    """Free the device memory of a failed call.
 
-    Its objects may be in reference cycles, and torch caches freed memory.
+    Its tensors may be in reference cycles, and torch keeps freed memory in a cache.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

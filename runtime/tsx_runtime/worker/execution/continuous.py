@@ -1,9 +1,9 @@
-"""Continuous batching: the handler is called with all current requests until they are complete.
+"""Continuous batching: the handler is called again and again with all incomplete requests.
 
-The handler's result for a request is the next part of its response. `context.stopping_criteria`
-tells whether it was the last part: one callable for each request, in the batch's order, which gets
-the handler's result for it. True or None end the response. A handler without criteria answers each
-request with one call. See docs/guides/serving-modes.md.
+The handler's result for a request is the next part of its response. `context.stopping_criteria` has
+a callable for each request, in the batch's order, which gets the result of that request. If it
+returns True or None, the response is complete. A handler without criteria answers each request with
+one call. See docs/guides/serving-modes.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import (
     GONE,
-    NEXT,
+    NEXT_PART_HEADER,
     Answer,
+    check_results,
     encode_answers,
     failure,
     is_device_lost,
-    mismatch,
     streamed_headers,
 )
 from tsx_runtime.worker.diagnostics.failures import log_failure
@@ -35,7 +35,7 @@ from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
 
-MORE = 100  # The status of a result that is a part of the response, and not the last one.
+PARTIAL_STATUS = 100  # the status of a result that is not the last part of its response
 
 logger = logging.getLogger("tsx.worker")
 
@@ -44,54 +44,54 @@ Send = Callable[[Sequence[OutFrame]], None]
 
 @dataclass(eq=False, slots=True)
 class BatchMember:
-    """One request, from its first call to its last.
+    """A request that takes part in calls until its response is complete.
 
     Attributes:
         batch: The number of the request's frame.
         meta: The meta of the request.
         row: The inputs of its first call; later calls have none.
         parts: The content types and repeated fields of a form.
-        arrived: The time of arrival, by `time.monotonic`.
-        earlier_seconds: The seconds that each step had taken before.
-        begun: Whether a part of its response was sent.
-        called: Whether a call with it has succeeded.
+        arrived_at: The time of arrival, as `time.monotonic()`.
+        earlier_seconds: The total seconds of each step before the request arrived.
+        has_started: Whether a part of its response was sent.
+        was_called: Whether a call with it has succeeded.
     """
 
     batch: int
     meta: str
     row: dict[str, Any]
     parts: dict[str, dict[str, str]] | None
-    arrived: float
+    arrived_at: float
     earlier_seconds: list[float]
-    begun: bool = False
-    called: bool = False
+    has_started: bool = False
+    was_called: bool = False
 
-    def headers(self, block: Buffer) -> Buffer:
-        """Return the header block of a part, which only the first one has."""
-        if self.begun:
+    def headers(self, header_block: Buffer) -> Buffer:
+        """Return the header block of the next part; it is empty after the first one."""
+        if self.has_started:
             return b""
-        self.begun = True
-        return streamed_headers(block)
+        self.has_started = True
+        return streamed_headers(header_block)
 
     def rename(self) -> None:
-        """Give the request a new id, since handlers keep the state of a request by its id.
+        """Give the request a new id after a failed call.
 
-        A failed call may have left such a state.
+        Handlers keep state by the id of a request, and the failed call may have left such state.
         """
         id, _, tail = self.meta.partition("\r\n")
         self.meta = f"{id}+\r\n{tail}"
 
 
 class ContinuousBatch:
-    """All requests that a worker answers now."""
+    """The requests that a worker is answering."""
 
     def __init__(self, model: ServedModel, send: Send) -> None:
-        self.lost = False  # The device is lost.
+        self.device_lost = False
         self._model = model
         self._send = send
         self._members: Membership[BatchMember] = Membership(model.retry)
         self._by_batch: dict[int, BatchMember] = {}
-        self._spent = StepTotals()
+        self._step_totals = StepTotals()
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -103,7 +103,7 @@ class ContinuousBatch:
         if refused:
             self._send([(Kind.REPLY, batch, [refused[0]], b"")])
             return
-        earlier_seconds = list(self._spent.seconds)
+        earlier_seconds = list(self._step_totals.seconds)
         member = BatchMember(
             batch,
             requests.metas[0],
@@ -116,7 +116,7 @@ class ContinuousBatch:
         self._members.join(member)
 
     def cancel(self, batch: int) -> None:
-        """Remove a request whose client has left."""
+        """Remove a request whose client has disconnected."""
         member = self._by_batch.pop(batch, None)
         if member is not None:  # Otherwise its last part was already sent.
             self._members.leave(member)
@@ -124,7 +124,7 @@ class ContinuousBatch:
 
     def step(self) -> None:
         """Call the handler once."""
-        members = self._members.next()
+        members = self._members.next_call()
         if not members:
             return
         model, context = self._model, self._model.context
@@ -136,8 +136,8 @@ class ContinuousBatch:
             results = model.coroutines.finish(
                 model.entry.call([dict(member.row) for member in members], context)
             )
-            if problem := mismatch(results, len(members), model.entry.name):
-                raise problem
+            if wrong_results := check_results(results, len(members), model.entry.name):
+                raise wrong_results
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
             self._end_call(start, laps)
@@ -148,7 +148,7 @@ class ContinuousBatch:
 
     def _end_call(self, start: float, laps: step_times.Laps) -> None:
         self._model.context.end()
-        self._spent.add(time.monotonic() - start, laps)
+        self._step_totals.add(time.monotonic() - start, laps)
 
     def _on_success(self, members: list[BatchMember], results: list[Any]) -> None:
         context = self._model.context
@@ -158,10 +158,10 @@ class ContinuousBatch:
         frames: list[OutFrame] = []
         complete: list[BatchMember] = []
         for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
-            member.row, member.called = {}, True
+            member.row, member.was_called = {}, True
             if answer[0] == 200:
                 answer = self._apply_criteria(idx, value, answer)
-            if answer[0] == MORE:
+            if answer[0] == PARTIAL_STATUS:
                 frames.append(
                     (Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b"")
                 )
@@ -169,29 +169,29 @@ class ContinuousBatch:
                 complete.append(member)
                 frames.append(self._reply(member, answer))
                 del self._by_batch[member.batch]
-        self._members.called(complete)
+        self._members.record_success(complete)
         self._send(frames)
 
     def _apply_criteria(self, idx: int, value: Any, answer: Answer) -> Answer:
-        """Return the response, or a part of it if the stopping criteria let it go on."""
+        """Return a part of a response; its status shows whether it is the last one."""
         context = self._model.context
         try:
-            last = _is_last(context, idx, value)
+            is_last = _is_last(context, idx, value)
         except Exception as error:  # A user's stopping criteria may raise anything.
             log_failure([str(context.get_request_id(idx))], error, "the stopping criteria")
             return failure(error, self._model.error_status)
-        if last:
+        if is_last:
             return answer
-        # The headers of the encoder belong to a complete response.
+        # Headers that depend on the value's type are only for complete responses.
         processor, body = context.processors.get(idx), answer[2]
         headers = b"" if processor is None else processor.header_block()
-        return MORE, context.typed(headers, body, part=True), body
+        return PARTIAL_STATUS, context.add_content_type(headers, body, part=True), body
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
-        self.lost = is_device_lost(error)
-        failed = members if self.lost else self._members.failed()
+        self.device_lost = is_device_lost(error)
+        failed = members if self.device_lost else self._members.record_failure()
         for member in members:
-            if not member.called:
+            if not member.was_called:
                 member.rename()
         for member in failed:
             del self._by_batch[member.batch]
@@ -213,11 +213,11 @@ class ContinuousBatch:
             Kind.REPLY,
             member.batch,
             [answer],
-            self._spent.since(member.arrived, member.earlier_seconds),
+            self._step_totals.encode_times_since(member.arrived_at, member.earlier_seconds),
         )
 
     def _sender(self, members: list[BatchMember]) -> SendPiece:
-        """Return a sender for parts within a call, which are sent before its result."""
+        """Return a function that sends parts of responses during a call, before its result."""
 
         def send(idx: int, headers: Buffer, body: Buffer) -> None:
             check_piece(body, self._model.max_response_size)
@@ -230,15 +230,15 @@ class ContinuousBatch:
 def serve(
     channel: FrameSocket,
     model: ServedModel,
-    on_other: Callable[[FrameSocket, Frame], None],
+    on_control_frame: Callable[[FrameSocket, Frame], None],
     on_request: Callable[[], None],
 ) -> None:
     """Serve until the front end closes or the device is lost.
 
-    `on_other` gets frames other than requests and cancellations.
+    Frames other than requests and cancellations are passed to `on_control_frame`.
     """
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
-    while not batch.lost:
+    while not batch.device_lost:
         while not batch or channel.has_frame():
             frame = channel.read()
             if frame is None:
@@ -249,7 +249,7 @@ def serve(
             elif frame.kind is Kind.CANCEL:
                 batch.cancel(frame.batch)
             else:
-                on_other(channel, frame)
+                on_control_frame(channel, frame)
             del frame  # An idle worker keeps no body in memory.
         batch.step()
 
@@ -257,42 +257,42 @@ def serve(
 def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     """Answer requests that arrive together, and return the last parts of their responses.
 
-    It ends once all are complete or the device is lost.
+    The function returns early if the device is lost.
     """
-    last: dict[int, Answer] = {}
+    responses: dict[int, Answer] = {}
     batch = ContinuousBatch(
         model,
-        lambda frames: last.update(
+        lambda frames: responses.update(
             {number: answers[0] for kind, number, answers, _ in frames if kind is Kind.REPLY}
         ),
     )
     for number, item in enumerate(items):
         batch.join(number, [item])
-    while batch and not batch.lost:
+    while batch and not batch.device_lost:
         batch.step()
-    return Outcome([last[number] for number in sorted(last)], batch.lost)
+    return Outcome([responses[number] for number in sorted(responses)], batch.device_lost)
 
 
 def with_metrics(model: ServedModel, frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """Add the reported metrics to the next reply."""
-    frames_out = list(frames)
-    for idx, (kind, batch, items, times) in enumerate(frames_out):
+    """Add the pending metrics to the first reply among the frames."""
+    frames_with_metrics = list(frames)
+    for idx, (kind, batch, items, times) in enumerate(frames_with_metrics):
         if kind is Kind.REPLY and times and model.metrics.pending:
-            frames_out[idx] = (
+            frames_with_metrics[idx] = (
                 kind,
                 batch,
                 items,
                 bytes(times) + json.dumps(model.metrics.pending.take()).encode(),
             )
             break
-    return frames_out
+    return frames_with_metrics
 
 
 def _is_last(context: Context, idx: int, value: Any) -> bool:
     criteria = context.stopping_criteria
     if criteria is None:
         processor = context.processors.get(idx)
-        return processor is None or processor.get_response_header(NEXT) != "true"
+        return processor is None or processor.get_response_header(NEXT_PART_HEADER) != "true"
     try:
         criterion = criteria[idx]
     except (IndexError, KeyError):
@@ -301,5 +301,5 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
             " per request."
         ) from None
     verdict = criterion(value)
-    # None stands for a request that does not stream, as in TorchServe.
+    # As in TorchServe, None is the verdict for a request that does not stream.
     return verdict is None or bool(verdict)

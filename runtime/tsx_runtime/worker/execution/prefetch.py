@@ -1,14 +1,15 @@
 """The preparation of the next batch while the model runs this one.
 
-One thread reads frames and preprocesses; the main thread runs the model. This is only for handlers
-with three separate steps: those derived from `BaseHandler` without their own `handle`. Batches are
-answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a
-second thread.
+One thread reads frames and runs `preprocess`; the main thread runs the model. This requires three
+separate steps, so it is only for handlers derived from `BaseHandler` without their own `handle`.
+Batches are answered in their order. If a batch cannot be prepared ahead, the main thread runs all
+its steps.
 
-`preprocess` must pass on everything by its result. If a handler leaves something on `self` for
-`postprocess`, that finds the values of the next batch. A user's own `preprocess` is therefore run
-ahead only if the model configures it (`overlapPreprocessing: true`). By default, it is done on CUDA
-devices, where the CPU would wait for the GPU, with the `preprocess` of tsx's own handlers.
+`preprocess` must return everything that the later steps need. If it stored something on `self`,
+`postprocess` would find the value of the next batch there. Therefore a user's own `preprocess` is
+run ahead only if the model's configuration allows it (`overlapPreprocessing: true`). By default,
+only the `preprocess` of tsx's own handlers is run ahead, and only for CUDA devices, where the CPU
+would otherwise wait for the GPU.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ from tsx_runtime.worker.execution.batch import (
     may_ask_explain,
     read_requests,
 )
-from tsx_runtime.worker.execution.micro_batching import is_handled_by_base, torch_state
+from tsx_runtime.worker.execution.micro_batching import capture_torch_settings, is_handled_by_base
 
 logger = logging.getLogger("tsx.worker")
 
 
 class OutOfTurn(RuntimeError):
-    """The error of a `preprocess` that does what only the current batch may do."""
+    """The error of a `preprocess`, run ahead, that does what only the current batch may do."""
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read; `ahead` is None if it is prepared in its turn."""
+    """A batch that was read; `prepared` is None if `preprocess` was not run ahead."""
 
     batch: int
     items: list[Item]
-    ahead: PreparedBatch | None
-    began: float | None  # the time of the preparation, by `time.monotonic`
+    prepared: PreparedBatch | None
+    # the start of `preprocess`, as `time.monotonic()`, if it was run ahead
+    started_at: float | None
 
 
-def overlaps(model: ServedModel) -> bool:
-    """Tell whether the steps of this model's handler may run side by side."""
+def can_overlap_steps(model: ServedModel) -> bool:
+    """Tell whether `preprocess` may run for one batch while the model runs the previous one."""
     setting = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
     if (
-        model.cost is not None  # A batch may have to be cut before it is preprocessed.
+        model.cost is not None  # Such a batch may have to be split before it is preprocessed.
         or setting is False
-        or not model.alone
-        or profiling.is_wanted()
+        or not model.is_single_process
+        or profiling.is_enabled()
         or (setting is not True and not _is_cuda(handler))
     ):
         return False
@@ -76,12 +78,12 @@ def overlaps(model: ServedModel) -> bool:
 
 
 def read_ahead(
-    channel: FrameSocket, model: ServedModel, on_other: Callable[..., None]
+    channel: FrameSocket, model: ServedModel, on_control_frame: Callable[..., None]
 ) -> Iterator[ReadBatch]:
     """Yield batches as they arrive, each prepared while the previous one is answered.
 
-    It raises the errors of reading, and ends when the front end has closed. `on_other` gets all
-    other frames.
+    The generator raises the errors of reading, and ends when the front end has closed the socket.
+    Other frames are passed to `on_control_frame`.
     """
     model.entry.instance.context = model.context
     ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
@@ -92,22 +94,22 @@ def read_ahead(
     )
     thread = threading.Thread(
         target=_read,
-        args=(channel, model, on_other, device_state, ready),
+        args=(channel, model, on_control_frame, device_state, ready),
         name="tsx-prepare",
         daemon=True,
     )
     thread.start()
-    while (waiting := ready.get()) is not None:
-        if isinstance(waiting, BaseException):
-            raise waiting
-        yield waiting
-        del waiting  # An idle worker keeps no body in memory.
+    while (next_batch := ready.get()) is not None:
+        if isinstance(next_batch, BaseException):
+            raise next_batch
+        yield next_batch
+        del next_batch  # An idle worker keeps no body in memory.
 
 
 def _read(
     channel: FrameSocket,
     model: ServedModel,
-    on_other: Callable[..., None],
+    on_control_frame: Callable[..., None],
     device_state: _DeviceState,
     ready: queue.Queue[Any],
 ) -> None:
@@ -115,17 +117,17 @@ def _read(
         with device_state.entered():
             while (frame := channel.read()) is not None:
                 if frame.kind is not Kind.BATCH:
-                    on_other(channel, frame)
+                    on_control_frame(channel, frame)
                     continue
                 items = copy_items(frame.items)
-                batch, began = frame.batch, time.monotonic()
+                batch, started_at = frame.batch, time.monotonic()
                 del frame
-                ahead = prepare(model, items, device_state)
-                waiting = ReadBatch(batch, items, ahead, began if ahead else None)
-                del ahead
+                prepared = prepare(model, items, device_state)
+                read_batch = ReadBatch(batch, items, prepared, started_at if prepared else None)
+                del prepared
                 del items
-                ready.put(waiting)
-                del waiting
+                ready.put(read_batch)
+                del read_batch
     # Any error that ends this thread ends the worker, which raises it.
     except BaseException as error:
         ready.put(error)
@@ -134,10 +136,10 @@ def _read(
 
 
 def copy_items(items: Sequence[Item]) -> list[Item]:
-    """Copy requests that wait, since the channel's buffer is reused meanwhile.
+    """Copy requests that have to wait, since the channel reuses its buffer meanwhile.
 
-    A large body that came alone has its own memory and stays. The handler gets a copy that it may
-    change in any case, since a batch that fails is read again.
+    A large body of a single request has its own memory and is not copied. The memoryview keeps the
+    handler from changing it: if the batch fails, the body is read again.
     """
     return [
         (code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body))
@@ -148,10 +150,10 @@ def copy_items(items: Sequence[Item]) -> list[Item]:
 def prepare(
     model: ServedModel, items: Sequence[Item], device_state: _DeviceState
 ) -> PreparedBatch | None:
-    """Run the first steps of a batch; their errors are raised in the batch's turn.
+    """Run `preprocess` ahead; its error is raised later, when the batch is answered.
 
     Returns:
-        None if the batch must be handled in its turn.
+        None if the main thread must run all steps of the batch.
     """
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(len(items)), model, refused)
@@ -160,7 +162,7 @@ def prepare(
         return None
     handler = model.entry.instance
     state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
-    # An explanation or a description is made in its turn, and alone.
+    # A request for an explanation or a description is handled separately, by the main thread.
     for idx in range(len(requests.rows)):
         if may_ask_explain(requests.metas[idx]) and any(
             model.context.get_request_header(idx, name) == "True"
@@ -176,7 +178,7 @@ def prepare(
 
 
 class _Steps:
-    """The steps of one batch, split over two threads."""
+    """The steps of one batch, which two threads run."""
 
     def __init__(self, handler: Any, device_state: _DeviceState) -> None:
         self._handler = handler
@@ -184,20 +186,20 @@ class _Steps:
         self._prepared: Any = None
         self._error: BaseException | None = None
         self._mark: Any = None
-        self._seconds = 0.0
+        self._preprocess_s = 0.0
 
     def prepare(self, rows: list[Any]) -> None:
-        """Run `preprocess`, and note its error."""
+        """Run `preprocess`, and keep its result or error."""
         start = time.perf_counter()
         try:
             self._prepared = self._handler.preprocess(rows)
         except OutOfTurn:
             raise
-        # A user's error is raised again in the batch's turn.
+        # The error is raised again when the batch is answered.
         except BaseException as error:
             self._error = error
         self._mark = self._device_state.mark()
-        self._seconds = time.perf_counter() - start
+        self._preprocess_s = time.perf_counter() - start
 
     def finish(self) -> Any:
         """Run `inference` and `postprocess`, or raise the error of `preprocess`."""
@@ -206,46 +208,46 @@ class _Steps:
             try:
                 raise error
             finally:
-                del error  # It would hold this frame, which holds it.
+                del error  # Otherwise the error and this frame would refer to each other.
         start = time.perf_counter()
         self._device_state.wait_for(self._mark)
         try:
             output = self._handler.postprocess(self._handler.inference(prepared))
         finally:
-            # It waits before `prepared` is released, since the other thread's stream may then
-            # reuse the memory.
+            # This waits for the GPU before `prepared` is freed, since the other thread's stream may
+            # reuse its memory at once.
             self._device_state.finish()
         metrics = self._handler.context.metrics
         if metrics is not None:
-            seconds = self._seconds + time.perf_counter() - start
+            seconds = self._preprocess_s + time.perf_counter() - start
             metrics.add_time("HandlerTime", round(seconds * 1000, 2), None, "ms")
         return output
 
 
 class _DeviceState:
-    """The device state of the preparing thread; on the CPU, these are torch's settings."""
+    """The device settings of the preparing thread; on the CPU, only torch's settings."""
 
     def __init__(self) -> None:
-        self._apply_settings = torch_state()
+        self._apply_settings = capture_torch_settings()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Run with the state of the preparing thread."""
+        """Apply the state to the preparing thread while the context is open."""
         self._apply_settings()
         yield
 
     def mark(self) -> Any:
-        """Return the point on the device up to which work belongs to the prepared batch."""
+        """Mark the end of the work that the preparing thread has queued on the device."""
 
     def wait_for(self, mark: Any) -> None:
-        """Make this thread's work on the device start after the mark."""
+        """Let the next work of this thread on the device start after the mark."""
 
     def finish(self) -> None:
         """Wait for this thread's work on the device."""
 
 
 class _CudaState(_DeviceState):
-    """A stream, so that copies and kernels of the next batch run beside those of the model."""
+    """A CUDA stream of its own, so that the next batch's copies and kernels run concurrently."""
 
     def __init__(self, device: Any) -> None:
         super().__init__()

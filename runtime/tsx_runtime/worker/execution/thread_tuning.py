@@ -1,10 +1,11 @@
 """The number of torch's threads for a batch, chosen by measuring.
 
-It is the lowest number that is nearly as fast as any, up to the cores of this worker. Small models
-are fastest with one thread, large ones with all, and beside other busy processes the best number is
-lower. From time to time, batches of each size are therefore tried with half and with twice as many
-threads, in turns with the present number. A trial may cost a twentieth of the time. Models that
-torch.compile has compiled keep their number: another one would compile them again.
+The module looks for the lowest number that is nearly as fast as the best one, up to the cores of
+this worker. Small models are fastest with one thread, and large ones with all cores. The best
+number is lower while other processes are busy. Therefore batches of each size are tried from time
+to time with half and with twice as many threads, in turns with the current number. Trials may cost
+a twentieth of the time. For models that torch.compile has compiled, the number is not changed,
+since they would be compiled again.
 """
 
 from __future__ import annotations
@@ -13,155 +14,157 @@ import sys
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
-WARM_UP_BATCHES = 3  # batches of a size that are not compared
-# Batches in a row with one number. The first one is not compared, since it may start threads.
-RUN_BATCHES = 4
-MIN_TURNS, MAX_TURNS = 2, 4  # turns of both numbers in a trial; the least if the ratio is clear
-CLEAR_RATIO = 1.5
-# The largest time, as a ratio, for twice the threads. Without such a gain, others have more use for
-# the cores.
+WARM_UP_BATCHES = 3  # the first batches of a size, which are not compared
+# Batches per turn with one number. The first one is not compared, since it may start threads.
+BATCHES_PER_TURN = 4
+MIN_TURNS, MAX_TURNS = 2, 4  # turns per number in a trial
+CLEAR_RATIO = 1.5  # the ratio of times at which a trial ends early
+# Twice the threads are used only if they reduce the time to this ratio. Otherwise other workers
+# make better use of the cores.
 GAIN_RATIO = 0.9
-# Pauses between trials double after those that changed nothing.
+# The pause between trials doubles after each trial that changed nothing.
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 4.0
-PAUSE_FACTOR = 20  # the least ratio of a pause to the cost of the trials before it
+PAUSE_FACTOR = 20  # the smallest ratio of a pause to the cost of the preceding trials
 
-# It gets time.monotonic() and the seconds of each batch.
-Search: TypeAlias = Generator[None, tuple[float, float], Any]
+# A generator that is sent time.monotonic() and the seconds of each batch.
+SearchSteps: TypeAlias = Generator[None, tuple[float, float], Any]
 
 
 class ThreadTuning:
-    """The setter of torch's threads for each batch, in the thread that runs it."""
+    """The tuning of torch's number of threads, which is set for each batch in its thread."""
 
-    def __init__(self, share: int, *, tunes: bool) -> None:
+    def __init__(self, cores: int, *, is_tuning: bool) -> None:
         """Begin with all cores.
 
         Args:
-            share: The number of cores.
-            tunes: Whether each batch is between `begin` and `end`.
+            cores: The number of cores.
+            is_tuning: Whether `begin` and `end` are called for each batch.
         """
-        self._share = share
-        self._tunes = tunes
+        self._cores = cores
+        self._is_tuning = is_tuning
         self._torch: Any = sys.modules["torch"]
-        self._threads = share  # the number that is set
-        self._sizes: dict[int, _Size] = {}
-        self._batch = _Size(share)
+        self._threads = cores  # the number that torch uses
+        self._size_classes: dict[int, _SizeClass] = {}
+        self._size_class = _SizeClass(cores)
 
-    def reshare(self, share: int) -> None:
+    def set_cores(self, cores: int) -> None:
         """Change the number of cores, from any thread.
 
-        With tuning it holds from the next batch on, and without it at once.
+        With tuning, the change applies from the next batch on; without it, at once.
         """
-        self._share = share
-        if not self._tunes:
-            self._set(share)
+        self._cores = cores
+        if not self._is_tuning:
+            self._set(cores)
 
     def begin(self, requests: int) -> None:
-        size = requests.bit_length()
-        batch = self._sizes.get(size)
-        if batch is None:
-            batch = self._sizes[size] = _Size(self._share)
-        elif batch.share != self._share:
-            batch.reshare(self._share)
-        self._batch = batch
-        if batch.threads != self._threads:
-            self._set(batch.threads)
+        size_bits = requests.bit_length()
+        size_class = self._size_classes.get(size_bits)
+        if size_class is None:
+            size_class = self._size_classes[size_bits] = _SizeClass(self._cores)
+        elif size_class.cores != self._cores:
+            size_class.set_cores(self._cores)
+        self._size_class = size_class
+        if size_class.threads != self._threads:
+            self._set(size_class.threads)
 
     def end(self, now: float, seconds: float) -> None:
-        """Note the seconds of the batch; `now` is time.monotonic()."""
-        self._batch.search.send((now, seconds))
+        """Record the seconds of the batch; `now` is time.monotonic()."""
+        self._size_class.search.send((now, seconds))
 
     def _set(self, threads: int) -> None:
-        if not _has_compiled():
+        if not _has_compiled_model():
             self._torch.set_num_threads(threads)
             self._threads = threads
 
 
-class _Size:
-    """The search for the number of threads for batches of about one size."""
+class _SizeClass:
+    """The search for the best number of threads for batches of similar sizes."""
 
-    def __init__(self, share: int) -> None:
-        self.threads = self.share = share  # the number for the next batch
-        self.reshare(share)
+    def __init__(self, cores: int) -> None:
+        self.threads = self.cores = cores  # the number for the next batch
+        self.set_cores(cores)
 
-    def reshare(self, share: int) -> None:
-        """Start from the best number, or from the new share if the old one was the best."""
-        best = share if self.threads == self.share else self.threads
-        levels = [share]
+    def set_cores(self, cores: int) -> None:
+        """Search again, from the best number, or from all cores if that was the best."""
+        best = cores if self.threads == self.cores else self.threads
+        levels = [cores]
         while levels[-1] > 1:
             levels.append(levels[-1] // 2)
-        self.share = share
+        self.cores = cores
         self.search = self._search(
-            levels, next(at for at, threads in enumerate(levels) if threads <= best)
+            levels, next(level for level, threads in enumerate(levels) if threads <= best)
         )
         next(self.search)
 
-    def _search(self, levels: list[int], at: int) -> Search:
+    def _search(self, levels: list[int], level: int) -> SearchSteps:
         pause = FIRST_PAUSE_S
-        self.threads = levels[at]
+        self.threads = levels[level]
         for _ in range(WARM_UP_BATCHES):
             yield
         while True:
-            start, cost = at, 0.0
-            for step in (1, -1):  # fewer threads, then more
-                if at != start:
+            start, trial_cost = level, 0.0
+            for direction in (1, -1):  # fewer threads, then more
+                if level != start:
                     break
-                while 0 <= at + step < len(levels):
-                    is_better, seconds = yield from self._trial(levels[at], levels[at + step])
-                    cost += seconds
+                while 0 <= level + direction < len(levels):
+                    is_better, seconds = yield from self._trial(
+                        levels[level], levels[level + direction]
+                    )
+                    trial_cost += seconds
                     if not is_better:
                         break
-                    at += step
-            self.threads = levels[at]
+                    level += direction
+            self.threads = levels[level]
             now, _ = yield
-            pause = FIRST_PAUSE_S if at != start else min(MAX_PAUSE_S, 2 * pause)
-            due = now + max(pause, PAUSE_FACTOR * cost)
-            while now < due:
+            pause = FIRST_PAUSE_S if level != start else min(MAX_PAUSE_S, 2 * pause)
+            next_trial_at = now + max(pause, PAUSE_FACTOR * trial_cost)
+            while now < next_trial_at:
                 now, _ = yield
 
     def _trial(
-        self, present: int, rival: int
+        self, current: int, candidate: int
     ) -> Generator[None, tuple[float, float], tuple[bool, float]]:
-        """Tell whether the rival is better, and how many seconds longer its batches took."""
+        """Return whether the candidate is better, and how many seconds longer its batches took."""
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(MAX_TURNS):
-            for threads, seconds_list in zip((present, rival), times, strict=True):
+            for threads, seconds_list in zip((current, candidate), times, strict=True):
                 self.threads = threads
-                for batch in range(RUN_BATCHES):
+                for batch in range(BATCHES_PER_TURN):
                     _, seconds = yield
                     if batch:
                         seconds_list.append(seconds)
-            present_mean, rival_mean = map(_mean, times)
-            if turn + 1 >= MIN_TURNS and max(present_mean, rival_mean) > CLEAR_RATIO * min(
-                present_mean, rival_mean
+            current_mean, candidate_mean = map(_mean_without_longest, times)
+            if turn + 1 >= MIN_TURNS and max(current_mean, candidate_mean) > CLEAR_RATIO * min(
+                current_mean, candidate_mean
             ):
                 break
         is_better = (
-            rival_mean <= GAIN_RATIO * present_mean
-            if rival > present
-            else present_mean > GAIN_RATIO * rival_mean
+            candidate_mean <= GAIN_RATIO * current_mean
+            if candidate > current
+            else current_mean > GAIN_RATIO * candidate_mean
         )
         return is_better, max(0.0, sum(times[1]) - sum(times[0]))
 
 
-def _mean(times: list[float]) -> float:
-    """Return the mean without the longest time, which may have any cause.
+def _mean_without_longest(times: list[float]) -> float:
+    """Return the mean without the longest time, which may be an outlier.
 
-    It is no median, since what a busy machine does to some of the batches counts.
+    A median would also ignore delays by other processes, which must count.
     """
     return (sum(times) - max(times)) / (len(times) - 1)
 
 
-def _has_compiled() -> bool:
+def _has_compiled_model() -> bool:
     """Tell whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
 
 
-def tuning_of(share: int, *, tunes: bool) -> ThreadTuning | None:
-    """Return the tuning; None without torch, or if the handler has chosen its own number."""
+def make_tuning(cores: int, *, is_tuning: bool) -> ThreadTuning | None:
+    """Return the tuning; None without torch, or if the handler has set a number itself."""
     torch = sys.modules.get("torch")
     return (
-        ThreadTuning(share, tunes=tunes)
-        if torch is not None and torch.get_num_threads() == share
+        ThreadTuning(cores, is_tuning=is_tuning)
+        if torch is not None and torch.get_num_threads() == cores
         else None
     )

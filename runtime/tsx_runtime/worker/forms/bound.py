@@ -1,4 +1,4 @@
-"""The bound of a built form: the machine, device and versions that it was built with."""
+"""The bound of a built form: the machine, the device and the versions that it can run with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from tsx_runtime.worker.forms.form import Form
 
-# Instructions by which libraries choose kernels for several precisions; others give another loss.
-KERNELS = (
+# Libraries choose their kernels by these instructions. Other kernels give results with another
+# loss.
+KERNEL_INSTRUCTIONS = (
     "avx2",
     "avx512_f",
     "avx512_vnni",
@@ -26,28 +27,29 @@ KERNELS = (
     "i8mm",
     "bf16",
 )
-VNNI = {"avx512_vnni", "avx_vnni"}  # Without these, sums of 8-bit products overflow or saturate.
-# Instructions that a compiler for this very CPU does not choose by itself. AVX10.1 has no
-# instructions besides those of AVX-512.
-UNUSED = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
+# Without either, sums of 8-bit products overflow or saturate.
+VNNI_INSTRUCTIONS = {"avx512_vnni", "avx_vnni"}
+# Compiled code does not depend on these: compilers do not use them unasked, and AVX10.1 only
+# repeats AVX-512.
+UNUSED_INSTRUCTIONS = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
 
 
-def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
+def describe_bound(form: Form, device: torch.device) -> dict[str, Any]:
     """Return the form's bound on this machine, as JSON.
 
-    `extras` and `compiles` are for the images that `tsx deploy` builds.
+    `tsx deploy` reads `extras` and `compiles` when it builds images.
     """
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "native" in form.bound_to:
-        bound["cpu"] = sorted(cpu_instructions() - set(UNUSED))
+        bound["cpu"] = sorted(cpu_instructions() - set(UNUSED_INSTRUCTIONS))
     elif "cpu" in form.bound_to and device.type == "cpu":
-        bound["cpu"] = [name for name in KERNELS if name in cpu_instructions()]
+        bound["cpu"] = [name for name in KERNEL_INSTRUCTIONS if name in cpu_instructions()]
     if "torch" in form.bound_to:
         bound["torch"] = _release(torch.__version__)
     if "gpu" in form.bound_to and device.type == "cuda":
-        bound["gpu"] = _gpu(device)
+        bound["gpu"] = _gpu_name(device)
     if "packages" in form.bound_to:
-        bound["packages"] = {name: _release(_version(name)) for name in form.packages}
+        bound["packages"] = {name: _release(_installed_version(name)) for name in form.packages}
     if form.extras:
         bound["extras"] = form.extras
     if form.compiles:
@@ -55,26 +57,28 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     return bound
 
 
-def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
+def check_bound(bound: Mapping[str, Any], device: torch.device) -> str | None:
     """Explain why a form with this bound cannot be used here; None if it can."""
     if bound.get("device") != device.type:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
         return f"it was built for {bound.get('machine')}, and this machine is {platform.machine()}"
-    if lacking := sorted(set(bound.get("cpu", ())) - cpu_instructions()):
-        return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
+    if missing_instructions := sorted(set(bound.get("cpu", ())) - cpu_instructions()):
+        return (
+            f"it was built for a CPU with {', '.join(missing_instructions)}, which this one lacks"
+        )
     if "torch" in bound and bound["torch"] != _release(torch.__version__):
         return (
             f"it was built with torch {bound['torch']}, and this is torch"
             f" {_release(torch.__version__)}"
         )
-    if "gpu" in bound and bound["gpu"] != _gpu(device):
-        return f"it was built for {bound['gpu']}, and this GPU is {_gpu(device)}"
+    if "gpu" in bound and bound["gpu"] != _gpu_name(device):
+        return f"it was built for {bound['gpu']}, and this GPU is {_gpu_name(device)}"
     for name, version in dict(bound.get("packages", {})).items():
-        if _release(_version(name)) != version:
+        if _release(_installed_version(name)) != version:
             return (
                 f"it was built with {name} {version}, and this machine has"
-                f" {_version(name) or 'none'}"
+                f" {_installed_version(name) or 'none'}"
             )
     return None
 
@@ -84,17 +88,17 @@ def is_x86() -> bool:
 
 
 def cpu_instructions() -> set[str]:
-    """Return torch's names of this machine's instructions; none if torch cannot tell."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return {name for name, is_present in known.items() if is_present is True}
+    """Return torch's names of this CPU's instructions; empty if torch does not report them."""
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return {name for name, is_present in capabilities.items() if is_present is True}
 
 
-def _gpu(device: torch.device) -> str:
+def _gpu_name(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return importlib.metadata.version(package.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:
@@ -102,5 +106,5 @@ def _version(package: str) -> str:
 
 
 def _release(version: str) -> str:
-    """Return 2.13 for 2.13.0+cpu: patch releases load each other's files."""
+    """Return the minor release, such as 2.13 for 2.13.0+cpu. Patch releases can share files."""
     return ".".join(version.split("+")[0].split(".")[:2])

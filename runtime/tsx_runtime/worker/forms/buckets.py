@@ -1,4 +1,4 @@
-"""The batch sizes for which graphs of fixed shapes are made.
+"""Batch sizes (buckets) for graphs that take only tensors of fixed shapes.
 
 A batch is padded to the smallest size that holds it.
 """
@@ -14,7 +14,7 @@ import torch
 from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature
 
-MAX_BATCH = 32  # unless the handler called the model with more rows
+MAX_BATCH = 32  # the largest bucket, unless the calibration has larger batches
 
 
 class BatchBuckets(NamedTuple):
@@ -22,7 +22,7 @@ class BatchBuckets(NamedTuple):
 
     Attributes:
         sizes: The sizes in ascending order.
-        results: The batch dimensions of each tensor of the result.
+        results: For each tensor of the result, the dimensions that have the batch size.
     """
 
     sizes: tuple[int, ...]
@@ -35,26 +35,26 @@ class BatchBuckets(NamedTuple):
 
     def size_for(self, rows: int | None) -> int | None:
         """Return the size to which a batch is padded; None if no size is large enough."""
-        at = len(self.sizes) if rows is None else bisect_left(self.sizes, rows)
-        return self.sizes[at] if at < len(self.sizes) else None
+        index = len(self.sizes) if rows is None else bisect_left(self.sizes, rows)
+        return self.sizes[index] if index < len(self.sizes) else None
 
     def cut(self, tensors: Sequence[torch.Tensor], rows: int) -> list[torch.Tensor]:
-        """Return the results without the padding."""
+        """Return the result tensors without the rows of the padding."""
         return [
             _narrow(tensor, dimensions, rows)
             for tensor, dimensions in zip(tensors, self.results, strict=True)
         ]
 
 
-def not_fixed(subject: Subject) -> str | None:
+def check_fixed_shapes(subject: Subject) -> str | None:
     """Explain why the model cannot run in graphs of fixed shapes; None if it can."""
     if subject.signature is None:
         return subject.no_signature
     inputs = subject.signature.inputs
     if any(
-        size is FREE and at not in input.rows
+        size is FREE and dimension not in input.rows
         for input in inputs
-        for at, size in enumerate(input.shape)
+        for dimension, size in enumerate(input.shape)
     ):
         return (
             "its inputs differ in other sizes than that of the batch, and each shape would need a"
@@ -66,7 +66,7 @@ def not_fixed(subject: Subject) -> str | None:
 
 
 def choose_buckets(subject: Subject) -> BatchBuckets:
-    """Return powers of two as sizes, after two calls of the model.
+    """Return powers of two as sizes, and find the batch dimensions by two calls of the model.
 
     Raises:
         NotBuilt: The shapes of the model's results differ in more than the batch.
@@ -76,13 +76,15 @@ def choose_buckets(subject: Subject) -> BatchBuckets:
     sizes = tuple(1 << power for power in range((largest - 1).bit_length() + 1))
     flat = FlatModel(subject.model, signature)
     with torch.no_grad():
-        few, many = (flat(*example_batch(subject, rows)) for rows in (2, 3))
+        results_of_2_rows, results_of_3_rows = (
+            flat(*example_batch(subject, rows)) for rows in (2, 3)
+        )
     results = []
-    for small, large in zip(few, many, strict=True):
+    for small, large in zip(results_of_2_rows, results_of_3_rows, strict=True):
         pairs = list(zip(small.shape, large.shape, strict=True))
         if any(a != b and (a, b) != (2, 3) for a, b in pairs):
             raise NotBuilt("a size of its result depends on the batch size and is not equal to it")
-        results.append(tuple(at for at, pair in enumerate(pairs) if pair == (2, 3)))
+        results.append(tuple(dimension for dimension, pair in enumerate(pairs) if pair == (2, 3)))
     return BatchBuckets(sizes, tuple(results))
 
 
@@ -105,9 +107,9 @@ def example_batch(subject: Subject, rows: int) -> list[torch.Tensor]:
 def count_rows(signature: Signature, tensors: Sequence[torch.Tensor]) -> int | None:
     """Return the batch size of a call; None if its tensors do not agree on it."""
     sizes = {
-        tensor.shape[at]
+        tensor.shape[dimension]
         for tensor, input in zip(tensors, signature.inputs, strict=True)
-        for at in input.rows
+        for dimension in input.rows
     }
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -115,12 +117,12 @@ def count_rows(signature: Signature, tensors: Sequence[torch.Tensor]) -> int | N
 def pad_batch(
     signature: Signature, tensors: Sequence[torch.Tensor], size: int
 ) -> list[torch.Tensor]:
-    """Pad tensors with copies of the first row, which is valid where zeros may not be."""
+    """Pad tensors with copies of their first row, since zeros might be invalid inputs."""
     batch = []
     for tensor, input in zip(tensors, signature.inputs, strict=True):
-        for at in input.rows:
-            if missing := size - tensor.shape[at]:
-                tensor = torch.cat([tensor, *[tensor.narrow(at, 0, 1)] * missing], at)
+        for dimension in input.rows:
+            if missing := size - tensor.shape[dimension]:
+                tensor = torch.cat([tensor, *[tensor.narrow(dimension, 0, 1)] * missing], dimension)
         batch.append(tensor)
     return batch
 
@@ -132,7 +134,7 @@ def with_fallback(
 ) -> Callable[..., Any]:
     """Return a graph that calls `run(size, rows, tensors)` if a bucket holds the rows.
 
-    Other calls go to the archive's own model.
+    For other calls, the graph calls the archive's own model.
     """
 
     def graph(*tensors: torch.Tensor) -> Any:
@@ -146,6 +148,6 @@ def with_fallback(
 
 
 def _narrow(tensor: torch.Tensor, dimensions: Sequence[int], rows: int) -> torch.Tensor:
-    for at in dimensions:
-        tensor = tensor.narrow(at, 0, rows)
+    for dimension in dimensions:
+        tensor = tensor.narrow(dimension, 0, rows)
     return tensor

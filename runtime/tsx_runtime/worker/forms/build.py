@@ -1,4 +1,4 @@
-"""The process that builds one form of a model, or surveys the forms, for `tsx optimize`.
+"""The process of `tsx optimize` that builds one form of a model, or checks which forms fit it.
 
 `python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input. It
 writes a `BuildReport` as JSON to the file `report`.
@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_map
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_runtime import wire
 from tsx_runtime.wire import Item, Kind, LoadOrder
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
-from tsx_runtime.worker.forms.bound import bound_of
+from tsx_runtime.worker.forms.bound import describe_bound
 from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.resemblance import ModelResults
@@ -35,12 +35,12 @@ logger = logging.getLogger("tsx.worker")
 
 
 class BuildOrder(TypedDict):
-    """What to build, and from which model.
+    """An order to build a form of a model, or to check all forms.
 
     Attributes:
-        load: The order for a worker; its model_config has `forms: [reference]`.
+        load: The load order for the worker; its model_config has `forms: [reference]`.
         batches: A file of BATCH frames: the calibration inputs, in batches of several sizes.
-        form: The name of the form; None surveys all.
+        form: The name of the form; None to check all forms.
         directory: An empty directory for the form's files.
         report: The file to write.
     """
@@ -53,13 +53,13 @@ class BuildOrder(TypedDict):
 
 
 class BuildReport(TypedDict, total=False):
-    """The result of a survey (`applies`, `labels`) or of a build (`record`, or `reason`).
+    """The result of checking all forms (`applies`, `labels`) or of a build (`record` or `reason`).
 
     Attributes:
-        applies: For each form, why it cannot be built, or None.
+        applies: For each form, the reason why it cannot be built, or None.
         labels: For each form, its label.
         record: The fields of a FormRecord.
-        reason: Why the build failed.
+        reason: The reason why the build failed.
     """
 
     applies: dict[str, str | None]
@@ -69,7 +69,7 @@ class BuildReport(TypedDict, total=False):
 
 
 class RecordingModel:
-    """A handler's model, whose calls are recorded."""
+    """A wrapper of a handler's model that records its calls."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -77,7 +77,7 @@ class RecordingModel:
         self.calls: list[ModelCall] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(ModelCall(_copy(args), _copy(kwargs), self.rows))
+        self.calls.append(ModelCall(_copy_tensors(args), _copy_tensors(kwargs), self.rows))
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,12 +100,12 @@ def main() -> None:
             if str(error)
             else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
         )
-        report = BuildReport(reason=in_words(error) + location)
+        report = BuildReport(reason=describe_error(error) + location)
     Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
 
 
 def run(order: BuildOrder) -> BuildReport:
-    """Survey the forms, or build one.
+    """Check all forms, or build one.
 
     Raises:
         NotBuilt: The form does not fit the model.
@@ -137,32 +137,32 @@ def run(order: BuildOrder) -> BuildReport:
             loads = (lambda: subject.model,) * 2
             expected.check(form, FormSource(directory, settings, signature, *loads, device))
     record = FormRecord(
-        form.name, bound_of(form, device), settings, signature and signature.as_json()
+        form.name, describe_bound(form, device), settings, signature and signature.as_json()
     )
     return BuildReport(record=asdict(record))
 
 
-def record_calls(served: ServedModel, batches: Path) -> Subject:
-    """Answer the inputs, and return the model with the calls that its handler made.
+def record_calls(served_model: ServedModel, batches: Path) -> Subject:
+    """Answer the calibration inputs, and return the model with its handler's calls of it.
 
     Raises:
-        NotBuilt: The handler does not load its model by `in_form`, or does not answer the inputs.
+        NotBuilt: The handler does not load its model by `in_form`, or fails for an input.
     """
-    handler = served.entry.instance
+    handler = served_model.entry.instance
     if getattr(handler, "form", None) != REFERENCE:
         raise NotBuilt(
-            f"{served.entry.name} loads its model itself: in its initialize, call `self.model ="
-            " self.in_form(load)`, a method of BaseHandler, where load() returns the model"
+            f"{served_model.entry.name} loads its model itself: in its initialize, call `self.model"
+            " = self.in_form(load)`, a method of BaseHandler, where load() returns the model"
         )
-    # The specs come first, as the handler keeps them and a RecordingModel shows it no model.
-    # Handlers that do not take tensors read their requests themselves.
+    # The specs are read first: the handler caches them, and could not derive them from a
+    # RecordingModel. Handlers that do not take tensors read their requests themselves.
     specs: tuple[InputSpec, ...] = (
         handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
     )
     recorder = handler.model = RecordingModel(handler.model)
-    for items in _batches(batches):
+    for items in _read_batches(batches):
         recorder.rows = len(items)
-        outcome = answer_batch(served, items, send_nowhere)
+        outcome = answer_batch(served_model, items, send_nowhere)
         for status, _, body in outcome.answers:
             if status >= 400:
                 raise NotBuilt(
@@ -170,8 +170,11 @@ def record_calls(served: ServedModel, batches: Path) -> Subject:
                     f" {bytes(body)[:300].decode(errors='replace')}"
                 )
     handler.model = recorder.model
-    # Copies made here are not inference tensors.
-    calls = [ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls]
+    # Copies that are made outside inference mode are normal tensors.
+    calls = [
+        ModelCall(_copy_tensors(call.args), _copy_tensors(call.kwargs), call.rows)
+        for call in recorder.calls
+    ]
     signature, reason = None, ""
     try:
         signature = Signature.of(recorder.model, calls)._replace(
@@ -182,7 +185,7 @@ def record_calls(served: ServedModel, batches: Path) -> Subject:
     return Subject(recorder.model, calls, signature, reason, torch.device(handler.device))
 
 
-def _batches(path: Path) -> Iterator[list[Item]]:
+def _read_batches(path: Path) -> Iterator[list[Item]]:
     content = memoryview(path.read_bytes())
     while content:
         header = wire.decode_header(content[: wire.HEADER.size])
@@ -193,7 +196,7 @@ def _batches(path: Path) -> Iterator[list[Item]]:
         content = content[end:]
 
 
-def _copy(values: Any) -> Any:
+def _copy_tensors(values: Any) -> Any:
     return tree_map(
         lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values
     )

@@ -1,6 +1,6 @@
-"""The export of a model over flat tensors with free sizes.
+"""The export of a model as a program of flat tensors with free sizes.
 
-Compilers and converters of several kinds of form begin with it.
+Compilers and converters of several kinds of form start from such a program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 
 
 class SizeRange(NamedTuple):
-    """The range of a size that several inputs share in each call.
+    """The range of a size that is equal for several inputs within each call.
 
     Attributes:
         places: Pairs of an input's number and its dimension.
@@ -32,15 +32,15 @@ class SizeRange(NamedTuple):
     most: int | None
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Tell whether the tensors have one such size, within the range."""
-        sizes = {tensors[number].shape[at] for number, at in self.places}
+        """Tell whether this size is equal for all these tensors, and within the range."""
+        sizes = {tensors[number].shape[dimension] for number, dimension in self.places}
         return len(sizes) == 1 and all(
             self.least <= size and (self.most is None or size <= self.most) for size in sizes
         )
 
 
-def not_eager(model: Any) -> str | None:
-    """Explain why the layers of a model cannot be changed; None if they can be."""
+def check_eager(model: Any) -> str | None:
+    """Explain why the layers of a model cannot be changed; None if they can."""
     kind = f"a {type(model).__name__}"
     if isinstance(model, torch.fx.GraphModule | FixedBatch):
         kind = "an exported program"
@@ -54,10 +54,10 @@ def not_eager(model: Any) -> str | None:
     )
 
 
-def not_exportable(subject: Subject) -> str | None:
-    """Explain why `export_flat` cannot export this model, as far as is known without an attempt.
+def check_exportable(subject: Subject) -> str | None:
+    """Explain why `export_flat` cannot export this model; None if an attempt may succeed.
 
-    It is for a form's `applies`.
+    Forms call this in `applies`.
     """
     model = subject.model
     if isinstance(model, torch.jit.ScriptModule):
@@ -73,11 +73,11 @@ def not_exportable(subject: Subject) -> str | None:
     return subject.no_signature or None
 
 
-def module_of(model: Any) -> nn.Module:
+def get_module(model: Any) -> nn.Module:
     """Return the module to export.
 
-    A program that was exported for one batch size loses the checks of that size. Often nothing
-    else in its graph depends on it.
+    From a program that was exported for one batch size, the checks of that size are removed. Often
+    nothing else in its graph depends on the size.
     """
     if not isinstance(model, FixedBatch):
         assert isinstance(model, nn.Module)
@@ -88,12 +88,12 @@ def module_of(model: Any) -> nn.Module:
     return torch.fx.GraphModule(model.model, graph)
 
 
-def not_convertible(subject: Subject) -> str | None:
-    """Do the same for converters that also take TorchScript, by way of `trace_flat`."""
+def check_convertible(subject: Subject) -> str | None:
+    """Check as `check_exportable` does, for converters that also take a trace of TorchScript."""
     return (
         subject.no_signature or None
         if isinstance(subject.model, torch.jit.ScriptModule)
-        else not_exportable(subject)
+        else check_exportable(subject)
     )
 
 
@@ -109,53 +109,57 @@ def flat_calls(subject: Subject) -> list[tuple[torch.Tensor, ...]]:
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
     """Return the flat tensors of the call whose smallest free size is largest.
 
-    torch.export makes sizes of 0 and 1 constants.
+    A size of 0 or 1 would become a constant in torch.export.
     """
-    free = [
-        (number, at)
+    free_dimensions = [
+        (number, dimension)
         for number, input in enumerate(subject.flat_signature().inputs)
-        for at in _free(input)
+        for dimension in _free_dimensions(input)
     ]
     return max(
         flat_calls(subject),
-        key=lambda tensors: min((tensors[number].shape[at] for number, at in free), default=0),
+        key=lambda tensors: min(
+            (tensors[number].shape[dimension] for number, dimension in free_dimensions), default=0
+        ),
     )
 
 
 def trace_flat(subject: Subject, model: Any = None) -> Any:
     """Return the subject's model, or another one with its signature, as TorchScript.
 
-    It takes flat tensors. A model that is TorchScript already keeps its control flow.
+    The result takes flat tensors. If the model is TorchScript already, its control flow is kept.
     """
     flat = FlatModel(subject.model if model is None else model, subject.flat_signature())
     return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 
 def export_flat(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
-    """Export the subject's model, or another one with its signature, over flat tensors.
+    """Export the subject's model, or another one with its signature, as a program of flat tensors.
 
     Raises:
         NotBuilt: The model cannot be exported.
         Exception: torch fails to export it.
     """
-    if reason := not_exportable(subject):
+    if reason := check_exportable(subject):
         raise NotBuilt(reason)
-    # dynamo takes a second to import, and workers import the kinds of forms.
+    # The import takes a second, and workers import this module.
     from torch._dynamo.exc import UserError
 
     signature, tensors = subject.flat_signature(), example_tensors(subject)
-    flat = FlatModel(module_of(subject.model) if model is None else model, signature)
+    flat = FlatModel(get_module(subject.model) if model is None else model, signature)
     with torch.no_grad():
         try:
             program = torch.export.export(
                 flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False
             )
-        except UserError:  # Some sizes depend on each other, which only torch can find out.
+        # Some sizes depend on each other. With Dim.AUTO, torch finds out which ones.
+        except UserError:
             shapes = tuple(
-                dict.fromkeys(_free(input), torch.export.Dim.AUTO) for input in signature.inputs
+                dict.fromkeys(_free_dimensions(input), torch.export.Dim.AUTO)
+                for input in signature.inputs
             )
             program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
-    _check_free(program, signature)
+    _check_no_constant_size(program, signature)
     return program
 
 
@@ -168,11 +172,11 @@ def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> 
     # sympy takes half a second to import.
     from torch.utils._sympy.value_ranges import bound_sympy
 
-    places: dict[Any, list[tuple[int, int]]] = {}
-    for number, at, size in _free_sizes(program, signature):
-        places.setdefault(size.node.expr, []).append((number, at))
+    places_by_size: dict[Any, list[tuple[int, int]]] = {}
+    for number, dimension, size in _iterate_free_sizes(program, signature):
+        places_by_size.setdefault(size.node.expr, []).append((number, dimension))
     ranges = []
-    for size, positions in places.items():
+    for size, positions in places_by_size.items():
         if not size.is_Symbol:
             raise NotBuilt(
                 f"a size of its inputs is calculated from another one ({size}), which compiled code"
@@ -182,26 +186,28 @@ def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> 
         least, most = (
             None if math.isinf(limit) else int(limit) for limit in (limits.lower, limits.upper)
         )
-        # torch notes 1 as 2.
+        # torch gives the lower limit 2 for sizes that may also be 1.
         ranges.append(
             SizeRange(tuple(positions), 1 if least is None or least <= 2 else least, most)
         )
     return ranges
 
 
-def _free(input: TensorInput) -> list[int]:
-    return [at for at, size in enumerate(input.shape) if size is FREE]
+def _free_dimensions(input: TensorInput) -> list[int]:
+    return [dimension for dimension, size in enumerate(input.shape) if size is FREE]
 
 
-def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
+def _check_no_constant_size(program: torch.export.ExportedProgram, signature: Signature) -> None:
     # sympy takes half a second to import.
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-    for number, at, size in _free_sizes(program, signature):
+    for number, dimension, size in _iterate_free_sizes(program, signature):
         if is_concrete_int(size):
-            is_batch = at in signature.inputs[number].rows
+            is_batch = dimension in signature.inputs[number].rows
             size_text = (
-                f"batches of {size}" if is_batch else f"tensors of size {size} in dimension {at}"
+                f"batches of {size}"
+                if is_batch
+                else f"tensors of size {size} in dimension {dimension}"
             )
             raise NotBuilt(
                 f"as an exported program it takes only {size_text}, since its code makes that size"
@@ -209,11 +215,11 @@ def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> 
             )
 
 
-def _free_sizes(
+def _iterate_free_sizes(
     program: torch.export.ExportedProgram, signature: Signature
 ) -> Iterator[tuple[int, int, Any]]:
-    """Yield (number of the input, dimension, size in the program) of each free size."""
+    """Yield the input's number, the dimension and the program's size of each free size."""
     nodes = {node.name: node for node in program.graph.nodes}
     for number, name in enumerate(program.graph_signature.user_inputs):
-        for at in _free(signature.inputs[number]):
-            yield number, at, nodes[name].meta["val"].shape[at]
+        for dimension in _free_dimensions(signature.inputs[number]):
+            yield number, dimension, nodes[name].meta["val"].shape[dimension]

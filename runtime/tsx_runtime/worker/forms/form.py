@@ -1,6 +1,6 @@
 """The interface of a form.
 
-Each module of `kinds` defines some forms in `FORMS`; a new kind of form is a new module there.
+Each module of `kinds` lists its forms in `FORMS`. A new kind of form needs only a new module there.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import torch
 
 from tsx_runtime.worker.forms.signature import FlatModel, ModelCall, Signature
 
-EXTRA = re.compile(r"tsx-serve\[([\w-]+)\]")
+EXTRA_PATTERN = re.compile(r"tsx-serve\[([\w-]+)\]")
 
 
 class NotBuilt(Exception):
-    """The error of a form that cannot be built; its text is the reason."""
+    """The error if a form cannot be built; its text is the reason."""
 
 
 class Subject(NamedTuple):
-    """The model of which a form is built.
+    """The model from which a form is built.
 
     Attributes:
         model: The archive's own model, as its handler calls it: usually an nn.Module in eval mode.
         calls: The handler's calls for the calibration inputs, in batches of several sizes.
-        signature: The signature that these calls have in common.
-        no_signature: The reason why there is none.
+        signature: The common signature of these calls, or None.
+        no_signature: The reason why they have none.
         device: The device of the model.
     """
 
@@ -45,7 +45,7 @@ class Subject(NamedTuple):
         """Return the signature.
 
         Raises:
-            NotBuilt: There is none.
+            NotBuilt: The calls have no common signature.
         """
         if self.signature is None:
             raise NotBuilt(self.no_signature)
@@ -59,7 +59,7 @@ class FormSource(NamedTuple):
         directory: The files that `build` has written.
         settings: The result of `build`.
         signature: The signature of the model's calls.
-        reference: Loads the archive's own model at the first call, and returns it at later ones.
+        reference: Returns the archive's own model, which the first call loads.
         load_copy: Loads another copy of that model, which the form may change.
         device: The device of the worker.
     """
@@ -72,7 +72,7 @@ class FormSource(NamedTuple):
     device: torch.device
 
     def flat_signature(self) -> Signature:
-        """Return the signature, which a graph always has."""
+        """Return the signature, which every form that is a graph has."""
         assert self.signature is not None
         return self.signature
 
@@ -86,19 +86,20 @@ class FormSource(NamedTuple):
 
 @dataclass(frozen=True)
 class Form(ABC):
-    """One form. Only its methods import heavy packages.
+    """A form of a model. Only its methods import heavy packages.
 
     Attributes:
         name: Lower-case words joined by hyphens.
         label: The name in reports.
-        packages: The modules to import, with the commands that install them.
+        packages: The required modules, and the command that installs each.
         devices: The device types on which the form runs.
-        bound_to: Any of "cpu" (instructions by which libraries choose kernels), "native" (all
-            instructions: files compiled for this very CPU end the process if one is missing),
-            "torch" (its version), "gpu" and "packages".
+        bound_to: The properties that must be equal at build and load. Any of "cpu" (the
+            instructions by which libraries choose kernels), "native" (all instructions of the CPU:
+            compiled files end the process if one is missing), "torch" (its version), "gpu" and
+            "packages" (their versions).
         is_graph: Whether `load` returns a function of the flat tensors of a `Signature`. If not, it
             returns a model to call as the original.
-        compiles: Whether `load` has C++ compiled.
+        compiles: Whether `load` compiles C++.
     """
 
     name: str
@@ -114,11 +115,15 @@ class Form(ABC):
     def extras(self) -> list[str]:
         """The extras of tsx-serve that install `packages`."""
         return sorted(
-            {extra for command in self.packages.values() for extra in EXTRA.findall(command)}
+            {
+                extra
+                for command in self.packages.values()
+                for extra in EXTRA_PATTERN.findall(command)
+            }
         )
 
     def missing(self) -> str | None:
-        """Return which package is missing, and how to install it; None if none is."""
+        """Name a missing package, and how to install it; None if all are installed."""
         return next(
             (
                 f"{name} is not installed: {command}"
@@ -130,17 +135,17 @@ class Form(ABC):
 
     @abstractmethod
     def applies(self, subject: Subject) -> str | None:
-        """Explain quickly, without a full stop, why the form cannot be built.
+        """Explain, after a quick check, why the form cannot be built.
 
         Returns:
-            None if `build` is worth a try.
+            The reason without a full stop; None if `build` is worth a try.
         """
 
     @abstractmethod
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Write the form's files into the empty `directory`, and return JSON for `load`.
+        """Write the form's files into the empty `directory`, and return JSON settings for `load`.
 
-        It runs in its own process, and may change the settings of torch there.
+        This runs in a process of its own, and may change torch's settings there.
 
         Raises:
             NotBuilt: The form does not fit the model.

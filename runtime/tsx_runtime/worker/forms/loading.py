@@ -1,6 +1,6 @@
-"""The choice of a form: the first of an archive's `forms` that fits this worker.
+"""The loading of a form: the first of the model's `forms` that fits this worker.
 
-If none fits, the archive's own model is loaded.
+If no form fits, the archive's own model is loaded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tsx_archiver.metadata.forms import (
     parse_forms,
 )
 from tsx_archiver.storage.digest import content_digest
-from tsx_runtime.worker.exceptions import LoadError, in_words
-from tsx_runtime.worker.forms.bound import mismatch
+from tsx_runtime.worker.exceptions import LoadError, describe_error
+from tsx_runtime.worker.forms.bound import check_bound
 from tsx_runtime.worker.forms.form import FormSource
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import Signature
@@ -33,12 +33,12 @@ logger = logging.getLogger("tsx.worker")
 
 
 class LoadedForm(NamedTuple):
-    """A model, ready to be called.
+    """A loaded model.
 
     Attributes:
         model: The model, which is called in the same way as the archive's own.
         name: The form's name, or REFERENCE if no form fits.
-        passed_over: The reasons why the forms before it in `forms` are not used.
+        passed_over: The reasons why earlier forms of `forms` are not used.
     """
 
     model: Any
@@ -49,9 +49,9 @@ class LoadedForm(NamedTuple):
 class FormModel:
     """A graph that is called in the same way as the archive's own model.
 
-    A call that the graph was not built for goes to that model, which the first such call loads.
-    Attributes that this class lacks are looked up in that model; `to`, `eval` and `forward` do not
-    load it.
+    If the graph was not built for a call, the archive's own model answers it, and is loaded at the
+    first such call. Attributes that this class lacks are looked up in that model, too. `to`, `eval`
+    and `forward` do not load it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class FormModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors = self.signature.tensors(args, kwargs)
         if tensors is None:
-            return self._other_call(args, kwargs)
+            return self._call_reference(args, kwargs)
         return self.signature.result(self._graph(*(tensor.contiguous() for tensor in tensors)))
 
     forward = __call__
@@ -93,7 +93,7 @@ class FormModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reference(), name)
 
-    def _other_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call_reference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _warn_once(self.form)
         return self._reference()(*args, **kwargs)
 
@@ -107,11 +107,11 @@ def _warn_once(name: str) -> None:
     )
 
 
-def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
+def configured_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return `forms` of model-config.yaml.
 
     Raises:
-        LoadError: The value is no list of names.
+        LoadError: The value is not a list of names.
     """
     value = config.get("forms")
     if value is None:
@@ -152,20 +152,19 @@ def load_form(
             return LoadedForm(model, name, tuple(passed_over))
         except MemoryError:
             raise
-        except (_Mismatch, InvalidForms) as error:
+        except (_UnusableForm, InvalidForms) as error:
             reason = str(error)
         except Exception as error:  # A library may raise anything.
-            reason = (
-                f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
-            )
+            text = str(error) if isinstance(error, LoadError) else describe_error(error)
+            reason = f"it cannot be loaded: {text}"
             logger.warning("the form %s cannot be loaded", name, exc_info=True)
         # The front end logs it once for all workers.
         passed_over.append(f"{name}: {reason}")
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
 
 
-class _Mismatch(Exception):
-    """The error of a form that this worker cannot run; its text is the reason."""
+class _UnusableForm(Exception):
+    """The error if this worker cannot use a form; its text is the reason."""
 
 
 def _find_record(
@@ -174,7 +173,7 @@ def _find_record(
     """Return the record of a form that fits.
 
     Raises:
-        _Mismatch: The form is missing, or does not fit this worker or these weights.
+        _UnusableForm: The form is missing, or does not fit this worker or these weights.
         InvalidForms: The index is invalid.
         Exception: The index has wrong values.
     """
@@ -182,10 +181,10 @@ def _find_record(
     forms = parse_forms(path.read_bytes()) if path.is_file() else FormIndex()
     record = forms.named(name)
     if record is None:
-        raise _Mismatch(f"{FORMS_FILE} has no such form")
+        raise _UnusableForm(f"{FORMS_FILE} has no such form")
     # `_stale_reason` may read the weights.
-    if reason := mismatch(record.bound, device) or _stale_reason(forms, model_dir, manifest):
-        raise _Mismatch(reason)
+    if reason := check_bound(record.bound, device) or _stale_reason(forms, model_dir, manifest):
+        raise _UnusableForm(reason)
     return record
 
 
@@ -216,24 +215,24 @@ def _load_record(
 
 
 def _stale_reason(forms: FormIndex, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Return why the forms are out of date, or None.
+    """Explain why the forms are out of date; None if they are not.
 
-    A form built from other weights would answer as they did. Files without a checksum in the
-    manifest, such as those of a model directory, are hashed.
+    A form that was built from other weights would return their results. A file without a checksum
+    in the manifest, such as in a model directory, is hashed.
     """
     checksums = manifest.get("sha256")
     digests = checksums if isinstance(checksums, Mapping) else {}
-    changed = forms.stale_since(
-        {name: digests.get(name) or _digest(model_dir / name) for name in forms.made_of}
+    changed_file = forms.stale_since(
+        {name: digests.get(name) or _file_digest(model_dir / name) for name in forms.made_of}
     )
     return (
         None
-        if changed is None
-        else f"{changed} has changed since the form was built from it; run tsx optimize again"
+        if changed_file is None
+        else f"{changed_file} has changed since the form was built from it; run tsx optimize again"
     )
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     if not path.is_file():
         return "none"
     with path.open("rb") as file:
@@ -241,9 +240,9 @@ def _digest(path: Path) -> str:
 
 
 def _load_once(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that loads at its first call, even if several threads call it at once.
+    """Return a function that loads the model only once, even if several threads call it.
 
-    Two copies may not fit into the memory.
+    A second copy might not fit into the memory.
     """
     lock, cached = threading.RLock(), functools.cache(load)
 

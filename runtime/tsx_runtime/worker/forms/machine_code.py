@@ -15,18 +15,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tsx_runtime.worker.forms.exporting import SizeRange, module_of, not_exportable, size_ranges
+from tsx_runtime.worker.forms.exporting import SizeRange, check_exportable, get_module, size_ranges
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
-# Weights are constants. A worker's share of the cores changes.
-OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}
-_CHANNEL = (0, 0, 0, 0, 0, 1)  # padding by one channel, for images and weights
-INSTALL = "pip install 'tsx-serve[optimize]'"
+# Weights become constants. The number of threads is read at run time, as a worker's cores change.
+INDUCTOR_OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}
+_CHANNEL_PADDING = (0, 0, 0, 0, 0, 1)  # adds one channel to images or weights
+INSTALL_COMMAND = "pip install 'tsx-serve[optimize]'"
 
 
-def no_compiler() -> str | None:
+def check_compiler() -> str | None:
     """Explain why there is no C++ compiler; None if there is one."""
     # Importing the compiler takes seconds.
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -39,12 +39,12 @@ def no_compiler() -> str | None:
     return None
 
 
-class TwoChannels(nn.Module):
-    """A convolution over one channel, computed over two, of which the second is zero.
+class TwoChannelConvolution(nn.Module):
+    """A convolution of one channel that is computed with a second channel of zeros.
 
-    For one channel and a free batch size, Inductor of torch 2.13 with frozen weights cannot tell
-    the memory format (`_prepare_convolution_fusion_create` in mkldnn_ir.py). The following layers
-    read the result in the wrong one.
+    It avoids a bug of torch 2.13: for one channel and a free batch size, Inductor with frozen
+    weights mistakes the memory format (`_prepare_convolution_fusion_create` in mkldnn_ir.py), so
+    that the following layers misread the result.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -52,25 +52,27 @@ class TwoChannels(nn.Module):
         self.training = False
         self.layer = layer
         layer.in_channels = 2
-        layer.weight = nn.Parameter(functional.pad(layer.weight, _CHANNEL), requires_grad=False)
+        layer.weight = nn.Parameter(
+            functional.pad(layer.weight, _CHANNEL_PADDING), requires_grad=False
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(functional.pad(images, _CHANNEL))
+        result: torch.Tensor = self.layer(functional.pad(images, _CHANNEL_PADDING))
         return result
 
 
-def for_inductor(model: Any) -> nn.Module:
+def prepare_for_inductor(model: Any) -> nn.Module:
     """Change the model in place into a module that Inductor compiles correctly."""
-    module = module_of(model)
+    module = get_module(model)
     for owner in list(module.modules()):
         for name, layer in owner.named_children():
             if isinstance(layer, nn.Conv2d) and layer.in_channels == 1:
-                setattr(owner, name, TwoChannels(layer))
+                setattr(owner, name, TwoChannelConvolution(layer))
     return module
 
 
 class MachineCodeForm(Form):
-    """A form whose files are one package, with its own weights.
+    """A form that is one compiled package, which includes the weights.
 
     `build` needs `tools` and a C++ compiler; `load` needs neither.
     """
@@ -80,7 +82,7 @@ class MachineCodeForm(Form):
 
     @abstractmethod
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        """Return the program, which takes and returns the signature's flat tensors.
+        """Return the program to compile, which takes and returns the signature's flat tensors.
 
         Raises:
             NotBuilt: The form does not fit the model.
@@ -89,11 +91,11 @@ class MachineCodeForm(Form):
 
     def applies(self, subject: Subject) -> str | None:
         missing = (
-            f"{name} is not installed: {INSTALL}"
+            f"{name} is not installed: {INSTALL_COMMAND}"
             for name in self.tools
             if not importlib.util.find_spec(name)
         )
-        return next(missing, None) or not_exportable(subject) or no_compiler()
+        return next(missing, None) or check_exportable(subject) or check_compiler()
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         from torch._inductor import aoti_compile_and_package
@@ -101,14 +103,14 @@ class MachineCodeForm(Form):
         program = self.program(subject)
         ranges = size_ranges(program, subject.flat_signature())
         aoti_compile_and_package(
-            program, package_path=str(directory / FILE), inductor_configs=OPTIONS
+            program, package_path=str(directory / FILE), inductor_configs=INDUCTOR_OPTIONS
         )
         return {"sizes": [size_range._asdict() for size_range in ranges]}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """Load the package; calls of other sizes go to the archive's own model.
+        """Load the package; calls with other sizes are answered by the archive's own model.
 
-        The code does not check sizes, and would read beyond a tensor's end.
+        The compiled code does not check sizes, and would read beyond the end of a tensor.
         """
         loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
         ranges = [SizeRange(**fields) for fields in source.settings["sizes"]]

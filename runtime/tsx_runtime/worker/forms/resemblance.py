@@ -1,6 +1,6 @@
-"""The check that a new form's results resemble the model's.
+"""The check that the results of a new form resemble those of the model.
 
-Bugs in compilers and quantizers often raise no error.
+Many bugs of compilers and quantizers raise no error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from tsx_runtime.worker.forms.exporting import flat_calls
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, ModelCall
 
-MAX_COMPARED_ROWS = 16  # about, since results may be large
-MIN_EXPLAINED = 0.25  # Correct forms explain nearly all of the variance.
-MIN_VARIANCE = 0.05  # a share of the mean square, for rows whose results are nearly equal
+MAX_COMPARED_ROWS = 16  # an approximate limit, since results may be large
+MIN_EXPLAINED_VARIANCE = 0.25  # Correct forms explain nearly all variance.
+# The smallest variance relative to the mean square. Rows may have nearly equal results.
+MIN_VARIANCE_RATIO = 0.05
 
 Results = Sequence[Sequence[torch.Tensor]]  # the tensors of each call
 
@@ -24,7 +25,7 @@ Results = Sequence[Sequence[torch.Tensor]]  # the tensors of each call
 class ModelResults(NamedTuple):
     """The model's results for its last calls.
 
-    They are computed before the build, which may change the model.
+    They are computed before the build, since it may change the model.
     """
 
     calls: Sequence[tuple[torch.Tensor, ...]]
@@ -32,7 +33,7 @@ class ModelResults(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject) -> ModelResults:
-        """Call the model for its last calls."""
+        """Repeat the last recorded calls of the model."""
         latest: list[ModelCall] = []
         for call in reversed(subject.calls):
             if sum(call.rows for call in latest) < MAX_COMPARED_ROWS:
@@ -45,21 +46,22 @@ class ModelResults(NamedTuple):
         """Check that the form's results resemble these.
 
         Raises:
-            NotBuilt: They do not.
+            NotBuilt: They have little in common.
         """
         graph = form.load(source)
-        share = explained_variance(self.results, [graph(*tensors) for tensors in self.calls])
-        if share < MIN_EXPLAINED:
+        explained = explained_variance(self.results, [graph(*tensors) for tensors in self.calls])
+        if explained < MIN_EXPLAINED_VARIANCE:
             raise NotBuilt(
                 "its results have little in common with the model's: over the calibration inputs"
-                f" they explain {max(share, 0):.0%} of the variance"
+                f" they explain {max(explained, 0):.0%} of the variance"
             )
 
 
 def explained_variance(expected: Results, results: Results) -> float:
     """Return the coefficient of determination over all floats.
 
-    It is 1 for equal results, 0 for the mean of the rows, and negative if worse.
+    It is 1 for equal results, 0 for results that always equal the mean of the rows, and negative
+    for worse ones.
     """
     error = variance = 0.0
     for expected_calls, calls in zip(
@@ -67,20 +69,22 @@ def explained_variance(expected: Results, results: Results) -> float:
     ):
         if not expected_calls[0].is_floating_point():
             continue
-        truth, output = _rows(expected_calls), _rows(calls)
-        finite = truth.isfinite()
-        truth, output = truth.where(finite, 0), output.nan_to_num().where(finite, 0)
-        error += float((truth - output).square().sum())
+        expected_rows, rows = _join_rows(expected_calls), _join_rows(calls)
+        finite = expected_rows.isfinite()
+        expected_rows, rows = expected_rows.where(finite, 0), rows.nan_to_num().where(finite, 0)
+        error += float((expected_rows - rows).square().sum())
         variance += max(
-            float((truth - truth.mean(0)).square().sum()),
-            MIN_VARIANCE * float(truth.square().sum()),
+            float((expected_rows - expected_rows.mean(0)).square().sum()),
+            MIN_VARIANCE_RATIO * float(expected_rows.square().sum()),
         )
     return 1 - error / variance if variance else 1.0
 
 
-def _rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return all rows in one tensor; if other sizes than the first differ, all numbers."""
-    is_alike = tensors[0].dim() > 0 and len({tensor.shape[1:] for tensor in tensors}) == 1
+def _join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join all rows in one tensor; if their shapes differ, join all numbers."""
+    have_equal_shapes = tensors[0].dim() > 0 and len({tensor.shape[1:] for tensor in tensors}) == 1
     return (
-        torch.cat([tensor if is_alike else tensor.flatten() for tensor in tensors]).double().cpu()
+        torch.cat([tensor if have_equal_shapes else tensor.flatten() for tensor in tensors])
+        .double()
+        .cpu()
     )

@@ -1,8 +1,8 @@
-"""The signature of a model's calls: its tensors, their shapes, and the structure of the result.
+"""The signature of a model's calls: the tensors, their shapes, and the structure of the result.
 
-A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature is
-derived from real calls. It takes the tensors out of the arguments, and builds the result that the
-original model would have returned.
+A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature,
+which is derived from real calls, translates: it extracts the tensors from the arguments of a call,
+and builds the result that the original model would have returned.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-# torch.export itself flattens arguments and results by it.
+# torch.export flattens arguments and results with this module, too.
 from torch.utils import _pytree as pytree
 
-LARGEST_BATCH = 4096
+MAX_EXPORTED_BATCH = 4096
 FREE = None  # a size in a shape that differs between calls
-PLAIN = (bool, int, float, str, type(None))  # Such arguments are in the signature by their value.
+# Arguments of these types are constants of the signature.
+PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
 class NoSignature(ValueError):
-    """The error of calls without a common signature; its text is the reason."""
+    """The error if calls have no common signature; its text is the reason."""
 
 
 class ModelCall(NamedTuple):
@@ -40,8 +41,8 @@ class ModelCall(NamedTuple):
 class TensorInput(NamedTuple):
     """A tensor among the arguments.
 
-    Sizes in `shape` are None where they differ between calls; `rows` are the dimensions of the
-    batch.
+    In `shape`, a size that differs between calls is None. `rows` are the dimensions that have the
+    batch size.
     """
 
     dtype: str  # such as "float32"
@@ -53,13 +54,13 @@ class Signature(NamedTuple):
     """The signature of a model's calls.
 
     Attributes:
-        arguments_spec: The structure of (args, kwargs), as torch's pytree writes it.
-        constants: Pairs of a position among the leaves and the value of an argument without
-            tensors.
+        arguments_spec: The structure of (args, kwargs), written by torch's pytree.
+        constants: The position among the leaves, and the value, of each argument that is not a
+            tensor.
         inputs: The tensors among the arguments.
         result_spec: The structure of the result.
         outputs: The number of tensors in the result.
-        requests: The tensors that BaseHandler reads in a request (`InputSpec.as_json`).
+        requests: The tensors that BaseHandler reads from a request (`InputSpec.as_json`).
     """
 
     arguments_spec: str
@@ -71,34 +72,41 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, model: Any, calls: Sequence[ModelCall]) -> Signature:
-        """Derive the signature from calls; the model is called once, for its result.
+        """Derive the signature from calls; the model is called once to get a result.
 
         Raises:
-            NoSignature: The calls have no signature in common.
+            NoSignature: The calls have no common signature.
         """
         if not calls:
             raise NoSignature("its handler did not call self.model")
-        flat = [pytree.tree_flatten((call.args, dict(call.kwargs))) for call in calls]
-        specs = {_dump_spec(spec) for _, spec in flat}
+        flat_calls = [pytree.tree_flatten((call.args, dict(call.kwargs))) for call in calls]
+        specs = {_dump_spec(spec) for _, spec in flat_calls}
         if len(specs) > 1:
             raise NoSignature("its handler calls the model with arguments of different structure")
-        leaves = [leaves for leaves, _ in flat]
-        positions = [at for at, leaf in enumerate(leaves[0]) if isinstance(leaf, torch.Tensor)]
-        constants = tuple((at, leaf) for at, leaf in enumerate(leaves[0]) if at not in positions)
-        for at, value in constants:
-            if not isinstance(value, PLAIN):
+        leaves = [leaves for leaves, _ in flat_calls]
+        positions = [
+            position for position, leaf in enumerate(leaves[0]) if isinstance(leaf, torch.Tensor)
+        ]
+        constants = tuple(
+            (position, leaf) for position, leaf in enumerate(leaves[0]) if position not in positions
+        )
+        for position, value in constants:
+            if not isinstance(value, PLAIN_TYPES):
                 raise NoSignature(
                     f"an argument of the model is a {type(value).__name__}, which is neither a"
                     " tensor nor a plain value"
                 )
-            if any(type(row[at]) is not type(value) or row[at] != value for row in leaves):
+            if any(
+                type(row[position]) is not type(value) or row[position] != value for row in leaves
+            ):
                 raise NoSignature(
                     f"an argument of the model that is no tensor differs between calls ({value!r})"
                 )
         if not positions:
             raise NoSignature("the model gets no tensor")
         inputs = tuple(
-            _input([row[at] for row in leaves], [call.rows for call in calls]) for at in positions
+            _common_input([row[position] for row in leaves], [call.rows for call in calls])
+            for position in positions
         )
         with torch.inference_mode():
             results, spec = pytree.tree_flatten(model(*calls[0].args, **calls[0].kwargs))
@@ -113,9 +121,9 @@ class Signature(NamedTuple):
             TensorInput(input["dtype"], tuple(input["shape"]), tuple(input["rows"]))
             for input in fields["inputs"]
         )
-        constants = tuple((at, value) for at, value in fields["constants"])
+        constants = tuple((position, value) for position, value in fields["constants"])
         for spec in (fields["arguments_spec"], fields["result_spec"]):
-            _load_spec(spec)  # An unknown structure fails the load, not each request.
+            _load_spec(spec)  # Checks the structure now, rather than at each request.
         return cls(
             fields["arguments_spec"],
             constants,
@@ -132,13 +140,13 @@ class Signature(NamedTuple):
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
         """Return the free sizes as `dynamic_shapes` for the export of a FlatModel.
 
-        The batch is one dimension.
+        All batch dimensions share one size.
         """
-        batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
+        batch = torch.export.Dim("batch", min=1, max=MAX_EXPORTED_BATCH)
         return tuple(
             {
-                at: batch if at in input.rows else torch.export.Dim.DYNAMIC
-                for at, size in enumerate(input.shape)
+                dimension: batch if dimension in input.rows else torch.export.Dim.DYNAMIC
+                for dimension, size in enumerate(input.shape)
                 if size is FREE
             }
             for input in self.inputs
@@ -149,20 +157,24 @@ class Signature(NamedTuple):
     ) -> list[torch.Tensor] | None:
         """Return the tensors among these arguments; None if the call has another signature."""
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            tensors, matches = (
+            tensors, has_same_structure = (
                 [args[0]],
                 self.arguments_spec == _ONE_ARGUMENT and not self.constants,
             )
         else:
             leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
             constants = tuple(
-                (at, leaf) for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
+                (position, leaf)
+                for position, leaf in enumerate(leaves)
+                if not isinstance(leaf, torch.Tensor)
             )
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            matches = constants == self.constants and spec == _load_spec(self.arguments_spec)
+            has_same_structure = constants == self.constants and spec == _load_spec(
+                self.arguments_spec
+            )
         return (
             tensors
-            if matches
+            if has_same_structure
             and len(tensors) == len(self.inputs)
             and all(map(_fits, tensors, self.inputs))
             else None
@@ -171,8 +183,8 @@ class Signature(NamedTuple):
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) of the model with these tensors in them."""
         values, constants, remaining = [], dict(self.constants), iter(tensors)
-        for at in range(len(constants) + len(self.inputs)):
-            values.append(constants[at] if at in constants else next(remaining))
+        for position in range(len(constants) + len(self.inputs)):
+            values.append(constants[position] if position in constants else next(remaining))
         args, kwargs = pytree.tree_unflatten(values, _load_spec(self.arguments_spec))
         return args, kwargs
 
@@ -184,14 +196,15 @@ class Signature(NamedTuple):
 
 
 class FlatModel(nn.Module):
-    """The model as a function of flat tensors that returns a tuple of tensors.
+    """A module that calls a model with flat tensors, and returns a tuple of tensors.
 
-    Graphs are exported from it.
+    Graphs are exported from this module.
     """
 
     def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()
-        self.training = False  # eval() would call the eval() of an exported program, which raises.
+        # `self.eval()` would fail, since an exported program does not allow eval().
+        self.training = False
         self.model = model
         self.signature = signature
 
@@ -211,10 +224,11 @@ def _dump_spec(spec: pytree.TreeSpec) -> str:
 
 @functools.cache
 def _load_spec(spec: str) -> pytree.TreeSpec:
-    """Return a structure from its text.
+    """Parse the text of a structure.
 
-    Torch knows classes of results, such as those of Hugging Face, once their module is imported.
-    Loading the model imports it, but a graph runs without the model.
+    torch knows a result class, such as those of Hugging Face, only after its module was imported.
+    Loading the model would import it, but a graph runs without the model. Therefore the modules of
+    unknown classes are imported here.
 
     Raises:
         NotImplementedError: A class is unknown.
@@ -227,8 +241,8 @@ def _load_spec(spec: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(spec)
 
 
-def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
-    """Return the input that the same argument is in all calls.
+def _common_input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
+    """Return the description that fits an argument in all calls.
 
     Raises:
         NoSignature: The tensors of the calls differ in type or in dimensions.
@@ -242,17 +256,21 @@ def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
             " calls"
         )
     sizes = list(zip(*(tensor.shape for tensor in tensors), strict=True))
-    differing = len(set(rows)) > 1
-    batch = tuple(at for at, size in enumerate(sizes) if differing and list(size) == list(rows))
+    batch_sizes_differ = len(set(rows)) > 1
+    batch_dimensions = tuple(
+        dimension
+        for dimension, size in enumerate(sizes)
+        if batch_sizes_differ and list(size) == list(rows)
+    )
     return TensorInput(
         str(first.dtype).removeprefix("torch."),
         tuple(size[0] if len(set(size)) == 1 else FREE for size in sizes),
-        batch,
+        batch_dimensions,
     )
 
 
 def _fits(tensor: torch.Tensor, input: TensorInput) -> bool:
-    """Tell whether a tensor fits: a graph has no gradients, and may not be made for no rows."""
+    """Tell whether a graph can take the tensor: without gradients, and not empty."""
     return (
         str(tensor.dtype)[6:] == input.dtype
         and tensor.dim() == len(input.shape)

@@ -1,6 +1,7 @@
-"""Attention of a step, computed for each sequence.
+"""Attention that is computed for each sequence of a step separately.
 
-Without the package flash-attn, transformers computes all queries against all keys, under a mask.
+Without the package flash-attn, transformers computes all queries of a step against all keys, under
+a mask.
 """
 
 from __future__ import annotations
@@ -16,29 +17,36 @@ from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-# Pairs of a query and a key for each thread. Up to this number, one call with a mask is faster than
-# a call for each sequence.
-MAX_MASKED_PAIRS = 1 << 14
-# For a name with `flash`, transformers makes no mask and records CUDA graphs.
-FLASH = "torch_flash"
+# Pairs of a query and a key. Up to this number, one call with a mask is faster than a call for each
+# sequence.
+MAX_MASKED_PAIRS_PER_THREAD = 1 << 14
+# If the name contains `flash`, transformers makes no mask and records CUDA graphs.
+FLASH_IMPLEMENTATION = "torch_flash"
 
 
 def attend(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention on a CPU for each sequence, else as transformers does.
+    """Compute attention for each sequence separately on a CPU, and elsewhere as transformers does.
 
     Query, key and value have the shape (1, heads, tokens of all sequences, head size), and the mask
     has (1, 1, queries, keys). The result has (1, queries, heads, head size).
     """
-    bounds = options.get("cu_seq_lens_q")
-    special = options.get("position_bias") is not None or options.get("softcap") is not None
-    if bounds is None or mask is None or special or query.device.type != "cpu":
+    query_bounds = options.get("cu_seq_lens_q")
+    has_unsupported_options = (
+        options.get("position_bias") is not None or options.get("softcap") is not None
+    )
+    if (
+        query_bounds is None
+        or mask is None
+        or has_unsupported_options
+        or query.device.type != "cpu"
+    ):
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)  # type: ignore[no-any-return]
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
     if (
-        len(bounds) == 2
-        or query.shape[2] * key.shape[2] <= MAX_MASKED_PAIRS * torch.get_num_threads()
+        len(query_bounds) == 2
+        or query.shape[2] * key.shape[2] <= MAX_MASKED_PAIRS_PER_THREAD * torch.get_num_threads()
     ):
         return attention(query, key, value, mask).transpose(1, 2).contiguous(), None
     queries, keys = (
@@ -56,42 +64,43 @@ def attend(
 def attend_on_gpu(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention by the kernel that comes with torch.
+    """Compute attention by the flash-attention kernel of torch.
 
-    Shapes are those of `attend`, in fp16 or bf16, without a mask: the queries of a sequence are its
-    last tokens.
+    The tensors have the shapes as in `attend`, in fp16 or bf16. There is no mask, since the queries
+    of a sequence are its last tokens.
 
     Raises:
-        ValueError: The kernel does not compute this attention.
+        ValueError: The kernel does not support this kind of attention.
     """
-    if unserved := [
+    if unsupported_options := [
         name
         for name in ("position_bias", "softcap", "s_aux", "sliding_window")
         if options.get(name) is not None
     ]:
         raise ValueError(
-            f"torch's kernel does not compute {', '.join(unserved)}: set huggingface.dtype to fp32"
+            f"torch's kernel does not compute {', '.join(unsupported_options)}: set"
+            " huggingface.dtype to fp32"
         )
     heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    bounds = (
+    length_arguments = (
         options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     )
     return (
-        torch.ops.aten._flash_attention_forward(*heads, *bounds, 0.0, True, False, scale=scaling)[
-            0
-        ][None],
+        torch.ops.aten._flash_attention_forward(
+            *heads, *length_arguments, 0.0, True, False, scale=scaling
+        )[0][None],
         None,
     )
 
 
-def choose(model: Any) -> None:
-    """Let a model on a GPU attend by `attend_on_gpu` where it fits.
+def choose_attention(model: Any) -> None:
+    """Let a model on a GPU use `attend_on_gpu` if torch's kernel supports its attention.
 
-    It is not used if transformers finds a package for the same. Nor does it serve sliding windows,
-    capped scores, sinks, or heads whose size the kernel lacks.
+    The kernel does not support sliding windows, capped scores, sinks and some head sizes. It is not
+    needed if transformers finds a flash-attention package.
     """
     config = model.config.get_text_config()
-    layers, size = getattr(config, "layer_types", None), find_head_dim(config)
+    layers, head_size = getattr(config, "layer_types", None), find_head_dim(config)
     if (
         model.device.type == "cuda"
         and model.dtype in (torch.float16, torch.bfloat16)
@@ -104,20 +113,20 @@ def choose(model: Any) -> None:
             if layers
             else getattr(config, "sliding_window", None) is None
         )
-        # Such keys and values have heads of different sizes.
+        # With these settings, keys and values have heads of different sizes.
         and getattr(config, "kv_lora_rank", None) is None
-        and getattr(config, "v_head_dim", None) in (None, size)
-        and size % 8 == 0
-        and size <= 256
+        and getattr(config, "v_head_dim", None) in (None, head_size)
+        and head_size % 8 == 0
+        and head_size <= 256
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(model.device) >= (8, 0)
         and not is_flash_attn_3_available(kernels_fallback_ok=True)
         and not is_flash_attn_2_available(kernels_fallback_ok=True)
     ):
-        model.config._attn_implementation = FLASH
+        model.config._attn_implementation = FLASH_IMPLEMENTATION
 
 
-def register() -> None:
-    """Put `attend` in the place of transformers' `sdpa`, for this process."""
+def register_attention() -> None:
+    """Replace transformers' `sdpa` by `attend` in this process."""
     AttentionInterface.register("sdpa", attend)
-    AttentionInterface.register(FLASH, attend_on_gpu)
+    AttentionInterface.register(FLASH_IMPLEMENTATION, attend_on_gpu)

@@ -1,4 +1,4 @@
-"""The generator for the wire formats: tokenizer, chat template and engine of one model."""
+"""The text generator of one model, which joins its tokenizer, chat template and engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from tsx_runtime.worker.exceptions import InvalidInput, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, describe_error
 from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
 from tsx_runtime.worker.generation.metrics import ENGINE_INTERVAL_S, GenerationMetrics, TokenTimes
@@ -27,7 +27,7 @@ class TextGenerator:
         vocabulary: int,
         metrics: GenerationMetrics,
     ) -> None:
-        """Join the parts of a model.
+        """Create the generator from the parts of a model.
 
         Args:
             tokenizer: The tokenizer.
@@ -45,20 +45,20 @@ class TextGenerator:
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
-        # The backend takes a tenth of the time of transformers' own `decode`.
-        fast = getattr(tokenizer, "backend_tokenizer", None)
+        # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
         decode = (
             partial(tokenizer.decode, clean_up_tokenization_spaces=False)
-            if fast is None
-            else fast.decode
+            if backend is None
+            else backend.decode
         )
         self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the tokens of a text.
 
-        `stream` refuses prompts that are too long. Much longer texts are refused here, since they
-        would take seconds.
+        `stream` refuses prompts that are too long. A text that is much longer is refused here,
+        since its tokenization would take seconds.
 
         Raises:
             InvalidInput: The text is much too long.
@@ -76,12 +76,12 @@ class TextGenerator:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Encode messages by the chat template, ready for the assistant's turn.
+        """Encode messages by the chat template, up to the beginning of the assistant's turn.
 
         Args:
             messages: The messages.
             tools: The tools that the assistant may call.
-            variables: Variables of the template itself.
+            variables: Further variables of the template.
 
         Raises:
             InvalidInput: The template refuses the messages, the tools or the variables.
@@ -106,7 +106,7 @@ class TextGenerator:
                 f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
                 " the server sets itself."
             )
-        chat_templates.begin(self.context_length)
+        chat_templates.limit_next_rendering(self.context_length)
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -115,10 +115,10 @@ class TextGenerator:
                 tokenize=False,
                 **variables or {},
             )
-        # A template raises what its author wrote.
+        # A template may raise any error, and reports invalid messages so.
         except Exception as error:
             raise InvalidInput(
-                f"The model's chat template refuses these messages: {in_words(error)}"
+                f"The model's chat template refuses these messages: {describe_error(error)}"
             ) from error
         return self.encode(text, add_special_tokens=False)
 
@@ -126,22 +126,24 @@ class TextGenerator:
         return str(self._decode(list(token_ids)))
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """Generate the continuation of a prompt, after checks at the call.
+        """Check the arguments, and return a generator of the pieces of a prompt's continuation.
 
-        Close the result (`contextlib.aclosing`) if its last piece is not awaited. It raises
-        `EngineDied` if the engine ends.
+        Close the generator (`contextlib.aclosing`) unless it is read to its last piece. It raises
+        `EngineDied` if the engine has ended.
 
         Raises:
             InvalidInput: The prompt or the parameters do not fit the model.
             Unavailable: Too many sequences wait.
         """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
-            known = f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
-            raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {known}")
+            adapter_list = (
+                f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
+            )
+            raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {adapter_list}")
         if (refusal := self._engine.refusal(sampling)) is not None:
             raise InvalidInput(f"The request cannot be answered: {refusal}.")
-        room = self.context_length - len(prompt)
-        if not prompt or room < 1:
+        remaining_tokens = self.context_length - len(prompt)
+        if not prompt or remaining_tokens < 1:
             raise InvalidInput(
                 f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1},"
                 f" for the model's context of {self.context_length} holds prompt and answer."
@@ -153,11 +155,11 @@ class TextGenerator:
                     f"{field} holds token ids that this model does not have: they are 0 to"
                     f" {self._vocabulary - 1}."
                 )
-        sampling = with_defaults(sampling, self._defaults, room)
+        sampling = apply_defaults(sampling, self._defaults, remaining_tokens)
         return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
 
     async def _pieces(
-        self, generated: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
+        self, token_stream: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TextPiece, None]:
         detokenizer, stops, timing = (
             Detokenizer(self._decode, prompt),
@@ -165,43 +167,51 @@ class TextGenerator:
             TokenTimes(),
         )
         try:
-            async with aclosing(generated):
-                async for ids, finished, logprobs in generated:
-                    timing.note(len(ids))
-                    if timing.last > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
+            async with aclosing(token_stream):
+                async for ids, finish_reason, logprobs in token_stream:
+                    timing.record(len(ids))
+                    if timing.last_token_at > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
                         self._metrics.report_engine(self._engine.stats())
-                    # The last token ends the text, and is no part of it.
-                    text = detokenizer.push(ids[:-1] if finished == "stop" else ids)
-                    if finished:
+                    # The last token only marks the end, so its text is left out.
+                    text = detokenizer.push(ids[:-1] if finish_reason == "stop" else ids)
+                    if finish_reason:
                         text += detokenizer.finish()
                     text, stop = stops.push(text)
-                    if finished or stop is not None:
+                    if finish_reason or stop is not None:
                         break
                     yield TextPiece(text, len(ids), None, logprobs, ids)
         finally:
             self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats())
         if stop is None:
             text += stops.finish()
-        yield TextPiece(text, len(ids), finished if stop is None else "stop", logprobs, ids, stop)
+        yield TextPiece(
+            text, len(ids), finish_reason if stop is None else "stop", logprobs, ids, stop
+        )
 
 
-def with_defaults(sampling: Sampling, defaults: Any, room: int) -> Sampling:
-    """Replace None by the values of generation_config.json.
+def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> Sampling:
+    """Replace parameters that are None by the values of generation_config.json.
 
-    Without these, decoding is greedy, up to the end of the context.
+    If these are missing, decoding is greedy, up to the end of the context.
     """
-    draws = bool(getattr(defaults, "do_sample", False))
+    samples_by_default = bool(getattr(defaults, "do_sample", False))
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     if temperature is None:
-        is_asked = top_k is not None or top_p is not None
-        temperature = (getattr(defaults, "temperature", None) or 1.0) if draws or is_asked else 0.0
-    limit = sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or room
+        has_sampling_parameter = top_k is not None or top_p is not None
+        temperature = (
+            (getattr(defaults, "temperature", None) or 1.0)
+            if samples_by_default or has_sampling_parameter
+            else 0.0
+        )
+    max_tokens = (
+        sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or remaining_tokens
+    )
     return replace(
         sampling,
-        max_tokens=min(limit, room),
+        max_tokens=min(max_tokens, remaining_tokens),
         temperature=temperature,
-        top_k=getattr(defaults, "top_k", None) if top_k is None and draws else top_k,
-        top_p=getattr(defaults, "top_p", None) if top_p is None and draws else top_p,
+        top_k=getattr(defaults, "top_k", None) if top_k is None and samples_by_default else top_k,
+        top_p=getattr(defaults, "top_p", None) if top_p is None and samples_by_default else top_p,
         repetition_penalty=sampling.repetition_penalty
         or getattr(defaults, "repetition_penalty", None)
         or 1.0,

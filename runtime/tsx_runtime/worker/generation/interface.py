@@ -1,6 +1,6 @@
-"""The interface between text generators, engines and the wire formats.
+"""The interface between text generators, their engines and the wire formats.
 
-The wire formats are `worker/openai` and the one of Hugging Face.
+The wire formats are OpenAI's (`worker/openai`) and Hugging Face's (`native`).
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 LONG_BODY_BYTES = 64 << 10
-TOKENIZING = ThreadPoolExecutor(1, "tsx-tokenizing")
-T = TypeVar("T")
+TOKENIZING_EXECUTOR = ThreadPoolExecutor(1, "tsx-tokenizing")
+ResultT = TypeVar("ResultT")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The parameters by which one sequence is continued.
+    """The parameters for the continuation of one sequence.
 
-    None stands for the value in the model's generation_config.json, or else for greedy decoding.
+    None means the value in the model's generation_config.json, or else greedy decoding.
 
     Attributes:
         max_tokens: The largest number of generated tokens.
-        temperature: The temperature; 0 is greedy.
-        top_p: The share of probability of the tokens to draw from.
-        top_k: The number of tokens to draw from.
-        seed: The seed of the draws.
-        stop: Strings that end the text.
-        logprobs: Whether tokens come with their log probability.
+        temperature: The temperature; 0 means greedy decoding.
+        top_p: The total probability of the most likely tokens to draw from.
+        top_k: The number of the most likely tokens to draw from.
+        seed: The seed of the random numbers.
+        stop: The strings at which the text ends.
+        logprobs: Whether the log probability of each token is returned.
         top_logprobs: The number of likely alternatives for each token.
-        frequency_penalty: The penalty for each time that a token was generated.
-        presence_penalty: The penalty for a token that was generated.
-        repetition_penalty: The factor for tokens of the prompt and the generated text.
-        logit_bias: A bias for token ids.
-        json_schema: The schema of the text as a document; {} is any JSON object.
-        adapter: The name of the adapter; None is the base model.
+        frequency_penalty: The penalty for each previous occurrence of a token in the generated
+            text.
+        presence_penalty: The penalty for a token that the generated text contains.
+        repetition_penalty: The factor for tokens that the prompt or the generated text contains.
+        logit_bias: The bias of each token id.
+        json_schema: The JSON schema that the text must follow; {} allows any JSON object.
+        adapter: The name of the adapter; None for the base model.
     """
 
     max_tokens: int | None = None
@@ -58,7 +59,7 @@ class Sampling:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether penalties or biases change the scores of tokens."""
+        """Whether a penalty or bias changes the scores of tokens."""
         return bool(
             self.frequency_penalty or self.presence_penalty or self.logit_bias
         ) or self.repetition_penalty not in (None, 1)
@@ -76,27 +77,27 @@ class Tokens(NamedTuple):
     """The next tokens of a sequence from an engine."""
 
     token_ids: Sequence[int]
-    finished: FinishReason | None = None  # set with the last tokens
+    finish_reason: FinishReason | None = None  # set only with the last tokens
     logprobs: Sequence[TokenLogprob] = ()
 
 
 class TextPiece(NamedTuple):
-    """The next piece of a text.
+    """The next piece of a generated text.
 
-    Joined, the pieces are the whole text. A piece may be empty while a character is incomplete, or
-    while a stop string may have begun.
+    All pieces together are the whole text. A piece is empty while a character is incomplete, or
+    while the text may be the beginning of a stop string.
     """
 
     text: str
-    tokens: int  # the number generated since the last piece
-    finished: FinishReason | None = None
+    tokens: int  # the number of tokens since the previous piece
+    finish_reason: FinishReason | None = None
     logprobs: Sequence[TokenLogprob] = ()
     token_ids: Sequence[int] = ()
     stop: str | None = None  # the stop string that ended the text
 
 
 class EngineStats(NamedTuple):
-    """The load of an engine: numbers of sequences, and the used share of the cache."""
+    """The load of an engine: numbers of sequences, and the used fraction of the cache."""
 
     running: int
     waiting: int
@@ -104,11 +105,11 @@ class EngineStats(NamedTuple):
 
 
 class GenerationEngine(Protocol):
-    """An engine that runs sequences together; each of them joins and leaves between two steps.
+    """An engine that generates several sequences together. They join and leave between two steps.
 
     Attributes:
-        context_length: The most tokens of prompt and generated text together. The model sets it, or
-            the cache if that holds fewer.
+        context_length: The largest number of tokens of prompt and generated text together: the
+            limit of the model or of the cache, whichever is smaller.
     """
 
     context_length: int
@@ -120,36 +121,40 @@ class GenerationEngine(Protocol):
         """Explain to a client why this engine cannot serve the parameters; None if it can."""
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
-        """Continue a prompt; `max_tokens` is set, and the two fit the context.
+        """Continue a prompt. `max_tokens` must be set, and fit the context with the prompt.
 
-        Closing the result ends the sequence within one step, and then its cache is free. The result
-        raises `EngineDied` once the engine has ended.
+        When the generator is closed, the sequence ends within one step and its cache is freed. The
+        generator raises `EngineDied` once the engine has ended.
 
         Raises:
-            Unavailable: The cache is full and too many sequences wait. It is raised at the call.
+            Unavailable: The cache is full and too many sequences wait. The call itself raises it.
         """
 
     def stats(self) -> EngineStats:
-        """Return the load of all adapters together, and the cache use of the fullest one."""
+        """Return the sequences of all adapters together, and the largest cache use among them."""
 
     async def close(self) -> None: ...
 
 
-async def beside_streams(body: Any, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function, in a thread if the body is long.
+async def run_without_blocking_streams(
+    body: Any, function: Callable[..., ResultT], *arguments: Any
+) -> ResultT:
+    """Call a function; if the body is long, call it in another thread.
 
-    Tokenizing a long text takes a second or more, in which other streams go on. There is only one
-    thread.
+    Tokenizing a long text takes a second or more, which would block other streams. All long bodies
+    share one thread.
     """
     if isinstance(body, Sized) and len(body) > LONG_BODY_BYTES:
-        return await asyncio.get_running_loop().run_in_executor(TOKENIZING, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            TOKENIZING_EXECUTOR, function, *arguments
+        )
     return function(*arguments)
 
 
 class TaskRequest(NamedTuple):
-    """A request of any wire format, as a task reads it.
+    """A request in the form that tasks read, whatever its wire format is.
 
-    Its form is Hugging Face's `{"inputs": ..., "parameters": {...}}`.
+    The form is Hugging Face's `{"inputs": ..., "parameters": {...}}`.
     """
 
     inputs: Any
@@ -161,7 +166,7 @@ class TaskResult(NamedTuple):
 
     Attributes:
         output: The result in the shape of Hugging Face's inference API.
-        tokens: The number of tokens that the model has read, if it reads any.
+        tokens: The number of tokens that the model has read; 0 for models without tokens.
     """
 
     output: Any

@@ -1,4 +1,4 @@
-"""The loading of a language model: its tokenizer, weights, engine and adapters."""
+"""The loading of a language model with its tokenizer, weights, engine and adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.generation.pretrained import (
     PretrainedFiles,
     check_vocabulary,
-    load_errors,
+    convert_load_errors,
     log_size,
     prepare_for_inference,
 )
@@ -25,12 +25,12 @@ SMALL_MODEL_PARAMETERS = 100_000_000
 
 
 async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
-    """Load the generator of an archive.
+    """Load the text generator of an archive.
 
     Raises:
         LoadError: The model, its tokenizer or its engine cannot be loaded.
     """
-    with load_errors("The model's directory", "cannot be read"):
+    with convert_load_errors("The model's directory", "cannot be read"):
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # an extra
 
         config = AutoConfig.from_pretrained(files.directory, trust_remote_code=files.trusted)
@@ -42,38 +42,41 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
             else GenerationConfig.from_model_config(config)
         )
     check_vocabulary(tokenizer)
-    text = config.get_text_config()
-    ends = (
-        {defaults.eos_token_id, text.eos_token_id}
+    text_config = config.get_text_config()
+    end_token_ids = (
+        {defaults.eos_token_id, text_config.eos_token_id}
         if not isinstance(defaults.eos_token_id, list)
         else set(defaults.eos_token_id)
     )
-    end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
-    engine = await _engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
+    end_tokens = sorted(
+        id for id in end_token_ids | {tokenizer.eos_token_id} if isinstance(id, int)
+    )
+    engine = await _load_engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
-    return TextGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
+    return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics)
 
 
-async def _engine(
-    files: PretrainedFiles, end_tokens: list[int], threads_are_set: bool
+async def _load_engine(
+    files: PretrainedFiles, end_tokens: list[int], has_thread_setting: bool
 ) -> GenerationEngine:
-    wanted, on_cpu = files.config.engine, files.device.type == "cpu"
+    engine_name, is_cpu = files.config.engine, files.device.type == "cpu"
     has_vllm = importlib.util.find_spec("vllm") is not None
-    if wanted == "vllm" or (wanted == "auto" and not on_cpu and has_vllm):
+    if engine_name == "vllm" or (engine_name == "auto" and not is_cpu and has_vllm):
         if not has_vllm:
             raise LoadError(
                 "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or"
                 " choose another engine."
             )
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would send them to its authors.
+        # vLLM would send usage statistics to its authors.
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         # vLLM is an extra, which few models use.
         from tsx_runtime.worker.generation.vllm_engine import VllmEngine
 
         return await VllmEngine.load(files, end_tokens)
     model = load_model(files)
-    if on_cpu and not threads_are_set:
+    if is_cpu and not has_thread_setting:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
-    # Only models that this engine runs need the import.
+    # Only models of this engine need the import.
     from tsx_runtime.worker.generation.transformers_engine import TransformersEngine
 
     engine = TransformersEngine(model, files.adapters, files.config, end_tokens)
@@ -82,12 +85,12 @@ async def _engine(
 
 
 def load_model(files: PretrainedFiles) -> Any:
-    """Load the model itself, ready for inference.
+    """Load the model itself, and prepare it for inference.
 
     Raises:
         LoadError: The model cannot be loaded.
     """
-    with load_errors("The model"):
+    with convert_load_errors("The model"):
         from transformers import AutoModelForCausalLM  # an extra
 
         log_size(files.directory)
@@ -100,7 +103,7 @@ def load_model(files: PretrainedFiles) -> Any:
 def torch_threads(parameters: int, cores: int) -> int:
     """Return the number of threads for a model's computations.
 
-    The steps of a small model are short, and each waits for all threads. A core is therefore left
-    to the event loops, which pass the tokens on.
+    The steps of a small model are short, and each step waits for its slowest thread. Therefore one
+    core is left for the event loops, which pass on the tokens.
     """
     return max(1, cores - 1) if parameters < SMALL_MODEL_PARAMETERS else cores

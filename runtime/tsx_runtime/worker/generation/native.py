@@ -1,6 +1,6 @@
 """The format of Hugging Face's inference API for text generation.
 
-Streams have the events of text-generation-inference.
+Streams have the event format of text-generation-inference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from tsx_runtime.worker.codecs.bodies import (
     Seed,
     Stops,
     TokenCount,
-    validated,
+    validate_body,
 )
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.generator import TextGenerator
-from tsx_runtime.worker.generation.interface import Sampling, TextPiece, beside_streams
+from tsx_runtime.worker.generation.interface import (
+    Sampling,
+    TextPiece,
+    run_without_blocking_streams,
+)
 from tsx_runtime.worker.handler_api.context import Context
 
 
@@ -67,14 +71,14 @@ class GenerationRequest(BodyObject, extra="ignore"):
 
 
 async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
-    """Return the handler's result; the events of a stream, except the last, are sent before.
+    """Return the response, or the last event of a stream after the others were sent.
 
     Raises:
         InvalidInput: The request does not fit the format or the model.
         Unavailable: Too many sequences wait.
         EngineDied: The engine has ended.
     """
-    request, prompt = await beside_streams(body, _read, body, generator)
+    request, prompt = await run_without_blocking_streams(body, _read_request, body, generator)
     parameters = request.parameters or Parameters()
     sampling = parameters.sampling()
     prefix = (
@@ -87,28 +91,34 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     async with aclosing(generator.stream(prompt, sampling)) as pieces:
         async for piece in pieces:
             ids += piece.token_ids
-            if request.stream and not piece.finished:
+            if request.stream and not piece.finish_reason:
                 context.set_response_content_type(0, "text/event-stream")
-                context.send_piece(0, _event(len(ids), piece, None, None))
+                context.send_piece(0, _encode_event(len(ids), piece, None, None))
             texts.append(piece.text)
             if parameters.details:
-                tokens += [_token(generator, piece, index) for index in range(len(piece.token_ids))]
+                tokens += [
+                    _token_json(generator, piece, index) for index in range(len(piece.token_ids))
+                ]
             last = piece
     text = f"{prefix}{''.join(texts)}"
-    details = {"finish_reason": _reason(last), "generated_tokens": len(ids), "seed": sampling.seed}
+    details = {
+        "finish_reason": _finish_reason(last),
+        "generated_tokens": len(ids),
+        "seed": sampling.seed,
+    }
     if request.stream:
         context.set_response_content_type(0, "text/event-stream")
-        return _event(len(ids), last, text, details | {"input_length": len(prompt)})
+        return _encode_event(len(ids), last, text, details | {"input_length": len(prompt)})
     return [
         {"generated_text": text}
         | ({"details": details | {"prefill": [], "tokens": tokens}} if parameters.details else {})
     ]
 
 
-def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[int]]:
+def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[int]]:
     """Read a request, and encode its prompt.
 
-    A body that is no JSON object is a text to continue.
+    A body that is not a JSON object is a text to continue.
 
     Raises:
         InvalidInput: The request does not fit the format or the model.
@@ -125,7 +135,7 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
                 ) from error
     if not isinstance(body, bytes | dict):
         body = {"inputs": body}
-    request = validated(GenerationRequest, body)
+    request = validate_body(GenerationRequest, body)
     for name, value in ((request.parameters and request.parameters.model_extra) or {}).items():
         if value not in (None, False):
             raise InvalidInput(
@@ -152,13 +162,13 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
     return request, prompt
 
 
-def _reason(piece: TextPiece) -> str:
-    if piece.finished == "length":
+def _finish_reason(piece: TextPiece) -> str:
+    if piece.finish_reason == "length":
         return "length"
     return "eos_token" if piece.stop is None else "stop_sequence"
 
 
-def _token(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, Any]:
+def _token_json(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, Any]:
     id = piece.token_ids[index]
     logprob = piece.logprobs[index].logprob if index < len(piece.logprobs) else None
     return {
@@ -169,8 +179,10 @@ def _token(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, 
     }
 
 
-def _event(index: int, piece: TextPiece, text: str | None, details: dict[str, Any] | None) -> bytes:
-    """Return an event of a stream; `text` and `details` come with the last one."""
+def _encode_event(
+    index: int, piece: TextPiece, text: str | None, details: dict[str, Any] | None
+) -> bytes:
+    """Encode an event of a stream; only the last one has `text` and `details`."""
     logprob = piece.logprobs[-1].logprob if piece.logprobs else None
     special = details is not None and details["finish_reason"] == "eos_token"
     token = {

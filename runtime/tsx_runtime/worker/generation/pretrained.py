@@ -1,6 +1,6 @@
-"""Directories that Hugging Face's `save_pretrained` wrote, and how handlers load them.
+"""The loading of directories that Hugging Face's `save_pretrained` has written.
 
-The module reads the settings, reports progress and errors of loading, and adds adapters.
+The module reads the settings, reports the progress and errors of loading, and adds adapters.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-SAVE_TOKENIZER = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
-LOG_INTERVAL_S = 5.0  # between two lines about progress
+SAVE_TOKENIZER_ADVICE = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
+LOG_INTERVAL_S = 5.0  # the time between two lines about the progress
 
 logger = logging.getLogger("tsx.worker")
 
@@ -36,9 +36,9 @@ class PretrainedFiles(NamedTuple):
         adapters: The directories of the adapters.
         task: The task of the model.
         config: The settings under `huggingface`.
-        dtype: The precision by transformers' name.
+        dtype: transformers' name of the precision.
         device: The device of the worker.
-        trusted: Whether code in the directory may run.
+        trusted: Whether code in the directory may be run.
     """
 
     directory: Path
@@ -51,17 +51,20 @@ class PretrainedFiles(NamedTuple):
 
     @property
     def precision(self) -> str | None:
-        """The precision by tsx's name; None for that of the checkpoint."""
+        """Tsx's name of the precision; None for the precision of the checkpoint."""
         return next((name for name, dtype in DTYPES.items() if dtype == self.dtype != "auto"), None)
 
 
 def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
-    """Find the model's directory and settings.
+    """Find the model's directory, and read its settings.
 
     Raises:
         LoadError: The archive has no such model, or a setting is wrong.
     """
-    properties, packed = context.system_properties, context.manifest.get(MANIFEST_KEY) or {}
+    properties, packed_settings = (
+        context.system_properties,
+        context.manifest.get(MANIFEST_KEY) or {},
+    )
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
         raise LoadError(
@@ -87,8 +90,11 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         )
     return PretrainedFiles(
         directory,
-        {str(name): directory / ADAPTERS / str(name) for name in packed.get("adapters") or ()},
-        config.task or str(packed.get("task") or ""),
+        {
+            str(name): directory / ADAPTERS / str(name)
+            for name in packed_settings.get("adapters") or ()
+        },
+        config.task or str(packed_settings.get("task") or ""),
         config,
         DTYPES[precision],
         device,
@@ -97,7 +103,7 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
 
 
 @contextmanager
-def load_errors(subject: str, fault: str = "cannot be loaded") -> Iterator[None]:
+def convert_load_errors(subject: str, fault: str = "cannot be loaded") -> Iterator[None]:
     """Raise the errors of transformers and PEFT as LoadError, and log their progress bars."""
     try:
         from safetensors import SafetensorError
@@ -124,24 +130,24 @@ def load_errors(subject: str, fault: str = "cannot be loaded") -> Iterator[None]
     except ImportError as error:
         raise LoadError(
             f"{subject} needs a package that is not installed:"
-            f" {in_words(error).rstrip('.')}.{_hint(error)}"
+            f" {describe_error(error).rstrip('.')}.{_advice(error)}"
         ) from error
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise LoadError(
-            f"{subject} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}"
+            f"{subject} {fault}: {describe_error(error).rstrip('.')}.{_advice(error)}"
         ) from error
 
 
 def check_vocabulary(tokenizer: Any) -> None:
-    """Check that the tokenizer knows words.
+    """Check that the tokenizer has a vocabulary.
 
-    If a directory has no tokenizer, transformers may make one without words.
+    If a directory has no tokenizer, transformers may create one without a vocabulary.
 
     Raises:
-        LoadError: The tokenizer knows special tokens only.
+        LoadError: The tokenizer has only special tokens.
     """
     if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
-        raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER}")
+        raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER_ADVICE}")
 
 
 def log_size(directory: Path) -> None:
@@ -156,24 +162,24 @@ def log_size(directory: Path) -> None:
 def prepare_for_inference(model: Any, files: PretrainedFiles) -> Any:
     """Move the model to its device for inference, and turn off cuDNN's attention in this process.
 
-    The precision auto is the checkpoint's. On a CPU, which computes slowly in fp16, it is fp32
-    instead of fp16.
+    With the precision `auto`, a checkpoint in fp16 is converted to fp32 on a CPU, since CPUs
+    compute slowly in fp16.
     """
     if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
         model = model.float()
     if files.device.type == "cuda":
-        # cuDNN's attention makes a plan for each length, which batches and steps change.
+        # cuDNN's attention makes a new plan for each length, and the length changes at each step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return model.to(files.device).eval().requires_grad_(False)
 
 
-def adapter_view(model: Any, name: str, directory: Path) -> Any:
-    """Return the model with a PEFT adapter, which shares the model's tensors.
+def load_adapter(model: Any, name: str, directory: Path) -> Any:
+    """Return a model with a PEFT adapter that shares the tensors of the base model.
 
     Raises:
         LoadError: The adapter does not fit the model, or cannot be served.
     """
-    with load_errors(f"The adapter {name}", "does not fit the model"):
+    with convert_load_errors(f"The adapter {name}", "does not fit the model"):
         from peft import PeftConfig, PeftModel  # an extra
 
         config = PeftConfig.from_pretrained(str(directory))
@@ -185,20 +191,20 @@ def adapter_view(model: Any, name: str, directory: Path) -> Any:
         if (bias := getattr(config, "bias", "none")) != "none":
             fault = f"was trained with bias={bias}, which changes the model that others share"
             raise LoadError(f"The adapter {name} {fault}. Train it without.")
-        shared = {
+        shared_tensors = {
             id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())
         }
-        view = PeftModel.from_pretrained(
-            copy.deepcopy(model, shared),
+        adapted_model = PeftModel.from_pretrained(
+            copy.deepcopy(model, shared_tensors),
             str(directory),
             torch_device=str(model.device),
             autocast_adapter_dtype=False,
         )
-    return view.get_base_model().eval().requires_grad_(False)
+    return adapted_model.get_base_model().eval().requires_grad_(False)
 
 
 class _LogLines:
-    """A file that logs what a progress bar writes."""
+    """A file object that logs the lines of a progress bar."""
 
     def write(self, text: str) -> None:
         if text.strip():
@@ -208,7 +214,7 @@ class _LogLines:
         pass
 
 
-def _hint(error: Exception) -> str:
+def _advice(error: Exception) -> str:
     if isinstance(error, ImportError):
         extra = error.name if error.name in ("peft", "transformers") else None
         return (
@@ -222,7 +228,7 @@ def _hint(error: Exception) -> str:
             " trust its author."
         )
     if "backend tokenizer" in str(error):
-        return f" {SAVE_TOKENIZER}"
+        return f" {SAVE_TOKENIZER_ADVICE}"
     return (
         " Is the directory complete, as save_pretrained wrote it?"
         if isinstance(error, KeyError | OSError)

@@ -1,6 +1,6 @@
-"""Text generation by transformers' continuous batching.
+"""An engine for text generation that uses transformers' continuous batching.
 
-The base model and each adapter have a paged cache and a thread of steps.
+The base model and each adapter have their own paged cache, and their own thread that runs steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transformers.generation.continuous_batching.utils import (
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
-from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import (
     EngineStats,
@@ -42,26 +42,28 @@ from tsx_runtime.worker.generation.interface import (
     TokenLogprob,
     Tokens,
 )
-from tsx_runtime.worker.generation.pretrained import adapter_view
+from tsx_runtime.worker.generation.pretrained import load_adapter
 from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
-MAX_ON_CPU, MAX_ON_GPU = 64, 256  # sequences at a time
-# Tokens of the cache that a sequence on a CPU gets at a time. The kernels of a GPU need another
-# number, which the engine chooses.
+MAX_CPU_SEQUENCES, MAX_GPU_SEQUENCES = 64, 256  # sequences that run at the same time
+# The page size of the cache on a CPU. On a GPU, transformers chooses the size that its kernels
+# need.
 CPU_PAGE_TOKENS = 16
-CPU_STEP_TOKENS = 512  # Longer prompts take several steps, between which other sequences go on.
-CPU_CACHE_DIVISOR = 4  # The cache of a CPU takes this part of the free memory.
-# So many caches full of prompts may wait, and so many sequences for each one that can run.
-MAX_WAITING = 4
-ENDED = (RequestStatus.FINISHED, RequestStatus.FAILED)
+# Longer prompts are split over several steps, so that other sequences can continue.
+CPU_STEP_TOKENS = 512
+CPU_CACHE_DIVISOR = 4  # On a CPU, the cache takes a quarter of the free memory.
+# The limit of waiting sequences, as a multiple of those that can run, and the limit of their
+# prompts, as a multiple of the cache.
+MAX_WAITING_FACTOR = 4
+ENDED_STATUSES = (RequestStatus.FINISHED, RequestStatus.FAILED)
 MAX_RETRY_AFTER_S = 60
 
-# At INFO it logs its choices for each engine.
+# At INFO, this logger reports details of the configuration of each engine.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 
 
 class TransformersEngine:
-    """The engines of the base model and its adapters."""
+    """An engine for a base model and its adapters, each of which has an engine of its own."""
 
     adapters: Sequence[str]
 
@@ -77,10 +79,10 @@ class TransformersEngine:
         Raises:
             LoadError: The model or an adapter cannot run.
         """
-        attention.register()
-        attention.choose(model)
+        attention.register_attention()
+        attention.choose_attention(model)
         models = {None: model} | {
-            name: adapter_view(model, name, directory) for name, directory in adapters.items()
+            name: load_adapter(model, name, directory) for name, directory in adapters.items()
         }
         self.adapters = list(adapters)
         self._engines = {
@@ -91,7 +93,7 @@ class TransformersEngine:
         }
 
     async def start(self) -> None:
-        """Run a few steps of each engine, so that the first request is as fast as the tenth.
+        """Run a few steps of each engine to warm it up for the first request.
 
         Raises:
             LoadError: The model cannot generate text.
@@ -130,35 +132,36 @@ class TransformersEngine:
 
 
 class TokenStream:
-    """A sequence, with the tokens that its reader has not taken from the thread of steps.
+    """The stream of a sequence's tokens from the thread of steps to the reader.
 
     Attributes:
         prompt: The number of tokens of the prompt.
-        began: The time of the request, by `time.monotonic`.
-        seen: The number of generated tokens.
-        ended: Done once the cache of the sequence is free.
-        tokens: The queue of tokens.
+        started_at: The time of the request, as `time.monotonic()`.
+        token_count: The number of generated tokens.
+        cache_freed: Done once the cache of the sequence is free.
+        tokens: The queue of tokens that the reader has not yet taken.
     """
 
     def __init__(self, prompt: int, loop: asyncio.AbstractEventLoop) -> None:
         self.prompt = prompt
-        self.began = time.monotonic()
-        self.seen = 0
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.started_at = time.monotonic()
+        self.token_count = 0
+        self.cache_freed: asyncio.Future[None] = loop.create_future()
         self.tokens: asyncio.Queue[Tokens | EngineDied] = asyncio.Queue()
 
 
 class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
-    """The path of a step's tokens to their streams, all at once, on the event loop."""
+    """A router that passes all tokens of a step to their streams, by one call on the event loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]
     ) -> None:
         super().__init__()
         self.streams: dict[str, TokenStream] = {}
-        self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
-        self.seconds = 1.0  # the recent duration of a sequence
-        self.cancel: Callable[[str], None] = lambda name: None  # replaced by the engine's
+        # Streams without a token yet, and the tokens of their prompts.
+        self.waiting = self.waiting_tokens = 0
+        self.sequence_s = 1.0  # the moving average of the duration of a sequence, in seconds
+        self.cancel: Callable[[str], None] = lambda name: None  # The engine replaces this function.
         self._loop = loop
         self.sampler = sampler
         self._end_tokens = frozenset(end_tokens)
@@ -169,15 +172,19 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        self.call(self._pass_on, [(output, self._logprobs_of(output)) for output in outputs])
+        self.call(
+            self._deliver_to_streams, [(output, self._take_logprobs(output)) for output in outputs]
+        )
 
-    def _logprobs_of(self, output: Any) -> TokenLogprob | None:
+    def _take_logprobs(self, output: Any) -> TokenLogprob | None:
         tokens = output.generated_tokens
         position, last = len(output.prompt_ids) + len(tokens) - 1, tokens[-1] if tokens else 0
-        return self.sampler.take_logprobs(output.request_id, position, last, output.status in ENDED)
+        return self.sampler.take_logprobs(
+            output.request_id, position, last, output.status in ENDED_STATUSES
+        )
 
     def call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # A closed loop means that the worker ends.
+        with suppress(RuntimeError):  # The loop is closed if the worker is ending.
             self._loop.call_soon_threadsafe(function, *arguments)
 
     # These methods run on the event loop.
@@ -189,29 +196,29 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         return stream
 
     def close(self, names: Sequence[str]) -> None:
-        """Close streams, whose cache the engine has freed."""
+        """Close the streams of sequences whose cache the engine has freed."""
         for name in names:
             if (stream := self.streams.pop(name, None)) is not None:
-                if not stream.seen:
-                    self._begin(stream)
-                if not stream.ended.done():
-                    stream.ended.set_result(None)
+                if not stream.token_count:
+                    self._stop_waiting(stream)
+                if not stream.cache_freed.done():
+                    stream.cache_freed.set_result(None)
 
     def fail(self, error: EngineDied) -> None:
         for stream in self.streams.values():
             stream.tokens.put_nowait(error)
         self.close(list(self.streams))
 
-    def _begin(self, stream: TokenStream) -> None:
+    def _stop_waiting(self, stream: TokenStream) -> None:
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _pass_on(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
+    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
         for output, logprobs in outputs:
             name = output.request_id
             stream = self.streams.get(name)
-            # The reader has left. If the engine has read that before the request itself, the
-            # sequence still runs.
+            # The reader has closed its stream, but the sequence still runs. This happens if the
+            # engine reads the cancellation before the request itself.
             if stream is None:
                 self.cancel(name)
                 continue
@@ -221,44 +228,52 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                     EngineDied(f"The engine has ended, and this answer with it: {output.error}")
                 )
                 continue
-            new = output.generated_tokens[stream.seen :]
-            if not stream.seen:
-                self._begin(stream)
-            stream.seen += len(new)
-            finished = output.status is RequestStatus.FINISHED
-            reason: FinishReason = "stop" if new and new[-1] in self._end_tokens else "length"
-            stream.tokens.put_nowait(
-                Tokens(new, reason if finished else None, () if logprobs is None else [logprobs])
+            new_tokens = output.generated_tokens[stream.token_count :]
+            if not stream.token_count:
+                self._stop_waiting(stream)
+            stream.token_count += len(new_tokens)
+            is_finished = output.status is RequestStatus.FINISHED
+            reason: FinishReason = (
+                "stop" if new_tokens and new_tokens[-1] in self._end_tokens else "length"
             )
-            if finished:
-                self.seconds += (time.monotonic() - stream.began - self.seconds) / 8
+            stream.tokens.put_nowait(
+                Tokens(
+                    new_tokens,
+                    reason if is_finished else None,
+                    () if logprobs is None else [logprobs],
+                )
+            )
+            if is_finished:
+                self.sequence_s += (time.monotonic() - stream.started_at - self.sequence_s) / 8
                 self.close([name])
 
 
 class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers has no types here
-    """A scheduler that reports when the cache of cancelled sequences is free."""
+    """A scheduler that closes the streams of cancelled sequences once their cache is free."""
 
     router: TokenRouter | None = None
 
     def clear_cancelled_requests(self) -> list[Any]:
         """Clear cancelled requests, and close their streams."""
-        cancelled = list(self._requests_to_cancel)
-        ran = any(name in self.active_requests for name in cancelled)
+        cancelled_names = list(self._requests_to_cancel)
+        was_running = any(name in self.active_requests for name in cancelled_names)
         states: list[Any] = super().clear_cancelled_requests()
-        # A full cache admits no sequence until one finishes. Those that leave free as much.
-        if ran or not self.active_requests:
+        # With a full cache, new sequences are blocked until one finishes. Cancelled sequences free
+        # memory, too, so they end the blockade.
+        if was_running or not self.active_requests:
             self.block_new_requests = False
         for state in states:
-            # Otherwise the update of a batch in flight (on GPUs) looks for the cache that it had.
+            # Otherwise the update of a batch that is still running on a GPU would look for the
+            # freed cache.
             state.status = RequestStatus.FINISHED
-        if cancelled and self.router is not None:
-            self.router.sampler.forget(cancelled)
-            self.router.call(self.router.close, cancelled)
+        if cancelled_names and self.router is not None:
+            self.router.sampler.forget(cancelled_names)
+            self.router.call(self.router.close, cancelled_names)
         return states
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-# A batch processor makes its runner by this name; it has no argument for it.
+# A batch processor creates its runner by this name, and has no argument for another class.
 continuous_api.ModelRunner = SamplingRunner
 
 
@@ -291,7 +306,7 @@ class AdapterEngine:
             list(self._manager.logit_processor.logits_processor)
         )
         self._names = map(str, itertools.count())
-        self._died: EngineDied | None = None
+        self._death_error: EngineDied | None = None
 
     async def start(self) -> None:
         """Start the thread of steps, and generate a few tokens.
@@ -325,43 +340,45 @@ class AdapterEngine:
         processor.scheduler.router = self._router
 
     def _run(self) -> None:
-        """Run the steps to their end.
+        """Run steps until the engine ends.
 
-        The threads of a daemon are daemons, so the thread of steps keeps no ending worker alive.
+        This thread is a daemon, and so is the thread that it starts. Therefore neither keeps an
+        ending worker alive.
         """
         with torch.inference_mode():
             self._manager.start()
         self._manager.join(time.perf_counter())
         error = self._manager.background_thread_status.fatal_error
-        died = EngineDied(
-            f"The engine has ended{'' if error is None else f': {in_words(error)}'}. Its worker is"
-            " started again."
+        engine_error = EngineDied(
+            f"The engine has ended{'' if error is None else f': {describe_error(error)}'}. Its"
+            " worker is started again."
         )
-        self._router.call(self._die, died)
+        self._router.call(self._fail_streams, engine_error)
 
-    def _die(self, error: EngineDied) -> None:
-        self._died = error
+    def _fail_streams(self, error: EngineDied) -> None:
+        self._death_error = error
         self._router.fail(error)
 
     def admit(self, prompt: int) -> None:
-        """Admit a sequence, which may wait for the cache.
+        """Check that a sequence may run, or wait for the cache.
 
         Raises:
             Unavailable: Too many sequences wait.
         """
-        if self._died is not None:
-            raise self._died
+        if self._death_error is not None:
+            raise self._death_error
         router = self._router
-        if router.waiting >= MAX_WAITING * self._sequences or (
-            router.waiting and router.waiting_tokens + prompt > MAX_WAITING * self.cache_tokens
+        if router.waiting >= MAX_WAITING_FACTOR * self._sequences or (
+            router.waiting
+            and router.waiting_tokens + prompt > MAX_WAITING_FACTOR * self.cache_tokens
         ):
-            wait = min(
-                MAX_RETRY_AFTER_S, 1 + int(router.seconds * router.waiting / self._sequences)
+            wait_s = min(
+                MAX_RETRY_AFTER_S, 1 + int(router.sequence_s * router.waiting / self._sequences)
             )
             raise Unavailable(
                 f"{router.waiting} sequences wait for room in the model's cache; try again in"
-                f" {wait} s. A larger cacheMemory, or more workers, take more.",
-                retry_after=wait,
+                f" {wait_s} s. A larger cacheMemory, or more workers, take more.",
+                retry_after=wait_s,
             )
 
     async def generate(
@@ -372,8 +389,8 @@ class AdapterEngine:
         Raises:
             EngineDied: The engine has ended.
         """
-        if self._died is not None:
-            raise self._died
+        if self._death_error is not None:
+            raise self._death_error
         name = next(self._names)
         stream = self._router.open(name, len(prompt))
         self._manager.add_request(
@@ -390,17 +407,17 @@ class AdapterEngine:
                 if isinstance(tokens, EngineDied):
                     raise tokens
                 yield tokens
-                if tokens.finished:
+                if tokens.finish_reason:
                     return
         finally:
-            if not stream.ended.done():
+            if not stream.cache_freed.done():
                 self._manager.cancel_request(name)
-                await stream.ended
+                await stream.cache_freed
 
     def stats(self) -> EngineStats:
         cache = self._cache
         free = cache.compute_free_capacity(relative=False)
-        # Blocks that are cached for prefixes count as free.
+        # Blocks that only cache prefixes count as free.
         free += sum(
             len(allocator.ledger.cached_blocks) * allocator.bytes_per_block
             for allocator in cache.cache_allocators.values()
@@ -417,43 +434,44 @@ class AdapterEngine:
 
 
 def batching_config(
-    model: Any, limits: HuggingFaceConfig, engines: int, index: int
+    model: Any, limits: HuggingFaceConfig, engine_count: int, index: int
 ) -> ContinuousBatchingConfig:
-    """Return the configuration of one of so many engines, which share the memory.
+    """Return the configuration of an engine, which shares the memory with the other engines.
 
     Raises:
         LoadError: The cache would be too small.
     """
-    on_cpu = model.device.type == "cpu"
-    sequences = limits.max_sequences or (MAX_ON_CPU if on_cpu else MAX_ON_GPU)
+    is_cpu = model.device.type == "cpu"
+    sequences = limits.max_sequences or (MAX_CPU_SEQUENCES if is_cpu else MAX_GPU_SEQUENCES)
     config = ContinuousBatchingConfig(
         scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True
     )
-    if not on_cpu and limits.cache_memory is None:
-        config.max_memory_percent = 0.8 / (engines - index)  # a share of the remaining memory
+    if not is_cpu and limits.cache_memory is None:
+        # This is a fraction of the memory that earlier engines have left.
+        config.max_memory_percent = 0.8 / (engine_count - index)
         return config
-    text = model.config.get_text_config()
-    size = model.dtype.itemsize
-    token_bytes = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
-        find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1
+    text_config = model.config.get_text_config()
+    element_bytes = model.dtype.itemsize
+    token_bytes = text_config.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
+        find_num_key_value_heads(text_config), find_head_dim(text_config), model.dtype, 1
     )
-    memory = limits.cache_memory
-    if on_cpu:
+    cache_bytes = limits.cache_memory
+    if is_cpu:
         config.page_size = CPU_PAGE_TOKENS
         config.max_batch_tokens = max(CPU_STEP_TOKENS, sequences)
-        # The mask has a column for each token, and the index 8 bytes.
-        token_bytes += config.max_batch_tokens * size + 8
-    if memory is None:
-        context = getattr(text, "max_position_embeddings", 1 << 20)
-        memory = min(
-            free_memory() // CPU_CACHE_DIVISOR, engines * token_bytes * sequences * context
+        # For each token of the cache, the mask has a column and the index has 8 bytes.
+        token_bytes += config.max_batch_tokens * element_bytes + 8
+    if cache_bytes is None:
+        context = getattr(text_config, "max_position_embeddings", 1 << 20)
+        cache_bytes = min(
+            free_memory() // CPU_CACHE_DIVISOR, engine_count * token_bytes * sequences * context
         )
-    config.num_blocks = memory // engines // token_bytes // config.page_size
+    config.num_blocks = cache_bytes // engine_count // token_bytes // config.page_size
     if config.num_blocks < 4:
         raise LoadError(
-            f"A cache of {memory} bytes (cacheMemory, or a quarter of the free memory) holds"
-            f" {config.num_blocks * config.page_size} tokens for each of {engines} adapters, at"
-            f" {token_bytes} bytes a token. Set cacheMemory to"
-            f" {4 * config.page_size * token_bytes * engines} or more."
+            f"A cache of {cache_bytes} bytes (cacheMemory, or a quarter of the free memory) holds"
+            f" {config.num_blocks * config.page_size} tokens for each of {engine_count} adapters,"
+            f" at {token_bytes} bytes a token. Set cacheMemory to"
+            f" {4 * config.page_size * token_bytes * engine_count} or more."
         )
     return config

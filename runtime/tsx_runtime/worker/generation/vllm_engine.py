@@ -1,4 +1,4 @@
-"""Text generation by vLLM's AsyncLLM, whose engine is a process beside the worker."""
+"""An engine for text generation by vLLM's AsyncLLM, which runs its engine in another process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
-MAX_WAITING = 4  # sequences that may wait, for each that can run
+MAX_WAITING_FACTOR = 4  # the limit of waiting sequences, as a multiple of those that can run
 
 
 class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
-    """The newest statistics, which the engine sends along with its steps."""
+    """A logger that keeps the newest statistics, which the engine sends with each step."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self.cache_use = 0.0
@@ -42,7 +42,7 @@ class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
 
 
 class VllmEngine:
-    """The engine of a model and its adapters."""
+    """An engine for a model and its adapters."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class VllmEngine:
         self._end_tokens = list(end_tokens)
         self._recorder = recorder
         self._names = map(str, itertools.count())
-        self._open: dict[str, bool] = {}  # sequences, with whether they have a token
+        self._has_token: dict[str, bool] = {}  # whether each running sequence has a token yet
 
     @classmethod
     async def load(cls, files: PretrainedFiles, end_tokens: Sequence[int]) -> VllmEngine:
@@ -88,14 +88,14 @@ class VllmEngine:
                 arguments |= {
                     "enable_lora": True,
                     "max_loras": len(adapters),
-                    "max_lora_rank": max(map(rank_of, adapters.values())),
+                    "max_lora_rank": max(map(supported_rank, adapters.values())),
                 }
             llm = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(enable_prefix_caching=True, **arguments),
                 stat_loggers=[lambda *_: recorder],
             )
         except (OSError, RuntimeError, ValueError) as error:
-            raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
+            raise LoadError(f"vLLM cannot run this model: {describe_error(error)}") from error
         engine = cls(llm, adapters, end_tokens, recorder)
         try:
             async for _ in engine.generate([0] * 8, Sampling(max_tokens=2, temperature=0.0)):
@@ -110,19 +110,21 @@ class VllmEngine:
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
         if self._llm.errored:
             raise EngineDied("vLLM's engine has ended. Its worker is started again.")
-        waiting = sum(not has_begun for has_begun in self._open.values())
-        if waiting >= MAX_WAITING * self._sequences:
-            wait = 1 + waiting // self._sequences
+        waiting = sum(not has_token for has_token in self._has_token.values())
+        if waiting >= MAX_WAITING_FACTOR * self._sequences:
+            wait_s = 1 + waiting // self._sequences
             raise Unavailable(
-                f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.",
-                retry_after=wait,
+                f"{waiting} sequences wait for room in the model's cache; try again in {wait_s} s.",
+                retry_after=wait_s,
             )
         return self._generate(prompt, sampling)
 
     def stats(self) -> EngineStats:
-        running = sum(self._open.values())
+        running = sum(self._has_token.values())
         return EngineStats(
-            running, len(self._open) - running, self._recorder.cache_use if self._open else 0.0
+            running,
+            len(self._has_token) - running,
+            self._recorder.cache_use if self._has_token else 0.0,
         )
 
     async def close(self) -> None:
@@ -132,22 +134,22 @@ class VllmEngine:
         self, prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[Tokens, None]:
         name = next(self._names)
-        self._open[name] = False
+        self._has_token[name] = False
         lora = self._lora.get(sampling.adapter or "")
         try:
             outputs = self._llm.generate(
                 {"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora
             )
-            async with aclosing(outputs):  # vLLM ends the sequence when its reader leaves.
+            async with aclosing(outputs):  # When the generator is closed, vLLM ends the sequence.
                 async for output in outputs:
-                    self._open[name] = True
-                    yield tokens_of(output.outputs[0], sampling.top_logprobs)
+                    self._has_token[name] = True
+                    yield convert_tokens(output.outputs[0], sampling.top_logprobs)
         except EngineDeadError as error:
             raise EngineDied(
-                f"vLLM's engine has ended: {in_words(error)}. Its worker is started again."
+                f"vLLM's engine has ended: {describe_error(error)}. Its worker is started again."
             ) from error
         finally:
-            del self._open[name]
+            del self._has_token[name]
 
     def _params(self, sampling: Sampling) -> Any:
         schema = sampling.json_schema
@@ -173,19 +175,19 @@ class VllmEngine:
             logprobs=sampling.top_logprobs if sampling.logprobs else None,
             stop_token_ids=self._end_tokens,
             structured_outputs=structure,
-            detokenize=False,  # `text.py` decodes for all engines.
+            detokenize=False,  # `text.py` decodes the tokens of all engines.
             output_kind=RequestOutputKind.DELTA,
         )
 
 
-def tokens_of(completion: Any, top_count: int) -> Tokens:
-    """Return the tokens of vLLM's CompletionOutput.
+def convert_tokens(completion: Any, top_count: int) -> Tokens:
+    """Convert the tokens of vLLM's CompletionOutput.
 
-    Its logprobs are a dict of token ids for each token, with the chosen one and the `top_count`
-    likely ones.
+    For each token, its logprobs are a dict by token id, which has the chosen token and the
+    `top_count` most likely ones.
     """
     ids = list(completion.token_ids)
-    finished = (
+    finish_reason = (
         None
         if completion.finish_reason is None
         else "length"
@@ -204,13 +206,13 @@ def tokens_of(completion: Any, top_count: int) -> Tokens:
         )
         for id, logprobs_by_id in zip(ids, completion.logprobs or [], strict=False)
     ]
-    return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]
+    return Tokens(ids, finish_reason, logprobs)  # type: ignore[arg-type]
 
 
-def rank_of(adapter: Path) -> int:
-    """Return a rank for which vLLM has kernels: a power of two, 8 or more.
+def supported_rank(adapter: Path) -> int:
+    """Return the smallest rank of vLLM's kernels that fits an adapter: a power of two, at least 8.
 
-    vLLM refuses ranks that are too large.
+    vLLM itself refuses ranks that are too large.
     """
     rank = int(json.loads((adapter / "adapter_config.json").read_text())["r"])
     return max(8, 1 << (rank - 1).bit_length())

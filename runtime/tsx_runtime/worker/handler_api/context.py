@@ -1,8 +1,8 @@
 """The `context` argument of handlers: the model and the requests of the batch.
 
-One context lives as long as its worker, and handlers may set attributes on it. It parses the data
-of a request when it is first used. If a thread prepares the next batch while another one answers,
-the context shows each thread its own batch.
+A worker has one context all the time, and handlers may set attributes on it. The headers of a
+request are parsed when they are first used. If one thread prepares the next batch while another one
+answers, the context shows each thread its own batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tsx_runtime.wire import (
 )
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
-# The arguments are the position in the handler's data, the header block and the body.
+# Arguments: the position in the handler's data, the header block and the body.
 SendPiece = Callable[[int, Buffer, Buffer], None]
 
 logger = logging.getLogger("tsx.worker")
@@ -40,9 +40,9 @@ _FRAMING = frozenset(
 
 
 class Headers(dict[str, Any]):
-    """A dict of headers that ignores the case of names, and keeps it for iteration.
+    """A dict of headers that ignores the case of names, but keeps it for iteration.
 
-    The last value of a repeated name counts.
+    If a name is repeated, its last value is kept.
     """
 
     def __init__(self, pairs: Mapping[str, Any] | Any = ()) -> None:
@@ -118,7 +118,7 @@ class RequestProcessor:
     )
 
     def __init__(self, request_header: Mapping[str, Any]) -> None:
-        """Begin with a response of status 200 without headers."""
+        """Create a response with status 200 and without headers."""
         self._request_header = (
             request_header if isinstance(request_header, Headers) else Headers(request_header)
         )
@@ -161,7 +161,7 @@ class RequestProcessor:
 
         Raises:
             ValueError: The name or the value cannot be sent: a line break, or a character outside
-                of latin-1.
+                latin-1.
         """
         name, text = str(key), str(value)
         if not _TOKEN.fullmatch(name):
@@ -189,7 +189,7 @@ class RequestProcessor:
         return self._response_header.get(key)
 
     def header_block(self) -> bytes:
-        """Return the response's headers for the wire; the server adds those of framing."""
+        """Return the encoded headers of the response. The server adds the framing headers."""
         lines = [
             f"{name}: {value}\r\n"
             for name, value in self._response_header.items()
@@ -205,13 +205,13 @@ class BatchState:
     metas: list[str]
     parts: Mapping[int, dict[str, dict[str, str]]] | None = None
     send_piece: SendPiece | None = None
-    is_over: bool = False  # Its response is complete.
+    is_over: bool = False  # The batch is answered.
     ids: dict[int, str] | None = None
     processors: dict[int, RequestProcessor] = field(default_factory=dict)
-    offset: int = 0  # first position of a micro-batch in its batch
+    offset: int = 0  # the position of a micro-batch's first request in the batch
 
     def local(self, idx: int) -> int:
-        """Convert a handler's position to one in this batch.
+        """Convert a position that a handler uses to a position in this state.
 
         Handlers of micro-batches may count from the first request of the micro-batch or, as in
         TorchServe, of the whole batch.
@@ -240,9 +240,9 @@ class Context:
         'digits'
     """
 
-    envelope = ""  # service envelope around requests and responses
-    json_nan = "null"  # JSON for NaN and infinities
-    guess_content_type = False  # the type of a response without any other hint
+    envelope = ""  # the service envelope of requests and responses
+    json_nan = "null"  # how NaN and infinities are written in JSON
+    guess_content_type = False  # whether to guess the content type of a response that has none
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class Context:
             gpu: The number of the GPU, or None for a CPU.
             mms_version: The version of the server.
             limit_max_image_pixels: Whether Pillow's limit of pixels applies.
-            metrics: Where the handler reports metrics.
+            metrics: The object by which the handler reports metrics.
             model_yaml_config: The content of model-config.yaml.
         """
         self.model_name = model_name
@@ -287,7 +287,7 @@ class Context:
         self.header_key_sequence_id = SEQUENCE_ID
         self.header_key_sequence_start = SEQUENCE_START
         self.header_key_sequence_end = SEQUENCE_END
-        self._last_late_id: str | None = None  # request whose late piece was logged last
+        self._last_dropped_id: str | None = None  # the last request whose dropped piece was logged
         # The state of threads that work on another batch or on a micro-batch.
         self._thread_states: dict[int, BatchState] = {}
         self.begin([])
@@ -315,32 +315,32 @@ class Context:
         parts: Mapping[int, dict[str, dict[str, str]]],
         send_piece: SendPiece,
     ) -> BatchState:
-        """Begin the next batch for this thread only, while another thread answers the last one."""
+        """Begin the next batch for this thread, while another thread answers the current one."""
         state = self._thread_states[threading.get_ident()] = BatchState(metas, parts, send_piece)
         return state
 
     def resume(self, state: BatchState, send_piece: SendPiece) -> None:
-        """Make a batch that was prepared ahead the current one."""
+        """Make a batch that was prepared ahead the current batch of the main thread."""
         state.send_piece = send_piece
         self._batch = state
 
     @contextmanager
-    def only(self, idx: int) -> Iterator[None]:
-        """Show a batch of this one request, for an envelope that calls the handler for each."""
+    def single_request(self, idx: int) -> Iterator[None]:
+        """Show a batch of only this request, for an envelope that calls the handler per request."""
         batch = self._state()
         send, parts = batch.send_piece, batch.parts or {}
-        part = BatchState(
+        single_batch = BatchState(
             [batch.metas[idx]],
             {0: parts[idx]} if idx in parts else None,
             processors={0: self._processor(idx)},
         )
         if send is not None:
-            part.send_piece = lambda _, headers, body: send(idx, headers, body)
-        self._batch = part
+            single_batch.send_piece = lambda _, headers, body: send(idx, headers, body)
+        self._batch = single_batch
         try:
             yield
         finally:
-            batch.processors[idx] = part.processors[0]
+            batch.processors[idx] = single_batch.processors[0]
             self._batch = batch
 
     def end(self) -> None:
@@ -348,11 +348,15 @@ class Context:
         self._batch.is_over = True
 
     @contextmanager
-    def part(self, positions: range) -> Iterator[None]:
+    def micro_batch(self, positions: range) -> Iterator[None]:
         """Show this thread a micro-batch: the requests at these positions, counted from 0."""
         batch, start = self._batch, positions.start
-        forms = {idx - start: form for idx, form in (batch.parts or {}).items() if idx in positions}
-        micro_batch = BatchState(batch.metas[start : positions.stop], forms, offset=start)
+        parts = {
+            idx - start: parts_of_request
+            for idx, parts_of_request in (batch.parts or {}).items()
+            if idx in positions
+        }
+        micro_batch = BatchState(batch.metas[start : positions.stop], parts, offset=start)
         micro_batch.processors = {
             idx - start: batch.processors[idx] for idx in positions if idx in batch.processors
         }
@@ -369,7 +373,7 @@ class Context:
 
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
-        """The processors in use; all other responses have status 200 and no headers."""
+        """The processors that were used. Other responses have the status 200 and no headers."""
         return self._batch.processors
 
     def workflow_place(self, idx: int) -> str:
@@ -378,12 +382,12 @@ class Context:
         return state.metas[state.local(idx)].partition(_NODE)[2].partition("\r\n")[0]
 
     def keep_parameters(self, idx: int, body: Any) -> None:
-        """Store the `parameters` of a body whose rows alone go to the handler."""
+        """Store the `parameters` of a body, since the handler gets only its rows."""
         if isinstance(body, dict) and "parameters" in body:
             self._processor(idx).parameters = body["parameters"]
 
     def running_ids(self) -> list[str]:
-        """Return the ids of the requests that this thread works on."""
+        """Return the ids of the requests that this thread is processing."""
         state = self._state()
         return [] if state.is_over else [meta.partition("\r\n")[0] for meta in state.metas]
 
@@ -398,7 +402,7 @@ class Context:
         """Send a piece of a streamed response; the returned value is the last piece."""
         state = self._state()
         if state.is_over:
-            self.drop_late(state.metas[state.local(idx)].partition("\r\n")[0])
+            self.log_dropped_piece(state.metas[state.local(idx)].partition("\r\n")[0])
             return
         if state.send_piece is None:
             raise RuntimeError(
@@ -407,19 +411,21 @@ class Context:
         idx = state.local(idx)
         processor = state.processors.get(idx)
         state.send_piece(
-            idx, self.typed(processor.header_block() if processor else b"", body, part=True), body
+            idx,
+            self.add_content_type(processor.header_block() if processor else b"", body, part=True),
+            body,
         )
 
-    def typed(self, block: Buffer, body: Buffer, *, part: bool = False) -> Buffer:
+    def add_content_type(self, block: Buffer, body: Buffer, *, part: bool = False) -> Buffer:
         """Add a guessed content type to a header block, if the setting asks for one."""
         if not self.guess_content_type or b"\r\ncontent-type:" in b"\r\n" + bytes(block).lower():
             return block
         return bytes(block) + b"content-type: %b\r\n" % looks_like(body, part=part).encode()
 
-    def drop_late(self, request_id: str) -> None:
-        """Log a piece that a thread of the handler sent after the end of its response."""
-        if request_id != self._last_late_id:
-            self._last_late_id = request_id
+    def log_dropped_piece(self, request_id: str) -> None:
+        """Log that a piece was dropped, since it was sent after the end of its response."""
+        if request_id != self._last_dropped_id:
+            self._last_dropped_id = request_id
             logger.warning(
                 "request %s is already answered, so further parts of its answer are dropped",
                 request_id,
@@ -460,7 +466,7 @@ class Context:
         self._state().processors = dict(enumerate(processors))
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """Return the id of a request, or None for a position outside of the batch."""
+        """Return the id of a request, or None for a position outside the batch."""
         return self.request_ids.get(self._state().local(idx))
 
     def get_request_header(self, idx: int, key: str) -> Any:
@@ -479,9 +485,9 @@ class Context:
         return self._processor(idx).get_request_properties()
 
     def get_request_parameters(self, idx: int) -> Any:
-        """Return the `parameters` beside the rows of a request's JSON, or an empty dict.
+        """Return the `parameters` that a request's JSON has next to its rows, or an empty dict.
 
-        A handler that gets the whole JSON finds them there.
+        They are stored only if the handler does not get the whole JSON.
         """
         return self._processor(idx).parameters or {}
 
@@ -520,7 +526,7 @@ class Context:
 
         Raises:
             ValueError: The name or the value cannot be sent: a line break, or a character outside
-                of latin-1.
+                latin-1.
         """
         self._processor(idx).add_response_property(key, value)
 

@@ -1,7 +1,7 @@
-"""The entry point of a handler, found by its name as in TorchServe.
+"""The import of a handler by its name, as in TorchServe.
 
 1. `file.py[:function]` or `file[:function]` is imported from the model's directory (`modules.py`).
-   Without such a file, the name is that of an installed module or of a built-in handler.
+   If there is no such file, an installed module or a built-in handler with that name is used.
 2. If the module has the function (by default `handle`), the function answers requests. It is
    called once with `(None, context)` to load the model.
 3. Otherwise the module's only class is instantiated. Its `initialize(context)` loads the model,
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_archiver import handler_fault, is_inside, shown
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.modules import own_modules
 
@@ -49,8 +49,8 @@ LAYOUT_HANDLERS = {
     "sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"
 }
 DEFAULT_HANDLER = "base_handler"
-# What to do instead of using TorchServe's other built-in handlers.
-ALTERNATIVES = {
+# For TorchServe's built-in handlers that tsx does not have: what to do instead.
+REPLACEMENT_ADVICE = {
     "vllm_handler": (
         "serve the model with `tsx serve DIRECTORY`; `huggingface: {engine: vllm}` in"
         " model-config.yaml has vLLM run it."
@@ -65,7 +65,7 @@ ALTERNATIVES = {
 }
 
 
-_FIRST_CALL = (
+_FIRST_CALL_ADVICE = (
     ". The first call of a handler function has data=None, to initialise it: let the function begin"
     " with `if data is None: return None`"
 )
@@ -75,7 +75,7 @@ class LoadedHandler(NamedTuple):
     """A handler that has loaded its model.
 
     Attributes:
-        call: Answers a batch, given `(data, context)`.
+        call: The function `call(data, context)` that answers a batch.
         name: The name of the handler.
         instance: The object of a handler class, or None for a function.
     """
@@ -92,8 +92,8 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return the result of a coroutine, or the value itself if it is none."""
-        # The first check nearly always holds, and is ten times as fast.
+        """Run a coroutine and return its result; return any other value itself."""
+        # The first check is true in most cases, and ten times faster than the second one.
         if type(result) is list or not inspect.isawaitable(result):
             return result
         if self._loop is None:
@@ -117,7 +117,7 @@ def load_entry(
         LoadError: The handler cannot be used. The cause is the exception of its code, if any.
     """
     fault = handler_fault(handler) if handler else None
-    if fault:  # The front end does not always check.
+    if fault:  # Not every front end has checked the name.
         raise LoadError(f"The handler {shown(handler)} is refused: {fault}.")
     return _load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines)
 
@@ -125,11 +125,13 @@ def load_entry(
 def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
     entry, name = find_entry(handler, model_dir)
     if inspect.isclass(entry):
-        return _from_class(entry, name, context, coroutines)
+        return _load_class(entry, name, context, coroutines)
     _check_parameters(
         entry, f"Function {getattr(entry, '__name__', name)} of handler {name}", "data, context"
     )
-    _call_user_code(name, lambda: coroutines.finish(entry(None, context)), if_none=_FIRST_CALL)
+    _call_user_code(
+        name, lambda: coroutines.finish(entry(None, context)), none_advice=_FIRST_CALL_ADVICE
+    )
     return LoadedHandler(entry, name, None)
 
 
@@ -137,23 +139,25 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
     """Import a handler, and return its function or class and its name for messages.
 
     Raises:
-        LoadError: There is no such handler, or its module does not import.
+        LoadError: There is no such handler, or its module cannot be imported.
     """
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
-    # A module that parses its arguments must not get the server's.
+    # A module that parses sys.argv must not get the server's arguments.
     sys.argv[:] = [str(path or module_name)]
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
     elif builtin in BUILTIN and module_name.startswith("ts."):
-        return _builtin(builtin), builtin
-    elif (installed := _find_installed(module_name)) is not None:
+        return _import_builtin(builtin), builtin
+    elif (installed := _find_installed_module(module_name)) is not None:
         module = _run_import(f"Handler {installed}", lambda: importlib.import_module(installed))
     elif builtin in BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS:
-        return _builtin(builtin), builtin
-    elif builtin in ALTERNATIVES:
-        raise LoadError(f"tsx does not include TorchServe's {builtin}: {ALTERNATIVES[builtin]}")
+        return _import_builtin(builtin), builtin
+    elif builtin in REPLACEMENT_ADVICE:
+        raise LoadError(
+            f"tsx does not include TorchServe's {builtin}: {REPLACEMENT_ADVICE[builtin]}"
+        )
     else:
         files = ", ".join(sorted(path.name for path in model_dir.glob("*.py"))) or "no Python file"
         raise LoadError(
@@ -164,7 +168,7 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
 
 
 def find_file(name: str, model_dir: Path) -> Path | None:
-    """Return the file of a handler: the given path, or its last part at the archive's top."""
+    """Return the file of a handler: the given path, or a file of this name at the top level."""
     relative = name.replace("\\", "/")
     if not relative.endswith(".py"):
         relative += ".py"
@@ -175,7 +179,7 @@ def find_file(name: str, model_dir: Path) -> Path | None:
 
 
 def own_file(path: Path, model_dir: Path) -> Path:
-    """Return the path of code, or of a file that messages may quote.
+    """Return a path, after checking that it is inside the model's directory.
 
     Raises:
         LoadError: The path leads out of the model's directory.
@@ -194,10 +198,10 @@ def import_file(path: Path, role: str = "Handler") -> ModuleType:
 
     Args:
         path: The path of the file.
-        role: What the file is, for messages.
+        role: The role of the file, for messages.
 
     Raises:
-        LoadError: The file does not import.
+        LoadError: The file cannot be imported.
     """
     if path.suffix != ".py":
         raise LoadError(f"{path.name} is not a Python file.")
@@ -212,7 +216,7 @@ def classes_of(module: ModuleType, parent_class: type | None = None) -> list[typ
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
         if member.__module__ == module.__name__
-        # tsx defines the classes of `ts` elsewhere: see ts_shim.py.
+        # Classes of the package `ts` are defined in other modules; see ts_shim.py.
         or module.__name__.startswith("ts.")
     ]
     return [
@@ -222,36 +226,39 @@ def classes_of(module: ModuleType, parent_class: type | None = None) -> list[typ
     ]
 
 
-def _find_installed(name: str) -> str | None:
-    dotted = name.removesuffix(".py").replace("\\", "/").rpartition("/")[2]
-    if not all(part.isidentifier() for part in dotted.split(".")):
+def _find_installed_module(name: str) -> str | None:
+    module_name = name.removesuffix(".py").replace("\\", "/").rpartition("/")[2]
+    if not all(part.isidentifier() for part in module_name.split(".")):
         return None
     try:
-        return dotted if importlib.util.find_spec(dotted) is not None else None
-    except (ImportError, ValueError):  # a parent that does not import, or __main__
+        return module_name if importlib.util.find_spec(module_name) is not None else None
+    # The parent package cannot be imported, or the name is `__main__`.
+    except (ImportError, ValueError):
         return None
 
 
-def _run_import(named: str, act: Callable[[], Any]) -> Any:
+def _run_import(description: str, import_module: Callable[[], Any]) -> Any:
     try:
-        return act()
+        return import_module()
     except SyntaxError as error:
-        where = f"{Path(error.filename).name}, line {error.lineno}" if error.filename else named
+        location = (
+            f"{Path(error.filename).name}, line {error.lineno}" if error.filename else description
+        )
         raise LoadError(
-            f"{named} does not import: {where} is not valid Python: {error.msg}."
+            f"{description} does not import: {location} is not valid Python: {error.msg}."
         ) from error
     except ModuleNotFoundError as error:
         raise LoadError(
-            f"{named} does not import: {error}. Install that module where tsx runs, or put its file"
-            " into the archive with --extra-files."
+            f"{description} does not import: {error}. Install that module where tsx runs, or put"
+            " its file into the archive with --extra-files."
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
         raise LoadError(
-            f"{named} does not import: {in_words(error)}{_missing_file_advice(error)}"
+            f"{description} does not import: {describe_error(error)}{_missing_file_advice(error)}"
         ) from error
 
 
-def _builtin(name: str) -> type:
+def _import_builtin(name: str) -> type:
     module, _, attribute = (BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS)[name].partition(":")
     handler: type = getattr(importlib.import_module(module), attribute)
     return handler
@@ -262,7 +269,7 @@ def _find_entry_in(module: ModuleType, function_name: str, handler: str) -> Call
     if callable(entry):
         return entry
     classes = classes_of(module)
-    if len(classes) > 1:  # Helper classes do not count.
+    if len(classes) > 1:  # Helper classes are not candidates.
         handlers = [
             kind
             for kind in classes
@@ -292,12 +299,12 @@ def _find_entry_in(module: ModuleType, function_name: str, handler: str) -> Call
     return classes[0]
 
 
-def _from_class(
+def _load_class(
     kind: type, handler: str, context: Context, coroutines: Coroutines
 ) -> LoadedHandler:
     instance: Any = _call_user_code(handler, kind)
     for method, arguments in (("handle", "data, context"), ("initialize", "context")):
-        # The instance counts, since `self.handle = MicroBatching(self)` is a method too.
+        # The instance is checked, not the class, to allow `self.handle = MicroBatching(self)`.
         if not callable(getattr(instance, method, None)):
             raise LoadError(
                 f"Class {kind.__name__} of handler {handler} has no method {method}. Add `def"
@@ -311,49 +318,49 @@ def _from_class(
     return LoadedHandler(instance.handle, handler, instance)
 
 
-def _check_parameters(call: Callable[..., Any], named: str, arguments: str) -> None:
-    """Check when loading that a function takes the arguments of every call.
+def _check_parameters(call: Callable[..., Any], description: str, arguments: str) -> None:
+    """Check while loading that a function accepts the arguments of later calls.
 
     Raises:
-        LoadError: It does not.
+        LoadError: The function does not accept them.
     """
     try:
         inspect.signature(call).bind(*arguments.split(", "))
     except TypeError as error:
         raise LoadError(
-            f"{named} is called with ({arguments}), which it does not take: {error}. Give it these"
-            " parameters."
+            f"{description} is called with ({arguments}), which it does not take: {error}. Give it"
+            " these parameters."
         ) from None
-    except ValueError:  # The parameters of a function in C may be unknown.
+    except ValueError:  # Python may not know the parameters of a function in C.
         pass
 
 
-def _call_user_code(handler: str, act: Callable[[], Any], if_none: str = "") -> Any:
+def _call_user_code(handler: str, function: Callable[[], Any], none_advice: str = "") -> Any:
     """Run a user's code, and return its result.
 
     Args:
         handler: The name of the handler.
-        act: The code.
-        if_none: Advice for an error about a None.
+        function: The function that runs the code.
+        none_advice: The advice for an error about a None.
 
     Raises:
         LoadError: The code raised an exception.
     """
     try:
-        return act()
+        return function()
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        advice = if_none if "NoneType" in str(error) else _missing_file_advice(error)
+        advice = none_advice if "NoneType" in str(error) else _missing_file_advice(error)
         raise LoadError(
-            f"Handler {handler} could not load the model: {in_words(error)}{advice}"
+            f"Handler {handler} could not load the model: {describe_error(error)}{advice}"
         ) from error
 
 
 def _missing_file_advice(error: BaseException) -> str:
-    """Return advice about a missing file of the archive.
+    """Return advice if the error is about a file that the archive lacks.
 
-    Relative paths start at the model's directory, the working directory of a worker.
+    Relative paths start at the model's directory, which is the working directory of a worker.
     """
     root = own_modules.root
     if (

@@ -22,8 +22,8 @@ from tsx_runtime.worker.exceptions import (
 
 logger = logging.getLogger("tsx.worker")
 
-MAX_PENDING = 100_000  # values of a handler that reports while no request arrives
-MAX_METRICS = 10_000  # names per type, for a handler that builds names from requests
+MAX_PENDING = 100_000  # the limit of values while no reply can send them
+MAX_METRICS = 10_000  # the limit of names per type, since a handler may build names from requests
 PREDICTION_TIME_INTERVAL_S = 1.0
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
@@ -50,7 +50,7 @@ MetricUnit = Units()
 
 
 class MetricTypes(enum.Enum):
-    """The types of metrics; a counter only grows, a gauge is set, a histogram observes."""
+    """The types of metrics: counters add values, gauges keep the last one, histograms keep all."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -66,7 +66,7 @@ class Dimension:
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        """Name a label; both arguments become text."""
+        """Create a label; both arguments are converted to text."""
         self.name = str(name)
         self.value = str(value)
 
@@ -81,7 +81,7 @@ class Dimension:
 
 
 class CachingMetric:
-    """One metric with all its label values; `Metrics.add_metric_to_cache` makes it.
+    """A metric with all its label values, created by `Metrics.add_metric_to_cache`.
 
     Attributes:
         metric_name: The name.
@@ -108,10 +108,10 @@ class CachingMetric:
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] = (), request_id: str = ""
     ) -> None:
-        """Add a value: a counter grows by it, a gauge is set to it, a histogram observes it.
+        """Add a value to a counter or histogram, or set a gauge.
 
-        A wrong number of dimension values is logged and ignored, as in TorchServe, so that it does
-        not fail the request.
+        As in TorchServe, a value with a wrong number of dimension values is logged and ignored, so
+        that the request does not fail.
 
         Args:
             value: The value, in the unit of the metric.
@@ -141,32 +141,34 @@ class CachingMetric:
 
 
 class PendingMetrics:
-    """The values since the last reply. Threads of the handler may add to them."""
+    """The values that were reported since the last reply, also by threads of the handler."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
-        self._observed: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
+        self._latest_values: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
+        self._observations: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
         self._is_drop_logged = False
 
     def __bool__(self) -> bool:
-        return bool(self._latest or self._observed)
+        return bool(self._latest_values or self._observations)
 
     def add(self, metric: CachingMetric, value: float, labels: tuple[tuple[str, str], ...]) -> None:
         """Add a value of a metric."""
         value = float(value)
         with self._lock:
             if (
-                len(self._observed) + len(self._latest) >= MAX_PENDING
-                and (metric, labels) not in self._latest
+                len(self._observations) + len(self._latest_values) >= MAX_PENDING
+                and (metric, labels) not in self._latest_values
             ):
                 self._drop(metric)
             elif metric.metric_type is MetricTypes.HISTOGRAM:
-                self._observed.append((metric, labels, value))
+                self._observations.append((metric, labels, value))
             elif metric.metric_type is MetricTypes.GAUGE:
-                self._latest[metric, labels] = value
+                self._latest_values[metric, labels] = value
             elif value >= 0:
-                self._latest[metric, labels] = self._latest.get((metric, labels), 0.0) + value
+                self._latest_values[metric, labels] = (
+                    self._latest_values.get((metric, labels), 0.0) + value
+                )
             else:
                 logger.warning(
                     "counter %s cannot take the value %s: counters only grow; use a gauge",
@@ -177,8 +179,8 @@ class PendingMetrics:
     def take(self) -> list[MetricDelta]:
         """Remove and return all values."""
         with self._lock:
-            latest, self._latest = self._latest, {}
-            observed, self._observed = self._observed, []
+            latest_values, self._latest_values = self._latest_values, {}
+            observations, self._observations = self._observations, []
             self._is_drop_logged = False
         return [
             MetricDelta(
@@ -189,8 +191,8 @@ class PendingMetrics:
                 dimensions=dict(labels),
             )
             for metric, labels, value in [
-                *((*key, value) for key, value in latest.items()),
-                *observed,
+                *((*key, value) for key, value in latest_values.items()),
+                *observations,
             ]
         ]
 
@@ -205,7 +207,7 @@ class PendingMetrics:
 
 
 class Metrics:
-    """The metrics of a handler, which it reaches as `context.metrics`.
+    """The metrics of a handler (`context.metrics`).
 
     Every metric also has the labels `ModelName` and `Level=Model`. It appears on /metrics under
     its own name.
@@ -218,7 +220,7 @@ class Metrics:
     """
 
     def __init__(self, model_name: str = "") -> None:
-        """Begin without metrics.
+        """Create an empty collection of metrics.
 
         Args:
             model_name: The value of the label `ModelName`.
@@ -261,7 +263,7 @@ class Metrics:
             The metric in the other form, otherwise None.
 
         Raises:
-            MetricsCacheTypeError: The name is no str, or the type is unknown.
+            MetricsCacheTypeError: The name is not a str, or the type is unknown.
             MetricsCacheValueError: The name is empty.
         """
         if value is None or (isinstance(value, str) and not isinstance(unit, str)):
@@ -281,7 +283,7 @@ class Metrics:
         labels: Sequence[Dimension],
         metric_type: MetricTypes | str,
     ) -> None:
-        kind = _type_of(metric_type)
+        kind = _parse_type(metric_type)
         metric = self.cache[kind].get(name)
         if metric is None:
             metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], kind)
@@ -329,7 +331,7 @@ class Metrics:
         """Report a size.
 
         Raises:
-            MetricsCacheValueError: `unit` is none of MB, kB, GB and B.
+            MetricsCacheValueError: `unit` is not MB, kB, GB or B.
         """
         if unit not in SIZE_UNITS:
             raise MetricsCacheValueError(
@@ -345,7 +347,7 @@ class Metrics:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
-        """Report a share in percent."""
+        """Report a percentage."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(
@@ -375,12 +377,12 @@ class Metrics:
             metric_type: The type, or its name.
 
         Raises:
-            MetricsCacheTypeError: The name is no str, or the type is unknown.
+            MetricsCacheTypeError: The name is not a str, or the type is unknown.
             MetricsCacheValueError: The name is empty.
         """
         _check_name(metric_name)
         metric = CachingMetric(
-            self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type)
+            self.pending, metric_name, str(unit), dimension_names or (), _parse_type(metric_type)
         )
         known = self.cache[metric.metric_type]
         if metric_name in known or len(known) < MAX_METRICS:
@@ -403,7 +405,7 @@ class Metrics:
         Raises:
             MetricsCacheKeyError: There is no such metric.
         """
-        kind = _type_of(metric_type)
+        kind = _parse_type(metric_type)
         try:
             return self.cache[kind][metric_name]
         except KeyError:
@@ -412,32 +414,32 @@ class Metrics:
                 f"there is no {kind.value} called {metric_name!r}; there is: {known}"
             ) from None
 
-    def declare(self, declared: Iterable[DeclaredMetric]) -> None:
+    def declare(self, definitions: Iterable[DeclaredMetric]) -> None:
         """Create the metrics of `metrics.yaml`."""
-        for metric in declared:
+        for metric in definitions:
             self.add_metric_to_cache(
                 metric["name"], metric["unit"], metric["dimensions"], MetricTypes(metric["type"])
             )
 
     def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
-        """Set `request_ids`, as TorchServe's service does."""
+        """Set `request_ids`, as in TorchServe's service."""
         self.request_ids = request_ids
 
 
 class PredictionTime:
     """TorchServe's metric of the time that a batch takes in the worker.
 
-    A value per second is enough, since only the last one is read.
+    One value per second is enough, since the metric shows only the last one.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.due = 0.0  # time.monotonic() of the next report
+        self.next_report_at = 0.0  # when the next report is due, as time.monotonic()
 
-    def report(self, started: float, ended: float) -> None:
-        """Report a batch by the time.monotonic() of its start and its end."""
-        self.due = ended + PREDICTION_TIME_INTERVAL_S
-        self._metrics.add_time("PredictionTime", round(1000 * (ended - started), 2), None, "ms")
+    def report(self, start: float, end: float) -> None:
+        """Report a batch; `start` and `end` are time.monotonic()."""
+        self.next_report_at = end + PREDICTION_TIME_INTERVAL_S
+        self._metrics.add_time("PredictionTime", round(1000 * (end - start), 2), None, "ms")
 
 
 def _check_name(name: Any) -> None:
@@ -447,7 +449,7 @@ def _check_name(name: Any) -> None:
         raise MetricsCacheValueError(f"{name!r} cannot be the name of a metric")
 
 
-def _type_of(value: MetricTypes | str) -> MetricTypes:
+def _parse_type(value: MetricTypes | str) -> MetricTypes:
     if isinstance(value, MetricTypes):
         return value
     try:
@@ -460,7 +462,7 @@ def _type_of(value: MetricTypes | str) -> MetricTypes:
 
 
 class Metric:
-    """One value with its labels, for older handlers."""
+    """A value with its labels, for older handlers."""
 
     def __init__(
         self,
@@ -474,7 +476,7 @@ class Metric:
         """Describe a value.
 
         Raises:
-            MetricsCacheTypeError: The name is no str.
+            MetricsCacheTypeError: The name is not a str.
             MetricsCacheValueError: The name is empty.
         """
         _check_name(name)

@@ -1,8 +1,8 @@
-"""Imports of an archive's modules: the model's directory is first on sys.path, as in TorchServe.
+"""The import of an archive's modules, whose directory is first on sys.path, as in TorchServe.
 
-A module of the archive therefore hides an installed module of the same name, for all code that
-imports it later. A module that the worker has imported already keeps its meaning for all code:
-`import json` means Python's. The log names both kinds of clash.
+Therefore a module of the archive hides an installed module of the same name, for all code that
+imports it later. This does not apply to modules that the worker has imported already: `import json`
+still imports Python's module. The log reports both kinds of conflict.
 """
 
 from __future__ import annotations
@@ -26,43 +26,44 @@ class OwnModules:
         self.root: Path | None = None  # the model's directory
 
     def enter(self, root: Path) -> None:
-        """Set the model's directory; only tests set a second one."""
+        """Set the model's directory. Only tests call this more than once."""
         self.root = root
         self.add(root)
 
     def add(self, directory: Path) -> None:
-        """Make the modules of a directory importable, with priority over all others."""
+        """Make the modules of a directory importable, with priority over installed modules."""
         if str(directory) in sys.path:
             return
         names = sorted(set(_names_in(directory)))
-        loaded = [name for name in names if name in sys.modules]
-        hidden = [name for name in names if name not in sys.modules and _is_elsewhere(name)]
-        if loaded:
+        imported_names = [name for name in names if name in sys.modules]
+        hiding_names = [name for name in names if name not in sys.modules and _is_installed(name)]
+        if imported_names:
             logger.info(
                 "imports of %s load the server's modules, not the archive's modules of the same"
                 " names",
-                ", ".join(loaded),
+                ", ".join(imported_names),
             )
-        if hidden:
+        if hiding_names:
             text = (
                 "the archive's modules %s hide installed modules of the same names: rename them if"
                 " a library needs those"
             )
-            logger.warning(text, ", ".join(hidden))
+            logger.warning(text, ", ".join(hiding_names))
         sys.path.insert(0, str(directory))
 
     def import_file(
-        self, path: Path, loaded: Callable[[ModuleType, Callable[[], None]], None]
+        self, path: Path, run_import: Callable[[ModuleType, Callable[[], None]], None]
     ) -> ModuleType:
         """Import a file under its own name, or as `tsx_model_NAME` if another module has that name.
 
-        `loaded(module, execute)` executes the module. If it raises, the module is removed again.
+        `run_import(module, execute)` must call `execute`. If it raises, the module is removed
+        again.
         """
         self.add(path.parent)
         name = path.stem
-        if name in sys.modules and not _is_from(sys.modules[name], path):
+        if name in sys.modules and not _is_loaded_from(sys.modules[name], path):
             name = f"tsx_model_{name}"
-        if name in sys.modules and _is_from(sys.modules[name], path):
+        if name in sys.modules and _is_loaded_from(sys.modules[name], path):
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
@@ -70,7 +71,7 @@ class OwnModules:
         module, execute = importlib.util.module_from_spec(spec), spec.loader.exec_module
         sys.modules[name] = module
         try:
-            loaded(module, lambda: execute(module))
+            run_import(module, lambda: execute(module))
         except BaseException:
             del sys.modules[name]
             raise
@@ -81,7 +82,7 @@ def _names_in(directory: Path) -> Iterator[str]:
     """Yield the modules and packages at the top of a directory."""
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # An import from this directory fails later.
+    except OSError:  # The directory cannot be read, so that a later import reports the error.
         return
     for entry in entries:
         if entry.is_dir():
@@ -94,7 +95,7 @@ def _names_in(directory: Path) -> Iterator[str]:
             yield name
 
 
-def _is_elsewhere(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     """Tell whether a module of this name is installed or in the standard library."""
     try:
         spec = importlib.util.find_spec(name)
@@ -103,8 +104,8 @@ def _is_elsewhere(name: str) -> bool:
     return name in sys.stdlib_module_names or (spec is not None and spec.loader is not None)
 
 
-def _is_from(module: ModuleType, path: Path) -> bool:
+def _is_loaded_from(module: ModuleType, path: Path) -> bool:
     return getattr(module, "__file__", None) == str(path)
 
 
-own_modules = OwnModules()  # The process has one, as it has one sys.modules.
+own_modules = OwnModules()  # A process has only one, since it has only one sys.modules.

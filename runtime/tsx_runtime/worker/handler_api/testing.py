@@ -1,6 +1,6 @@
 """Helpers for unit tests of handlers without a server.
 
-They are those of TorchServe's `ts.torch_handler.unit_tests.test_utils`.
+They equal TorchServe's `ts.torch_handler.unit_tests.test_utils`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_TIMEOUT_S = 60
 
 
 class MockContext(Context):
-    """A context with one request without headers.
+    """A context for tests, with one request that has no headers.
 
     Attributes:
         explain: Whether the request asks for an explanation.
@@ -45,15 +45,15 @@ class MockContext(Context):
         model_name: str = "mnist",
         model_yaml_config_file: str | None = None,
     ) -> None:
-        """Describe a model; the files need not exist.
+        """Create a context for a model, whose files need not exist.
 
         Args:
             model_pt_file: The name of the serialized file, or None.
             model_dir: The directory of the model.
             model_file: The name of the model file, or None.
-            gpu_id: The number of a GPU, used if torch finds a GPU.
+            gpu_id: The number of the GPU, which is ignored if torch finds no GPU.
             model_name: The name of the model.
-            model_yaml_config_file: The name of a model-config.yaml in `model_dir`, which is read.
+            model_yaml_config_file: The name of a configuration file in `model_dir`, which is read.
         """
         model: dict[str, Any] = {"modelName": model_name}
         if model_pt_file:
@@ -79,7 +79,7 @@ class MockContext(Context):
         self.begin([request_meta("mock", b"", []).decode("latin-1")])
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """Return a header of the request; `explain` follows the attribute."""
+        """Return a header of the request; the header `explain` depends on the attribute."""
         if key == "explain":
             return "True" if self.explain else None
         return super().get_request_header(idx, key)
@@ -97,7 +97,7 @@ def copy_files(src_dir: str | Path, dst_dir: str | Path, files: Mapping[str, str
     Args:
         src_dir: The source directory.
         dst_dir: The target directory.
-        files: The name in `dst_dir` for each name in `src_dir`.
+        files: A mapping of names in `src_dir` to names in `dst_dir`.
     """
     for source, target in files.items():
         shutil.copy(Path(src_dir) / source, Path(dst_dir) / target)
@@ -107,7 +107,7 @@ def download_model(model_url: str, model_dir: str | Path) -> None:
     """Download a file to `model.pt` in `model_dir`, replacing an older one.
 
     Raises:
-        ValueError: `model_url` is no http or https address.
+        ValueError: `model_url` is not an http or https URL.
         OSError: The download failed.
     """
     if urlsplit(model_url).scheme not in ("http", "https"):

@@ -1,4 +1,4 @@
-"""Constants, errors and metrics for tests of TorchServe's `ts`, which tsx itself does not use."""
+"""Objects of TorchServe's `ts` that tests of handlers use, but not tsx itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsx_runtime.worker.handler_api.metrics import CachingMetric, Metrics, Metri
 
 PREDICTION_METRIC = "PredictionTime"
 PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
-IPEX_AVAILABLE = XLA_AVAILABLE = False  # tsx runs models on neither.
+IPEX_AVAILABLE = XLA_AVAILABLE = False  # tsx supports neither.
 ONNX_AVAILABLE = find_spec("onnxruntime") is not None
 
 
@@ -30,7 +30,7 @@ class MetricsCachePyYamlError(yaml.YAMLError):
 
 
 class MetricsCacheYamlImpl(Metrics):
-    """`context.metrics` for tests: `initialize_cache` adds the model's metrics of a metrics.yaml.
+    """A `context.metrics` for tests, to which `initialize_cache` adds metrics of a metrics.yaml.
 
     Raises:
         MetricsCacheIOError: The file cannot be read.

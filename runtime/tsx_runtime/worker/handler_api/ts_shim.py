@@ -1,7 +1,7 @@
-"""TorchServe's package `ts` for handlers: its names, mapped to those of tsx.
+"""TorchServe's package `ts` for handlers, whose names are mapped to objects of tsx.
 
-Workers install it, and so does the distribution in `packages/` for scripts. The server and the
-commands have no `ts`.
+Workers install the package. For scripts, the distribution in `packages/` installs it. The server
+and the commands have no `ts`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.version": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
 }
-# What to use instead of modules and names of `ts` that tsx does not include.
+# Replacements for modules and names of `ts` that tsx does not include.
 HINTS = {
     "use the command `torchserve` or `ts.launcher.start`": "ts.arg_parser ts.model_server",
     "declare `async def handle` and set `asyncCommunication: true`": "ts.async_service",
@@ -179,7 +179,7 @@ EXCLUDED = {
     ),
     "ts.torch_handler.unit_tests.test_utils.model_dir": "REPO_DIR",
 }
-INSTEAD = {name: hint for hint, names in HINTS.items() for name in names.split()}
+REPLACEMENTS = {name: hint for hint, names in HINTS.items() for name in names.split()}
 PACKAGES = {
     package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)
 }
@@ -195,10 +195,14 @@ class ShimFinder(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname in NAMES or fullname in PACKAGES:
             spec = ModuleSpec(fullname, self, origin=__file__, is_package=fullname in PACKAGES)
-            spec.has_location = True  # `ts.__file__` then shows whose `ts` this is.
+            # With a location, `ts.__file__` shows that this `ts` belongs to tsx.
+            spec.has_location = True
             return spec
         if fullname.startswith("ts."):
-            hint = instead(fullname) or f"it includes {', '.join(sorted(NAMES.keys() - PACKAGES))}"
+            hint = (
+                find_replacement(fullname)
+                or f"it includes {', '.join(sorted(NAMES.keys() - PACKAGES))}"
+            )
             raise ModuleNotFoundError(
                 f"tsx does not include TorchServe's module {fullname!r}: {hint}", name=fullname
             )
@@ -213,24 +217,30 @@ class ShimFinder(MetaPathFinder, Loader):
                 vars(module).setdefault("__all__", []).append(name)
 
 
-def instead(name: str) -> str | None:
-    """Return what to use instead of a name of `ts` that tsx does not include."""
+def find_replacement(name: str) -> str | None:
+    """Return the replacement for a name of `ts` that tsx does not include."""
     return next(
-        (INSTEAD[part] for part in accumulate(name.split("."), "{}.{}".format) if part in INSTEAD),
+        (
+            REPLACEMENTS[part]
+            for part in accumulate(name.split("."), "{}.{}".format)
+            if part in REPLACEMENTS
+        ),
         None,
     )
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Refuse a name that a module does not have.
+    """Raise the error for a name that a module lacks.
 
     Raises:
-        ImportError: TorchServe's module has the name, and tsx does not.
+        ImportError: TorchServe's module has the name, but tsx does not.
         AttributeError: TorchServe's module has no such public name.
     """
     path = f"{module}.{name}"
-    if path in INSTEAD or name in EXCLUDED.get(module, "").split():
-        raise ImportError(f"tsx does not include TorchServe's {path}: {instead(path)}", name=module)
+    if path in REPLACEMENTS or name in EXCLUDED.get(module, "").split():
+        raise ImportError(
+            f"tsx does not include TorchServe's {path}: {find_replacement(path)}", name=module
+        )
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 

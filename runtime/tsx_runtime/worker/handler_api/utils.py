@@ -19,7 +19,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
 
     Args:
         class_name: A name such as `transformers.LlamaForCausalLM`.
-        module_prefix: The module of the class, if `class_name` does not hold it.
+        module_prefix: The module of the class, if `class_name` does not contain it.
 
     Raises:
         ImportError: There is no such module or class.
@@ -61,14 +61,14 @@ def get_yaml_config(yaml_file_path: str | Path) -> Any:
 def emit_metrics(metrics: Iterable[Any] | None) -> None:
     """Log each metric in TorchServe's format.
 
-    The metrics of `context.metrics` are reported with the next response in any case.
+    This is not needed for `context.metrics`, which are sent with the next response anyway.
     """
     for metric in metrics or ():
         logger.info("[METRICS]%s", metric)
 
 
 def get_cpu_usage(pid: int | str) -> int:
-    """Return the resident bytes of a process, or 0 if it does not exist; the name is TorchServe's."""
+    """Return the resident bytes of a process, or 0 without it. The name comes from TorchServe."""
     import psutil  # Few handlers call this.
 
     try:

@@ -18,18 +18,18 @@ from tsx_archiver.metadata.compile_settings import is_compiled_ahead
 from tsx_archiver.storage.private_directory import private_directory, temporary_directory
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
-from tsx_runtime.worker.exceptions import BadRows, LoadError, each_or_bad
-from tsx_runtime.worker.forms.loading import load_form, wanted_forms
+from tsx_runtime.worker.exceptions import BadRows, LoadError, map_rows
+from tsx_runtime.worker.forms.loading import configured_forms, load_form
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
-from tsx_runtime.worker.handlers.models.compiling import compiled, load_library
+from tsx_runtime.worker.handlers.models.compiling import compile_model, load_library
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.models.model_files import (
     check_present,
     load_model_file,
     load_torchscript,
 )
-from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
+from tsx_runtime.worker.handlers.models.precision import configured_precision, in_precision
 from tsx_runtime.worker.handlers.models.weights import load_eager
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.steps.explaining import input_attributions
@@ -57,15 +57,15 @@ class BaseHandler:
         context: The context of the worker.
         device: The torch.device of the model.
         explain: TorchServe's flag, which this class ignores.
-        form: The configured form that the model has, or None without `forms`.
-        forms_passed_over: For each form before it, the reason why it does not fit.
+        form: The name of the loaded form, or None if no `forms` are configured.
+        forms_passed_over: The reasons why earlier forms of `forms` do not fit.
         initialized: Whether the model is loaded.
         manifest: The content of the archive's MANIFEST.json.
         map_location: The type of the device, such as `cuda`.
         mapping: The names of the classes by number, from `index_to_name.json`, or None.
         model: The loaded model.
         model_pt_path: The path of the serialized file, or None.
-        precision: The configured precision, once the model has it.
+        precision: The configured precision, after it was applied to the model.
         profiler_args: Arguments of torch.profiler.profile, for ENABLE_TORCH_PROFILER.
         target: TorchServe's attribute, which this class ignores.
 
@@ -85,7 +85,7 @@ class BaseHandler:
     """
 
     def __init__(self) -> None:
-        """Make a handler without a model; `initialize` loads it."""
+        """Create a handler without a model, which `initialize` loads."""
         self.model: Any = None
         self.mapping: dict[str, str] | None = None
         self.device: Any = None
@@ -104,7 +104,7 @@ class BaseHandler:
     # Loading
 
     def initialize(self, context: Context) -> None:
-        """Load the model of the archive to the worker's device.
+        """Load the model of the archive onto the worker's device.
 
         Raises:
             LoadError: The model cannot be loaded; the message says what to do.
@@ -115,11 +115,17 @@ class BaseHandler:
         self.device = choose_device(properties.get("gpu_id"))
         self.map_location = self.device.type
         model_dir = Path(properties["model_dir"])
-        files = self.manifest.get("model") or {}  # null in some manifests
+        manifest_model = self.manifest.get("model") or {}  # It is null in some manifests.
         model_file = (
-            own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
+            own_file(model_dir / manifest_model["modelFile"], model_dir)
+            if manifest_model.get("modelFile")
+            else None
         )
-        path = model_dir / files["serializedFile"] if files.get("serializedFile") else None
+        path = (
+            model_dir / manifest_model["serializedFile"]
+            if manifest_model.get("serializedFile")
+            else None
+        )
         if path is None and model_file is None:
             raise LoadError(
                 "No model weights could be loaded: the archive names no serialized file. Add one"
@@ -129,27 +135,28 @@ class BaseHandler:
         self.model_pt_path = None if path is None else str(path)
         self.model = self.in_form(lambda: self._load_model(path, model_file))
         if self._config.get("input_shape"):
-            _ = self._input_specs  # Raises for a name that the model lacks.
+            # This raises an error if the model has no input of a configured name.
+            _ = self._input_specs
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
 
     def in_form(self, load: Callable[[], Any]) -> Any:
         """Return the model in the first configured form that fits this worker.
 
-        If no form fits, the model of `load` is returned in the configured precision and compiled.
-        A handler that loads its model itself sets `context` and `device` and then calls this
-        method in `initialize`.
+        If no form fits, the model of `load` is returned in the configured precision, and compiled
+        if this is configured. A handler that loads its model itself must set `context` and `device`
+        in `initialize`, and then call this method.
 
         Args:
             load: Loads the model of the archive.
         """
 
         def reference() -> Any:
-            # A form may load the model during a request, and explanations need gradients.
+            # A form may load the model during a request. Explanations then need its gradients.
             with torch.inference_mode(False):
-                return compiled(self.in_precision(load()), self._config.get("pt2"))
+                return compile_model(self.in_precision(load()), self._config.get("pt2"))
 
-        names = wanted_forms(self._config)
+        names = configured_forms(self._config)
         if not names:
             return reference()
         model, self.form, self.forms_passed_over = load_form(
@@ -162,7 +169,7 @@ class BaseHandler:
         return model
 
     def _load_model(self, path: Path | None, model_file: Path | None) -> Any:
-        """Load the model of a serialized file, a model file, or both."""
+        """Load the model from a serialized file, a model file, or both."""
         if path is not None and path.suffix == ".so":
             return self._load_library(path)
         if model_file is not None and (
@@ -193,9 +200,9 @@ class BaseHandler:
     def in_precision(self, model: Any) -> Any:
         """Return the model in the configured precision.
 
-        A handler that loads its model itself sets `context` and `device` before.
+        A handler that loads its model itself must set `context` and `device` first.
         """
-        precision = wanted_precision(self._config)
+        precision = configured_precision(self._config)
         if precision is not None:
             model = in_precision(model, precision, self.device)
             self.precision = precision
@@ -275,28 +282,28 @@ class BaseHandler:
             model with several inputs.
 
         Raises:
-            BadRows: Some requests hold no tensors, or tensors of a wrong shape or dtype.
+            BadRows: Some requests have no tensors, or tensors of a wrong shape or dtype.
         """
         if not self._takes_tensors and not any(
             isinstance(row, dict | bytes | bytearray) for row in data
         ):
             # A subclass has already parsed the requests.
             return torch.as_tensor(data, device=self.device)
-        alone = self._is_explain() or not self._answers_tensors
+        is_single_tensor = self._is_explain() or not self._answers_tensors
 
         def read(position: int, row: Any) -> TensorRequest:
             try:
                 request = read_request(row, self._input_specs)
                 for name in ("data", "body") if isinstance(row, dict) else ():
                     self.context.keep_parameters(position, row.get(name))
-                if alone and request.rows != 1:
+                if is_single_tensor and request.rows != 1:
                     raise MalformedTensors(f"The request has {request.rows} rows; send one.")
                 return request
             except MalformedTensors as error:
-                raise MalformedTensors(f"{error} {self._wanted}") from error
+                raise MalformedTensors(f"{error} {self._input_advice}") from error
 
-        requests = each_or_bad(read, data, MalformedTensors)
-        if not alone:
+        requests = map_rows(read, data, MalformedTensors)
+        if not is_single_tensor:
             return TensorBatch(requests)
         inputs = [
             torch.cat(columns).to(self.device)
@@ -325,13 +332,14 @@ class BaseHandler:
             try:
                 return data.run(self._call, self._joinable)
             except UnusableRows as unusable:
-                if self._example is None:  # The model itself may be faulty.
+                # No input is known to work, so the model itself may be faulty.
+                if self._example is None:
                     raise next(iter(unusable.errors.values())) from None
                 shapes = [request.shape for request in data.requests]
                 faults = {
                     position: (
                         f"The model does not take this input of shape {shapes[position]}:"
-                        f" {reason_of(error)}. {self._wanted}"
+                        f" {reason_of(error)}. {self._input_advice}"
                     )
                     for position, error in unusable.errors.items()
                 }
@@ -356,7 +364,7 @@ class BaseHandler:
 
     @property
     def _takes_tensors(self) -> bool:
-        """Whether the requests hold tensors, so that `describe_handle` can show an example."""
+        """Whether requests contain tensors, so that `describe_handle` can show an example."""
         return type(self).preprocess is BaseHandler.preprocess
 
     @property
@@ -368,12 +376,12 @@ class BaseHandler:
 
     @functools.cached_property
     def _joinable(self) -> dict[Any, bool]:
-        """Whether inputs of each kind can be joined, learnt by `TensorBatch.run`."""
+        """Whether inputs of each kind can be joined, as `TensorBatch.run` has found out."""
         return {}
 
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
-        """The inputs of the model, as far as they are known."""
+        """The known properties of the model's inputs."""
         shape = self._config.get("input_shape")
         if shape is not None:
             from tsx_archiver import parse_model_config  # It imports pydantic.
@@ -403,8 +411,8 @@ class BaseHandler:
         return printing_command(body) or json.dumps(body)
 
     @functools.cached_property
-    def _wanted(self) -> str:
-        """Advice for a client that has sent something else."""
+    def _input_advice(self) -> str:
+        """The advice for a client that has sent an invalid input."""
         forms, example = FORMS.get(self.context.envelope, FORMS[""]), self._example_text()
         text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
         if example is None:
@@ -468,7 +476,7 @@ class BaseHandler:
         }
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Explain the response to the first request, by `get_insights`.
+        """Explain the response to the first request with `get_insights`.
 
         Args:
             data_preprocess: The result of `preprocess`.
@@ -520,7 +528,7 @@ class BaseHandler:
 
 @functools.cache
 def _trace_directory(model: str) -> Path:
-    """Return TorchServe's directory, or a new one if another user owns that."""
+    """Return TorchServe's directory for traces, or a new one if another user owns that."""
     directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / model
     try:
         private_directory(directory)

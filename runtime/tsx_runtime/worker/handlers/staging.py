@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-# For smaller tensors it does not pay, and larger ones would keep too much memory pinned.
+# Staging does not pay for smaller tensors, and larger ones would keep too much memory pinned.
 MIN_STAGED_BYTES, MAX_STAGED_BYTES = 4 << 10, 256 << 20
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """Return `data.to(device)`, without waiting for the copy of a tensor to a GPU.
+    """Return `data.to(device)`; the caller does not wait for a copy to a GPU.
 
     The tensors of a list are copied one by one.
     """

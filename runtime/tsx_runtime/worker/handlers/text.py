@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import LoadError, form_advice, in_words
+from tsx_runtime.worker.exceptions import LoadError, describe_error, form_advice
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.steps import text_cleaning
@@ -132,7 +132,7 @@ def load_vocabulary(path: Path, *, weights_only: bool) -> Any:
     except (ImportError, AttributeError, RuntimeError) as error:
         # The class belongs to another library, or to another version of it.
         raise LoadError(
-            f"{path.name} cannot be read here: {in_words(error)}. {_CONVERSION_ADVICE}."
+            f"{path.name} cannot be read here: {describe_error(error)}. {_CONVERSION_ADVICE}."
         ) from error
     if isinstance(vocabulary, list):
         return {token: number for number, token in enumerate(vocabulary)}

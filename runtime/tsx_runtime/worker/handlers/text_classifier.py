@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import each_or_bad
+from tsx_runtime.worker.exceptions import map_rows
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.steps.explaining import token_attributions
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
@@ -56,7 +56,7 @@ class TextClassifier(TextHandler):
         Raises:
             BadRows: Some requests hold no text, or no word of the vocabulary.
         """
-        texts = each_or_bad(lambda _, row: self._read(row), data, NotAText)
+        texts = map_rows(lambda _, row: self._read(row), data, NotAText)
         return TokenBatch.of(
             [numbers for numbers, _ in texts], [text_words for _, text_words in texts], self.device
         )

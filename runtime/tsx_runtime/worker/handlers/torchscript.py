@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import each_or_bad
+from tsx_runtime.worker.exceptions import map_rows
 from tsx_runtime.worker.handlers.base import BaseHandler
 
 _ADVICE = "Send a tensor as torch.save writes it, or a JSON list of numbers."
@@ -28,7 +28,7 @@ class TorchScriptHandler(BaseHandler):
         Raises:
             BadRows: Some requests hold no tensor.
         """
-        return each_or_bad(lambda _, row: _tensor(row), data)
+        return map_rows(lambda _, row: _tensor(row), data)
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """Run the model, with tensors of equal dtype and shape as one batch.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tsx_runtime.worker.exceptions import each_or_bad, field_names, form_advice, in_words
+from tsx_runtime.worker.exceptions import describe_error, form_advice, map_rows, quote_field_names
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.staging import stack_on_device
@@ -51,7 +51,7 @@ class VisionHandler(BaseHandler):
         Raises:
             BadRows: Some requests hold no image.
         """
-        return self.collate(each_or_bad(lambda _, row: self._tensor(row), data, NotAnImage))
+        return self.collate(map_rows(lambda _, row: self._tensor(row), data, NotAnImage))
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the images of a batch as input of the model.
@@ -100,7 +100,7 @@ def _value_of(row: Any) -> Any:
     if value is None:
         text = (
             "The request has no image: it needs a body, or a field named 'data'; it has"
-            f" {field_names(row)}."
+            f" {quote_field_names(row)}."
         )
         raise NotAnImage(text + form_advice(row))
     return value
@@ -143,7 +143,11 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
     except Exception as error:
         start = bytes(data[:8]).hex(" ")
         # Pillow's text for an unknown format names an object in memory.
-        reason = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
+        reason = (
+            "no known format"
+            if isinstance(error, UnidentifiedImageError)
+            else describe_error(error)
+        )
         raise NotAnImage(
             f"The request's {len(data)} bytes, beginning {start}, are not a readable image:"
             f" {reason}"

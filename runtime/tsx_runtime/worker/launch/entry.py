@@ -1,6 +1,6 @@
-"""The entry points of a worker's process, named by the front end and by commands.
+"""The entry points of a worker's process, which the front end and commands refer to by name.
 
-This module imports no other module of the worker.
+To keep the front end small, this module itself imports no other module of the worker.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from pathlib import Path
 from typing import Any
 
 
-def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = ()) -> None:
+def run(
+    sock: socket.socket, max_open_files: int | None = None, hidden_variables: Iterable[str] = ()
+) -> None:
     """Serve a model in this process.
 
     Args:
         sock: The socket to the front end.
-        files: The limit of open files, if the front end has raised it for itself.
-        hidden: The environment variables to remove.
+        max_open_files: The limit of open files, if the front end has raised its own limit.
+        hidden_variables: The environment variables to remove.
     """
-    for name in hidden:
+    for name in hidden_variables:
         os.environ.pop(name, None)
-    # The front end must not import what a worker needs.
+    # Imported here, since the front end must not import the modules of a worker.
     from tsx_runtime.worker import main
 
-    # `main.run` may also serve in a thread of another process, and so does not begin one.
-    main.begin_process(sock, files)
+    # `main.run` does not do this, since it may also serve in a thread of another process.
+    main.begin_process(sock, max_open_files)
     main.run(sock)
 
 
-def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
+def run_thread(sock: socket.socket, hidden_variables: Iterable[str] = ()) -> None:
     """Serve a model in a thread of the front end's process.
 
-    The signals, output and descriptors of that process stay unchanged.
+    The process keeps its signals, output and descriptors.
     """
-    for name in hidden:
+    for name in hidden_variables:
         os.environ.pop(name, None)
     from tsx_runtime.worker import main
 
@@ -49,16 +51,16 @@ def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
 def run_program(
     fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None
 ) -> None:
-    """Serve a model, or a group's, in a process that was not forked.
+    """Serve a model, or start a group for it, in a process that was not forked.
 
-    Its socket is descriptor `fd`. See `Launch` in core/workers/launch.py.
+    The socket is the descriptor `fd`. See `Launch` in core/workers/launch.py.
     """
     from tsx_runtime.worker.launch import group as groups
 
     if packages is not None:
         prioritize_packages(packages)
     sock = socket.socket(fileno=fd)
-    sock.set_inheritable(False)  # Programs that a handler starts would hold it open.
+    sock.set_inheritable(False)  # Programs that a handler starts would keep the socket open.
     if group is None:
         run(sock, files)
     else:
@@ -75,44 +77,45 @@ def run_rank(directory: str, files: int | None, packages: str | None, broadcast:
 
 
 def prioritize_packages(packages: str) -> None:
-    """Put a directory of packages before the installed packages, after the standard library.
+    """Put a directory of packages before the installed packages, but after the standard library.
 
-    The same holds for the paths of its .pth files.
+    The paths of its .pth files are put there, too.
     """
-    before = list(sys.path)
-    if packages in before:
-        # The interpreter is the environment's own, and has ordered its paths.
+    previous_paths = list(sys.path)
+    if packages in previous_paths:
+        # This Python belongs to the environment, and has ordered its paths already.
         return
     site.addsitedir(packages)
-    added = [path for path in sys.path if path not in before]
+    added_paths = [path for path in sys.path if path not in previous_paths]
     paths = sysconfig.get_paths()
-    library = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
+    library_paths = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
     sys.path[:] = [
-        *(path for path in before if path in library),
-        *added,
-        *(path for path in before if path not in library),
+        *(path for path in previous_paths if path in library_paths),
+        *added_paths,
+        *(path for path in previous_paths if path not in library_paths),
     ]
 
 
 def import_code(
-    answer: Connection,
+    connection: Connection,
     directory: Path,
     handler: str | None,
     model: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> None:
-    """Import a model's code as `run` would, and send what is wrong, or None.
+    """Import a model's code as `run` would, and send the failure report, or None for success.
 
     If the model file has several model classes, the one that fits the weights is chosen.
 
     Args:
-        answer: The receiver of the failure report; `missing` in it means a missing module.
+        connection: The connection for the report, which has the key `missing` if a module is
+            missing.
         directory: The directory of the model.
         handler: The handler's name.
         model: The `model` of the manifest.
         config: The model's configuration.
     """
-    # Only this process imports these, and torch.
+    # Only this process imports these modules, and torch.
     from tsx_runtime.worker.exceptions import LoadError
     from tsx_runtime.worker.handler_api import loader, modules, ts_shim
     from tsx_runtime.worker.main import failure_report
@@ -125,7 +128,7 @@ def import_code(
     try:
         if handler is not None:
             loader.find_entry(handler, directory)
-        # A handler may make the model in its own way.
+        # The model file is only imported, since the handler may create the model in its own way.
         if model_file is not None and handler is not None:
             loader.import_file(directory / model_file, "The model file")
         elif model_file is not None:
@@ -134,9 +137,9 @@ def import_code(
             weights = directory / model["serializedFile"] if "serializedFile" in model else None
             check_class(directory / model_file, weights, config, model.get("modelClass"))
     except LoadError as error:
-        answer.send(
+        connection.send(
             failure_report(error)
             | ({"missing": ""} if isinstance(error.__cause__, ModuleNotFoundError) else {})
         )
     else:
-        answer.send(None)
+        connection.send(None)

@@ -1,14 +1,15 @@
-"""A worker of several processes, which torchrun starts and which share a set of sockets.
+"""A group: a worker of several processes (ranks), which torchrun starts.
 
-The front end knows one socket and one process, this one. It runs torch's own elastic agent, so that
-the keys under `torchrun` mean what they mean there, and gives the front end's socket to rank 0:
+The front end knows only one process, this one, and its socket. This process runs torch's own
+elastic agent, so that the keys under `torchrun` have the same meaning as there. It gives the front
+end's socket to rank 0:
 
     front end ==== rank 0 ==== rank 1
                      ||======= rank 2 ...
 
-Sockets cannot be inherited through the agent, so each rank fetches its own from a directory that
-only this user can enter. The agent ends all when one ends; then this process ends, and the front
-end starts another group.
+Ranks cannot inherit sockets through the agent. Therefore each rank fetches its sockets from a
+directory that only this user can enter. If a rank ends, the agent ends the others and this process
+ends, too. The front end then starts another group.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pathlib import Path
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_directory
 
-RANK_BOOT = (
+RANK_PROGRAM = (
     CLEAN + "import json; sys.path[:] = json.loads(sys.argv[1]); "
     "from tsx_runtime.worker.launch.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
 )
-SWITCH = "switch"  # the name of the socket from which ranks fetch their own
+SWITCH_SOCKET = "switch"  # the name of the socket from which ranks fetch their sockets
 
 logger = logging.getLogger("tsx.worker")
 
@@ -44,7 +45,7 @@ def launch(
     broadcast: bool,
 ) -> None:
     """Run a group until it ends, and exit with the code of the rank that failed first."""
-    # Only a worker that is a group needs torchrun.
+    # Imported here, since only groups need torchrun.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -75,7 +76,7 @@ def launch(
             "--no-python",
             sys.executable,
             "-c",
-            RANK_BOOT,
+            RANK_PROGRAM,
             json.dumps([path for path in sys.path if path]),
             json.dumps(rank_arguments),
         ]
@@ -96,37 +97,39 @@ def launch(
 
 def _listen(directory: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(directory / SWITCH))
+    listener.bind(str(directory / SWITCH_SOCKET))
     listener.listen()
     return listener
 
 
 def hand_out_sockets(
-    directory: Path, listener: socket.socket, front: socket.socket, ranks: int
+    directory: Path, listener: socket.socket, front_end_socket: socket.socket, ranks: int
 ) -> None:
-    """Give each rank its sockets, and keep none of them.
+    """Give each rank its sockets, and close them here.
 
-    Rank 0 gets the front end's socket and one to each other rank.
+    Rank 0 gets the front end's socket, and a socket to each of the other ranks.
     """
     pairs = [socket.socketpair() for _ in range(1, ranks)]
-    # The sockets by rank.
-    shares = [[front, *(leading for leading, _ in pairs)], *([following] for _, following in pairs)]
+    sockets_by_rank = [
+        [front_end_socket, *(leading for leading, _ in pairs)],
+        *([following] for _, following in pairs),
+    ]
     with listener:
         for _ in range(ranks):
             connection, _ = listener.accept()
             with connection:
-                share = shares[int.from_bytes(connection.recv(4), "little")]
-                socket.send_fds(connection, [b"."], [sock.fileno() for sock in share])
-                for sock in share:
+                rank_sockets = sockets_by_rank[int.from_bytes(connection.recv(4), "little")]
+                socket.send_fds(connection, [b"."], [sock.fileno() for sock in rank_sockets])
+                for sock in rank_sockets:
                     sock.close()
-    # A group is ended by killing it, so the directory goes at once.
+    # The directory is removed now, since this process will be killed at its end.
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def fetch_sockets(directory: str, rank: int, ranks: int) -> list[socket.socket]:
-    """Return the sockets of a rank from `hand_out_sockets`; the first one brings its work."""
+    """Fetch the sockets of a rank from `hand_out_sockets`; requests arrive at the first one."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(Path(directory) / SWITCH))
+        connection.connect(str(Path(directory) / SWITCH_SOCKET))
         connection.sendall(rank.to_bytes(4, "little"))
         _, fds, _, _ = socket.recv_fds(connection, 1, ranks)
     sockets = [socket.socket(fileno=fd) for fd in fds]

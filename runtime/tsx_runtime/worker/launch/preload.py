@@ -1,6 +1,6 @@
-"""A module that imports into the fork server what nearly every worker needs; it runs nothing.
+"""A module for the fork server, which imports the packages that nearly every worker needs.
 
-It imports torch but leaves CUDA alone: a process that has used CUDA cannot be forked.
+It imports torch but does not use CUDA, since a process that has used CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -17,5 +17,6 @@ from tsx_runtime.worker.handlers import image_classifier
 __all__ = ["Image", "image_classifier", "main", "np", "torch"]
 
 gc.collect()
-# A collection in a worker would write to these objects, and so copy pages that workers share.
+# Otherwise a collection in a worker would write to these objects, and copy pages that workers
+# share.
 gc.freeze()

@@ -1,6 +1,6 @@
-"""A module that imports what a `torch.export` program needs besides torch, in the fork server.
+"""A module for the fork server, which imports what a `torch.export` program needs besides torch.
 
-It costs one second and 100 MB of shared memory, so only a server with `.pt2` models preloads it.
+The import takes a second and 100 MB of shared memory, so only a server with `.pt2` models uses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tsx_runtime.worker.launch import preload
 __all__ = ["preload"]
 
 for _name in ("torch._dynamo", "torch.export.pt2_archive", "torch.onnx", "networkx"):
-    with suppress(ImportError):  # Not every release of torch has, or needs, all of them.
+    # Some releases of torch do not have all of them, and do not need them.
+    with suppress(ImportError):
         importlib.import_module(_name)
 
 gc.collect()

@@ -1,9 +1,9 @@
-"""A process of a group: rank 0 answers the front end, and forwards its frames to the others.
+"""A process (rank) of a group: rank 0 answers the front end, and forwards frames to the others.
 
-Every rank loads the model, since the ranks meet while loading. With `broadcast`, every rank gets
-every batch: the handler runs in step on all of them, and only the result of rank 0 is a response.
-Without it (pipelines), only rank 0 gets requests. The other ranks run what they have joined in
-`initialize`. See `torchrun` in docs/reference/torchserve.md.
+Every rank loads the model, since the ranks connect to each other while loading. With `broadcast`,
+every rank gets every batch, and all run the handler in step; only the result of rank 0 is sent as a
+response. Without it (pipelines), only rank 0 gets requests. The other ranks take part through the
+connections that they have made in `initialize`. See `torchrun` in docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tsx_runtime.worker.channel import FrameSocket, send_buffers
 from tsx_runtime.worker.launch.group import fetch_sockets
 
 _PR_SET_PDEATHSIG = 1
-HANGUP_WAIT_MS = 200  # A dead rank, which made a batch fail, shows in this time.
+# the time in which the death of a rank becomes visible after a failed batch
+RANK_DEATH_WAIT_MS = 200
 
 logger = logging.getLogger("tsx.worker")
 
@@ -40,9 +41,9 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
 
 
 class Leader(FrameSocket):
-    """The channel of rank 0, which forwards to the other ranks what it reads from the front end.
+    """The channel of rank 0, which forwards frames from the front end to the other ranks.
 
-    It reports success once all ranks have loaded.
+    It reports success only after all ranks have loaded the model.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Leader(FrameSocket):
     ) -> None:
         super().__init__(sock)
         self._followers = followers
-        self._forwarded = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
-        self._loaded = threading.Semaphore(0)
-        self._failed = threading.Lock()
+        self._forwarded_kinds = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
+        self._loaded_followers = threading.Semaphore(0)
+        self._failure_lock = threading.Lock()
         for position, follower in enumerate(followers, start=1):
             threading.Thread(
                 target=self._listen,
@@ -63,7 +64,7 @@ class Leader(FrameSocket):
 
     def read(self) -> Frame | None:
         frame = super().read()
-        if frame is not None and frame.kind in self._forwarded:
+        if frame is not None and frame.kind in self._forwarded_kinds:
             for follower in self._followers:
                 send_buffers(follower, encode(frame.kind, frame.batch, frame.items, frame.extra))
         return frame
@@ -77,7 +78,7 @@ class Leader(FrameSocket):
     ) -> None:
         if kind is Kind.LOADED:
             for _ in self._followers:
-                self._loaded.acquire()
+                self._loaded_followers.acquire()
         elif kind is Kind.FAILED:
             self._fail(extra)
             return
@@ -89,36 +90,36 @@ class Leader(FrameSocket):
         if any(code >= 500 for code, _, _ in answers):
             poller = select.poll()
             for follower in self._followers:
-                poller.register(follower, 0)  # Only a hang-up wakes it.
-            if poller.poll(HANGUP_WAIT_MS):
+                poller.register(follower, 0)  # With the mask 0, only a hang-up ends the poll.
+            if poller.poll(RANK_DEATH_WAIT_MS):
                 logger.error("a batch failed because another rank has ended")
-                # The agent is about to end the group, which reports the failure.
+                # Wait for the agent, which is about to end the group. This reports the failure.
                 threading.Event().wait()
         super().reply(batch, answers, extra)
 
     def _listen(self, follower: socket.socket, position: int) -> None:
-        """Read from another rank whether it has loaded, or why not.
+        """Receive from another rank that it has loaded the model, or why it has not.
 
-        The agent handles the end of a rank.
+        If the rank ends, the agent handles this.
         """
         channel = FrameSocket(follower)
         try:
             while (frame := channel.read()) is not None:
                 if frame.kind is Kind.LOADED:
-                    self._loaded.release()
+                    self._loaded_followers.release()
                 else:
-                    failure = json.loads(bytes(frame.extra))
+                    report = json.loads(bytes(frame.extra))
                     self._fail(
                         json.dumps(
-                            {**failure, "message": f"rank {position}: {failure['message']}"}
+                            {**report, "message": f"rank {position}: {report['message']}"}
                         ).encode()
                     )
         except ConnectionError:
             return
 
     def _fail(self, extra: Buffer) -> None:
-        """Report the first failure; the front end then ends the group."""
-        if self._failed.acquire(blocking=False):
+        """Report a failure if it is the first one. The front end then ends the group."""
+        if self._failure_lock.acquire(blocking=False):
             super().send(Kind.FAILED, 0, extra=extra)
 
 
@@ -126,15 +127,15 @@ class Follower(FrameSocket):
     """The channel of another rank, which reads from rank 0 and reports only how loading ended."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        # A frame begins with its kind.
+        # The first byte of a frame is its kind.
         if buffers[0][0] in (Kind.LOADED, Kind.FAILED):
             super()._write(buffers)
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent ends, however it ends.
+    """Let the kernel kill this process when its parent ends for any reason.
 
-    This is Linux only; elsewhere the closed socket shows the end of the parent.
+    This works only on Linux. Elsewhere the process ends when its socket is closed.
     """
     parent = os.getppid()
     if sys.platform == "linux":

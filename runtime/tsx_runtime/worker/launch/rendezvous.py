@@ -1,7 +1,7 @@
-"""The rendezvous of a torchrun group on one machine, which stays on loopback.
+"""The rendezvous of a torchrun group on one machine, which uses only loopback.
 
 torch's own stores listen on all addresses without a password, and its dynamic rendezvous unpickles
-their content: whoever reaches the port runs code. Groups across machines need it all the same
+their content: anyone who reaches the port can run code. Only groups across machines use them
 (docs/guides/security.md).
 """
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 600  # the default of torch
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
-    """A rendezvous of one agent, whose store the ranks use as well. It unpickles nothing."""
+    """A rendezvous of one agent and its ranks, which share a store. Nothing is unpickled."""
 
     def get_backend(self) -> str:
         return BACKEND
@@ -42,7 +42,7 @@ class LoopbackRendezvous(StaticTCPRendezvous):
 def stay_on_loopback() -> tuple[str, str]:
     """Set up a rendezvous on loopback, and return the arguments of torchrun for it.
 
-    The libraries of the ranks use loopback by default, too.
+    By default, the communication libraries of the ranks use loopback, too.
     """
     rendezvous_handler_registry.register(
         BACKEND,

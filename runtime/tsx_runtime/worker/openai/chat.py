@@ -10,11 +10,11 @@ from pydantic import Field
 from tsx_runtime.worker.codecs.bodies import JsonObject, RefusedField, TokenCount
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode
+from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode_messages
 from tsx_runtime.worker.openai.replies import (
     ChoicesReply,
     ChoicesRequest,
-    finite,
+    limit_logprob,
     new_id,
     schema_of,
 )
@@ -43,21 +43,21 @@ class ChatReply(ChoicesReply):
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        tools, call = choose_tools(request.tools or (), request.tool_choice)
+        tools, call_schema = choose_tools(request.tools or (), request.tool_choice)
         sampling = request.sampling(
             generator,
             model,
             request.max_completion_tokens or request.max_tokens,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
-            json_schema=schema_of(request.response_format) if call is None else call,
+            json_schema=schema_of(request.response_format) if call_schema is None else call_schema,
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
         super().__init__(
             request,
             generator,
-            [encode(generator, request.messages, tools, request.chat_template_kwargs)],
+            [encode_messages(generator, request.messages, tools, request.chat_template_kwargs)],
             sampling,
             head,
         )
@@ -70,21 +70,23 @@ class ChatReply(ChoicesReply):
         choice = self._choices[index]
         is_first = not choice.parts
         if self._tool_texts:
-            piece = self._without_calls(index, piece)
+            piece = self._hold_back_calls(index, piece)
         choice.add(piece)
         if not self.streams:
             return b""
-        events = [self._delta(index, {"role": "assistant", "content": ""})] if is_first else []
+        events = (
+            [self._delta_event(index, {"role": "assistant", "content": ""})] if is_first else []
+        )
         if piece.text or piece.logprobs:
-            events.append(self._delta(index, {"content": piece.text}, piece.logprobs))
+            events.append(self._delta_event(index, {"content": piece.text}, piece.logprobs))
         if calls := self._calls[index]:
             events.append(
-                self._delta(
+                self._delta_event(
                     index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}
                 )
             )
-        if piece.finished:
-            events.append(self._delta(index, {}, finished=piece.finished))
+        if piece.finish_reason:
+            events.append(self._delta_event(index, {}, finish_reason=piece.finish_reason))
         return b"".join(events)
 
     def body(self) -> JsonObject:
@@ -96,50 +98,50 @@ class ChatReply(ChoicesReply):
             choice_json = {
                 "index": index,
                 "message": message,
-                "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.finished,
+                "logprobs": self._logprobs_json(choice.logprobs),
+                "finish_reason": choice.finish_reason,
             }
             choices.append(choice_json)
         return self._head | {"choices": choices, "usage": self._usage()}
 
-    def _without_calls(self, index: int, piece: TextPiece) -> TextPiece:
-        """Return the piece without tool calls, which are kept for the last piece."""
+    def _hold_back_calls(self, index: int, piece: TextPiece) -> TextPiece:
+        """Remove tool calls from a piece; they are sent with the last piece."""
         tools = self._tool_texts[index]
         piece = piece._replace(text=tools.add(piece.text))
-        if not piece.finished:
+        if not piece.finish_reason:
             return piece
         remaining, self._calls[index] = tools.end()
         return piece._replace(
             text=piece.text + remaining,
-            finished="tool_calls" if self._calls[index] else piece.finished,
+            finish_reason="tool_calls" if self._calls[index] else piece.finish_reason,
         )
 
-    def _delta(
+    def _delta_event(
         self,
         index: int,
         delta: JsonObject,
         logprobs: Sequence[TokenLogprob] = (),
-        finished: str | None = None,
+        finish_reason: str | None = None,
     ) -> bytes:
         return self._chunk(
             {
                 "index": index,
                 "delta": delta,
-                "logprobs": self._logprobs(logprobs),
-                "finish_reason": finished,
+                "logprobs": self._logprobs_json(logprobs),
+                "finish_reason": finish_reason,
             }
         )
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
+    def _logprobs_json(self, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
         if not logprobs:
             return None
         content = [
-            self._token(token.token_id, token.logprob)
-            | {"top_logprobs": [self._token(*candidate) for candidate in token.top]}
+            self._token_json(token.token_id, token.logprob)
+            | {"top_logprobs": [self._token_json(*candidate) for candidate in token.top]}
             for token in logprobs
         ]
         return {"content": content, "refusal": None}
 
-    def _token(self, token_id: int, logprob: float) -> JsonObject:
+    def _token_json(self, token_id: int, logprob: float) -> JsonObject:
         text = self._generator.decode([token_id])
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        return {"token": text, "logprob": limit_logprob(logprob), "bytes": list(text.encode())}

@@ -13,7 +13,7 @@ from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.replies import (
     ChoicesReply,
     ChoicesRequest,
-    finite,
+    limit_logprob,
     new_id,
     schema_of,
 )
@@ -21,11 +21,11 @@ from tsx_runtime.worker.openai.requests import Logprobs, read
 
 DEFAULT_TOKENS = 16  # OpenAI's default
 MAX_PROMPTS = 64
-MAX_TOTAL_CHOICES = 128  # choices of all prompts
+MAX_TOTAL_CHOICES = 128  # the limit for all prompts together
 
 
 def _prompt_list(prompt: Any) -> Any:
-    """Return a list of prompts, given one or several, as text or tokens.
+    """Return a list of prompts from one or several prompts, each as text or tokens.
 
     Raises:
         ValueError: A prompt is empty, or neither a text nor tokens.
@@ -65,14 +65,14 @@ class CompletionReply(ChoicesReply):
             InvalidInput: The body cannot be used.
         """
         request = read(CompletionRequest, body)
-        n, top = request.n or 1, request.logprobs
+        n, top_count = request.n or 1, request.logprobs
         if n * len(request.prompt) > MAX_TOTAL_CHOICES:
             text = (
                 f"{len(request.prompt)} prompts with n = {n} are more than {MAX_TOTAL_CHOICES}"
                 " texts. Send several requests."
             )
             raise RefusedField(text, "n")
-        if request.echo and top is not None:
+        if request.echo and top_count is not None:
             raise RefusedField(
                 "The fields 'echo' and 'logprobs' do not go together here: prompts have no"
                 " logprobs.",
@@ -82,14 +82,16 @@ class CompletionReply(ChoicesReply):
             generator.encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in request.prompt
         ]
-        usual = max(1, min(DEFAULT_TOKENS, generator.context_length - max(map(len, prompts))))
+        default_max_tokens = max(
+            1, min(DEFAULT_TOKENS, generator.context_length - max(map(len, prompts)))
+        )
         schema = schema_of(request.response_format)
         sampling = request.sampling(
             generator,
             model,
-            request.max_tokens or usual,
-            logprobs=top is not None,
-            top_logprobs=top or 0,
+            request.max_tokens or default_max_tokens,
+            logprobs=top_count is not None,
+            top_logprobs=top_count or 0,
             json_schema=schema,
         )
         head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
@@ -98,7 +100,8 @@ class CompletionReply(ChoicesReply):
             generator.decode(continuation.prompt) if request.echo else ""
             for continuation in self.continuations
         ]
-        self._offsets = [0] * len(self._choices)  # characters before the next token
+        # the number of characters before the next token of each choice
+        self._offsets = [0] * len(self._choices)
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         """Add a piece to a choice, and return its events if the response is streamed."""
@@ -106,28 +109,30 @@ class CompletionReply(ChoicesReply):
         if not self.streams:
             return b""
         text, self._echo[index] = self._echo[index] + piece.text, ""
-        if not text and not piece.finished and not piece.logprobs:
+        if not text and not piece.finish_reason and not piece.logprobs:
             return b""
-        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finished))
+        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finish_reason))
 
     def body(self) -> JsonObject:
         choices = [
-            self._choice_json(idx, self._echo[idx] + choice.text, choice.logprobs, choice.finished)
+            self._choice_json(
+                idx, self._echo[idx] + choice.text, choice.logprobs, choice.finish_reason
+            )
             for idx, choice in enumerate(self._choices)
         ]
         return self._head | {"choices": choices, "usage": self._usage()}
 
     def _choice_json(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finished: str | None
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
     ) -> JsonObject:
         return {
             "text": text,
             "index": index,
-            "logprobs": self._logprobs(index, logprobs),
-            "finish_reason": finished,
+            "logprobs": self._logprobs_json(index, logprobs),
+            "finish_reason": finish_reason,
         }
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
+    def _logprobs_json(self, index: int, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
         if not logprobs:
             return None
         decode = self._generator.decode
@@ -138,10 +143,11 @@ class CompletionReply(ChoicesReply):
             self._offsets[index] += len(token)
         tops: list[dict[str, float]] = [{} for _ in logprobs]
         for top, entry in zip(tops, logprobs, strict=True):
-            # The likeliest comes first. Parts of characters may all decode to the same text.
+            # The most likely token comes first. Several tokens that are parts of characters may
+            # decode to the same text, of which the first one is kept.
             for token_id, logprob in entry.top:
-                top.setdefault(decode([token_id]), finite(logprob))
-        values = [finite(entry.logprob) for entry in logprobs]
+                top.setdefault(decode([token_id]), limit_logprob(logprob))
+        values = [limit_logprob(entry.logprob) for entry in logprobs]
         return {
             "tokens": tokens,
             "token_logprobs": values,

@@ -1,4 +1,4 @@
-"""The routes for text: chat completions, completions and responses of a generator."""
+"""The routes for generated text: chat completions, completions and responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.generation.generator import TextGenerator
-from tsx_runtime.worker.generation.interface import TextPiece, beside_streams
+from tsx_runtime.worker.generation.interface import TextPiece, run_without_blocking_streams
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply
@@ -28,25 +28,25 @@ REPLIES: dict[str, Callable[[Any, TextGenerator, str], Reply]] = {
 async def answer(
     path: str, body: Any, generator: TextGenerator, context: Context, model: str
 ) -> Any:
-    """Return a handler's result for a request; of a streamed response only the last part.
+    """Answer a request, and return the response, or the last part of a streamed one.
 
-    A fault of the request becomes a response too, in OpenAI's form.
+    An invalid request gets an error in OpenAI's format.
 
     Args:
         path: The request's header `url_path`.
         body: Bytes, or parsed JSON.
         generator: The model.
-        context: The context of the worker; it gets the earlier parts of a streamed response.
+        context: The context of the worker, by which the earlier parts of a stream are sent.
         model: The name of the model.
     """
     try:
         if path not in REPLIES:
             raise RefusedField(
-                f"Model {model} writes text: it has {', '.join(f'/{known}' for known in REPLIES)},"
-                f" and no /{path}.",
+                f"Model {model} writes text: it has"
+                f" {', '.join(f'/{known_path}' for known_path in REPLIES)}, and no /{path}.",
                 status=404,
             )
-        reply = await beside_streams(body, REPLIES[path], body, generator, model)
+        reply = await run_without_blocking_streams(body, REPLIES[path], body, generator, model)
         await _generate(
             reply,
             [generator.stream(*continuation) for continuation in reply.continuations],
@@ -54,28 +54,30 @@ async def answer(
         )
         return reply.end() if reply.streams else reply.body()
     except (PredictionException, TsxError) as error:
-        return _refusal(error, context)
+        return _error_response(error, context)
 
 
 async def _generate(
     reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, None]], context: Context
 ) -> None:
-    """Generate all choices; the first failure, or cancellation, ends them all."""
+    """Generate all choices; a failure or a cancellation of one ends all."""
 
-    async def take(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
-        begun = False
+    async def send_choice(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
+        has_started = False
         async with aclosing(stream):
             async for piece in stream:
                 if events := reply.add(index, piece):
-                    if not begun:
+                    if not has_started:
                         context.set_response_content_type(0, "text/event-stream")
-                        begun = True
+                        has_started = True
                     context.send_piece(0, events)
 
     if len(streams) == 1:
-        await take(0, streams[0])
+        await send_choice(0, streams[0])
         return
-    tasks = [asyncio.ensure_future(take(index, stream)) for index, stream in enumerate(streams)]
+    tasks = [
+        asyncio.ensure_future(send_choice(index, stream)) for index, stream in enumerate(streams)
+    ]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -84,10 +86,10 @@ async def _generate(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _refusal(error: PredictionException | TsxError, context: Context) -> dict[str, Any]:
+def _error_response(error: PredictionException | TsxError, context: Context) -> dict[str, Any]:
     """Return an error as a response, and set its status.
 
-    If the response has begun, the server sends the error as its last event.
+    If the response has started, the server sends the error as the last event.
     """
     status = error.status if isinstance(error, TsxError) else error.error_code
     context.set_response_status(status, "", 0)

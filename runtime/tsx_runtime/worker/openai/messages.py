@@ -1,4 +1,4 @@
-"""The messages and the tools of a chat, in the form that chat templates take."""
+"""The messages and tools of a chat, and their conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, shown
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
 from tsx_runtime.worker.generation.generator import TextGenerator
 
 
@@ -18,9 +18,9 @@ class TextPart(BodyObject, extra="ignore"):
 
 
 class CalledFunction(BodyObject, extra="ignore"):
-    """The call of a function in an earlier response.
+    """A function call in an earlier response.
 
-    The arguments are parsed, because templates encode them as JSON themselves.
+    The arguments are parsed, since templates encode them as JSON themselves.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Message(BodyObject, extra="ignore"):
         return self
 
     def for_template(self) -> JsonObject:
-        """Return the message as chat templates take it."""
+        """Convert the message for a chat template."""
         optional = self.model_dump(
             include={"name", "tool_call_id", "tool_calls"}, exclude_none=True
         )
@@ -87,27 +87,27 @@ class Tool(BodyObject, extra="ignore"):
 def choose_tools(
     tools: Sequence[Tool], choice: Any
 ) -> tuple[list[JsonObject], Mapping[str, Any] | None]:
-    """Return the tools for the prompt, and the schema of the response if it must be a call.
+    """Return the tools for the prompt, and the JSON schema of the response if it must be a call.
 
     Raises:
         RefusedField: `choice` is unknown, or names a function that is not in `tools`.
     """
-    shown_tools = [tool.model_dump(exclude_none=True) for tool in tools]
+    template_tools = [tool.model_dump(exclude_none=True) for tool in tools]
     if choice in (None, "auto", "none"):
-        return [] if choice == "none" else shown_tools, None
+        return [] if choice == "none" else template_tools, None
     names = [tool.function.name for tool in tools]
     try:
-        wanted = names if choice == "required" else [choice["function"]["name"]]
+        chosen_names = names if choice == "required" else [choice["function"]["name"]]
     except (TypeError, KeyError):
-        wanted = []
-    if not wanted or not all(name in names for name in wanted):
+        chosen_names = []
+    if not chosen_names or not all(name in names for name in chosen_names):
         raise RefusedField(
-            f"The field 'tool_choice' is {shown(choice)}; it must be auto, none, required or one of"
-            f" the functions in 'tools' ({', '.join(names) or 'there are none'}).",
+            f"The field 'tool_choice' is {quote_value(choice)}; it must be auto, none, required or"
+            f" one of the functions in 'tools' ({', '.join(names) or 'there are none'}).",
             "tool_choice",
             code="invalid_value",
         )
-    kinds = [
+    call_schemas = [
         {
             "type": "object",
             "properties": {
@@ -118,12 +118,12 @@ def choose_tools(
             "additionalProperties": False,
         }
         for tool in tools
-        if tool.function.name in wanted
+        if tool.function.name in chosen_names
     ]
-    return shown_tools, kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return template_tools, call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
 
 
-def encode(
+def encode_messages(
     generator: TextGenerator,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
@@ -132,7 +132,7 @@ def encode(
     """Encode a chat by the model's chat template.
 
     Raises:
-        RefusedField: There are tools, but the template ignores them.
+        RefusedField: The template ignores the tools.
         InvalidInput: The template refuses the messages.
     """
     chat = [message.for_template() for message in messages]

@@ -17,31 +17,33 @@ from tsx_runtime.worker.generation.interface import FinishReason, Sampling, Text
 from tsx_runtime.worker.openai.requests import Choices, TextRequest
 
 DONE = b"data: [DONE]\n\n"
-MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks
+MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON does not have
 
 
 class Continuation(NamedTuple):
-    """The prompt and the sampling of one choice."""
+    """A prompt and the sampling parameters, for one choice."""
 
     prompt: list[int]
     sampling: Sampling
 
 
-def continuations(
+def make_continuations(
     prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator
 ) -> list[Continuation]:
-    """Return `n` continuations of each prompt, with different seeds if there is a seed.
+    """Return `n` continuations of each prompt; a given seed is made different for each.
 
     Raises:
         RefusedField: The model's context is too short.
     """
-    most = generator.context_length
+    context_length = generator.context_length
     for prompt in prompts:
-        if len(prompt) + (sampling.max_tokens or 1) > most:
-            asked = "at least one" if sampling.max_tokens is None else sampling.max_tokens
+        if len(prompt) + (sampling.max_tokens or 1) > context_length:
+            requested_tokens = (
+                "at least one" if sampling.max_tokens is None else sampling.max_tokens
+            )
             text = (
-                f"The prompt has {len(prompt)} tokens, and {asked} may follow, but the model's"
-                f" context has {most} for both."
+                f"The prompt has {len(prompt)} tokens, and {requested_tokens} may follow, but the"
+                f" model's context has {context_length} for both."
             )
             raise RefusedField(
                 f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded"
@@ -54,11 +56,11 @@ def continuations(
 
 @dataclass
 class Choice:
-    """The generated part of one choice."""
+    """A choice: one generated text, as far as it is complete."""
 
     parts: list[str] = field(default_factory=list)
     tokens: int = 0
-    finished: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -68,25 +70,25 @@ class Choice:
     def add(self, piece: TextPiece) -> None:
         self.parts.append(piece.text)
         self.tokens += piece.tokens
-        self.finished = piece.finished or self.finished
+        self.finish_reason = piece.finish_reason or self.finish_reason
         self.logprobs += piece.logprobs
 
 
-def event(data: Any, name: str = "") -> bytes:
-    """Return a server-sent event; its data is one line, since JSON escapes line ends."""
+def encode_event(data: Any, name: str = "") -> bytes:
+    """Encode a server-sent event. The data is one line, since JSON escapes line ends."""
     text = json.dumps(data, separators=(",", ":")).encode()
     return b"event: %b\ndata: %b\n\n" % (name.encode(), text) if name else b"data: %b\n\n" % text
 
 
-def finite(logprob: float) -> float:
-    """Return a number that JSON can hold."""
+def limit_logprob(logprob: float) -> float:
+    """Return a log probability that JSON can represent."""
     return max(logprob, MIN_LOGPROB)
 
 
 class TextFormat(BodyObject):
     """The format of the generated text.
 
-    This is the form of `/v1/responses`. Chats have the schema in an object of its own.
+    `/v1/responses` uses this form. In chats, the schema is in a nested object.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -109,7 +111,7 @@ def schema_of(format: TextFormat | None) -> Mapping[str, Any] | None:
     return {} if format.type == "json_object" else format.definition
 
 
-def _flat(format: Any) -> Any:
+def _flatten_schema(format: Any) -> Any:
     if not isinstance(format, dict):
         return format
     definition = format.get("json_schema")
@@ -124,10 +126,10 @@ class StreamOptions(BodyObject):
 
 
 class ChoicesRequest(TextRequest):
-    """The fields that chat and text completions share."""
+    """The common fields of chat and text completions."""
 
     n: Choices = None
-    response_format: Annotated[TextFormat, BeforeValidator(_flat)] | None = None
+    response_format: Annotated[TextFormat, BeforeValidator(_flatten_schema)] | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -145,7 +147,7 @@ class ChoicesReply:
         sampling: Sampling,
         head: JsonObject,
     ) -> None:
-        """Make the continuations.
+        """Create the continuations.
 
         Raises:
             RefusedField: The model's context is too short.
@@ -154,7 +156,7 @@ class ChoicesReply:
         self._shows_usage = request.stream_options is not None and bool(
             request.stream_options.include_usage
         )
-        self.continuations = continuations(prompts, sampling, request.n or 1, generator)
+        self.continuations = make_continuations(prompts, sampling, request.n or 1, generator)
         self._generator = generator
         self._choices = [Choice() for _ in self.continuations]
         self._prompt_tokens = sum(map(len, prompts))
@@ -163,13 +165,13 @@ class ChoicesReply:
     def end(self) -> bytes:
         """Return the last events of a streamed response."""
         return (
-            event(self._head | {"choices": [], "usage": self._usage()})
+            encode_event(self._head | {"choices": [], "usage": self._usage()})
             if self._shows_usage
             else b""
         ) + DONE
 
     def _chunk(self, choice: JsonObject) -> bytes:
-        return event(
+        return encode_event(
             self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {})
         )
 

@@ -1,4 +1,4 @@
-"""The fields that the bodies of these APIs share.
+"""The common fields of the bodies of these APIs.
 
 A field that would change the response is either supported or refused.
 """
@@ -16,14 +16,14 @@ from tsx_runtime.worker.codecs.bodies import (
     RefusedField,
     Seed,
     Stops,
-    unsupported,
-    validated,
+    unsupported_field_error,
+    validate_body,
 )
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 
-# Fields about the user, or for OpenAI's own service. The response is the same without them.
-HARMLESS = frozenset(
+# Fields about the user, or for OpenAI's own service, which do not affect the response.
+IGNORED_FIELDS = frozenset(
     {
         *(
             "user",
@@ -39,7 +39,7 @@ HARMLESS = frozenset(
     }
 )
 # For each unsupported field, the value that has no effect.
-NEUTRAL: Mapping[str, Any] = {
+NEUTRAL_VALUES: Mapping[str, Any] = {
     "modalities": ["text"],
     "suffix": "",
     "best_of": 1,
@@ -66,7 +66,7 @@ MAX_BIASES = 300
 
 Choices: TypeAlias = Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-# A token is the key of an object, hence a text.
+# Token ids are texts, since they are keys of a JSON object.
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_TOKENS, strict=False)]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
@@ -77,9 +77,9 @@ class OpenAIRequest(BodyObject, extra="allow"):
     model: str | None = None
 
     def adapter(self, model: str) -> str | None:
-        """Return the adapter if `model` of the request is `NAME[:VERSION][/ADAPTER]`.
+        """Return the adapter if the request's `model` is `NAME[:VERSION][/ADAPTER]`.
 
-        Clients that choose the model by the path may send any other name, which is ignored.
+        Any other name is ignored, since clients may choose the model by the path.
         """
         name, _, adapter = (self.model or "").partition("/")
         return adapter or None if name.partition(":")[0] in ("", model) else None
@@ -92,21 +92,21 @@ def read(kind: type[RequestT], body: Any) -> RequestT:
     """Return the validated body.
 
     Raises:
-        RefusedField: A field is invalid, or unsupported and not neutral.
+        RefusedField: A field is invalid; or it is not supported and has an effect.
     """
-    request = validated(kind, body)
+    request = validate_body(kind, body)
     for name, value in (request.model_extra or {}).items():
         if (
             value is not None
-            and name not in HARMLESS
-            and not (name in NEUTRAL and value == NEUTRAL[name])
+            and name not in IGNORED_FIELDS
+            and not (name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name])
         ):
-            raise unsupported(name)
+            raise unsupported_field_error(name)
     return request
 
 
 class TextRequest(OpenAIRequest):
-    """The fields that the three text APIs share."""
+    """The common fields of the three text APIs."""
 
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -127,18 +127,18 @@ class TextRequest(OpenAIRequest):
     def sampling(
         self, generator: TextGenerator, model: str, max_tokens: int | None, **fields: Any
     ) -> Sampling:
-        """Return the parameters of sampling; `fields` are those that differ between the APIs.
+        """Return the sampling parameters; `fields` are parameters that differ between the APIs.
 
         Raises:
-            RefusedField: The model lacks the adapter.
+            RefusedField: The model does not have the adapter.
         """
         adapter = self.adapter(model)
         if adapter is not None and adapter not in generator.adapters:
-            known = (
+            adapter_list = (
                 f"It has {', '.join(generator.adapters)}." if generator.adapters else "It has none."
             )
             raise RefusedField(
-                f"Model {model} has no adapter '{adapter}'. {known}",
+                f"Model {model} has no adapter '{adapter}'. {adapter_list}",
                 "model",
                 code="model_not_found",
                 status=404,
@@ -147,7 +147,7 @@ class TextRequest(OpenAIRequest):
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            # vLLM's -1 stands for all tokens.
+            # In vLLM's API, -1 means all tokens.
             top_k=self.top_k if self.top_k is None else max(self.top_k, 0),
             seed=self.seed,
             stop=tuple(stop for stop in self.stop or () if stop),

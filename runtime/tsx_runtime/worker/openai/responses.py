@@ -7,15 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, TokenCount, shown
+from tsx_runtime.worker.codecs.bodies import (
+    BodyObject,
+    JsonObject,
+    RefusedField,
+    TokenCount,
+    quote_value,
+)
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece
-from tsx_runtime.worker.openai.messages import Message, encode
+from tsx_runtime.worker.openai.messages import Message, encode_messages
 from tsx_runtime.worker.openai.replies import (
     Choice,
     TextFormat,
-    continuations,
-    event,
+    encode_event,
+    make_continuations,
     new_id,
     schema_of,
 )
@@ -23,7 +29,7 @@ from tsx_runtime.worker.openai.requests import TextRequest, read
 
 
 def _message_list(content: Any) -> Any:
-    """Return the messages of a text or of items, without the model's earlier reasoning.
+    """Return the messages of an input, leaving out the model's earlier reasoning.
 
     Raises:
         RefusedField: An item is neither a message nor reasoning.
@@ -39,8 +45,8 @@ def _message_list(content: Any) -> Any:
             messages.append(item)
         elif kind != "reasoning":
             text = (
-                f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here."
-                " Send messages of text only"
+                f"The field 'input[{index}]' is of type {quote_value(kind)}, which is not supported"
+                " here. Send messages of text only"
             )
             raise RefusedField(
                 f"{text}; /v1/chat/completions takes tool calls.",
@@ -75,7 +81,7 @@ class ResponseRequest(TextRequest):
 class ResponseReply:
     """The response to a request: one message of text.
 
-    It is never stored, even if the request has `store`.
+    It is never stored, even if the request has `"store": true`.
     """
 
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
@@ -94,8 +100,8 @@ class ResponseReply:
         schema = schema_of(request.text.format if request.text is not None else None)
         sampling = request.sampling(generator, model, request.max_output_tokens, json_schema=schema)
         self.streams = bool(request.stream)
-        self.continuations = continuations(
-            [encode(generator, messages, variables=request.chat_template_kwargs)],
+        self.continuations = make_continuations(
+            [encode_messages(generator, messages, variables=request.chat_template_kwargs)],
             sampling,
             1,
             generator,
@@ -129,7 +135,7 @@ class ResponseReply:
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         """Add a piece to a choice, and return its events if the response is streamed."""
-        events = self._begin() if self.streams and not self._choice.parts else b""
+        events = self._first_events() if self.streams and not self._choice.parts else b""
         self._choice.add(piece)
         if self.streams and piece.text:
             events += self._event(
@@ -146,7 +152,9 @@ class ResponseReply:
                 self._event(
                     "response.output_text.done", self._position() | {"text": text, "logprobs": []}
                 ),
-                self._event("response.content_part.done", self._position() | {"part": _part(text)}),
+                self._event(
+                    "response.content_part.done", self._position() | {"part": _text_part(text)}
+                ),
                 self._event("response.output_item.done", {"output_index": 0, "item": item}),
                 self._event(f"response.{self._status()}", {"response": self.body()}),
             ]
@@ -154,7 +162,7 @@ class ResponseReply:
 
     def body(self) -> JsonObject:
         prompt, tokens = len(self.continuations[0].prompt), self._choice.tokens
-        counts = {
+        usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": tokens,
@@ -167,10 +175,10 @@ class ResponseReply:
             "status": status,
             "incomplete_details": details,
             "output": [self._item(status)],
-            "usage": counts,
+            "usage": usage,
         }
 
-    def _begin(self) -> bytes:
+    def _first_events(self) -> bytes:
         response = self._head | {
             "status": "in_progress",
             "incomplete_details": None,
@@ -183,22 +191,24 @@ class ResponseReply:
                 self._event("response.created", {"response": response}),
                 self._event("response.in_progress", {"response": response}),
                 self._event("response.output_item.added", {"output_index": 0, "item": empty}),
-                self._event("response.content_part.added", self._position() | {"part": _part("")}),
+                self._event(
+                    "response.content_part.added", self._position() | {"part": _text_part("")}
+                ),
             ]
         )
 
     def _event(self, kind: str, data: JsonObject) -> bytes:
         number, self._event_number = self._event_number, self._event_number + 1
-        return event({"type": kind, "sequence_number": number} | data, kind)
+        return encode_event({"type": kind, "sequence_number": number} | data, kind)
 
     def _status(self) -> str:
-        return "incomplete" if self._choice.finished == "length" else "completed"
+        return "incomplete" if self._choice.finish_reason == "length" else "completed"
 
     def _position(self) -> JsonObject:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def _item(self, status: str) -> JsonObject:
-        content = [_part(self._choice.text)]
+        content = [_text_part(self._choice.text)]
         return {
             "id": self._message_id,
             "type": "message",
@@ -208,5 +218,5 @@ class ResponseReply:
         }
 
 
-def _part(text: str) -> JsonObject:
+def _text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,4 +1,4 @@
-"""Embeddings, reranking and transcriptions: APIs of OpenAI, Cohere and Jina in front of tasks.
+"""Embeddings, reranking and transcriptions: APIs of OpenAI, Cohere and Jina for tasks.
 
 https://platform.openai.com/docs/api-reference/embeddings, /audio;
 https://docs.cohere.com/reference/rerank; https://jina.ai/reranker
@@ -22,7 +22,7 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.openai import requests
 from tsx_runtime.worker.openai.requests import OpenAIRequest
 
-EMBEDDINGS, RERANK, TRANSCRIPTIONS = (
+EMBEDDINGS_PATH, RERANK_PATHS, TRANSCRIPTIONS_PATH = (
     "v1/embeddings",
     ("v1/rerank", "v2/rerank", "rerank"),
     "v1/audio/transcriptions",
@@ -32,7 +32,7 @@ MAX_DOCUMENTS = 10_000
 
 
 class TaskBody(OpenAIRequest):
-    """The body of a request that a task answers."""
+    """The body of a request that is answered by a task."""
 
     @abstractmethod
     def task(self) -> tuple[Any, JsonObject]:
@@ -40,21 +40,21 @@ class TaskBody(OpenAIRequest):
 
     @abstractmethod
     def answer(self, output: Any, tokens: int, model: str) -> bytes:
-        """Return the response for the output of the task.
+        """Convert the output of the task to a response.
 
         Raises:
             RefusedField: The request does not fit the output.
         """
 
     def task_request(self, model: str) -> TaskRequest:
-        """Return the request for the task of the model with this name."""
+        """Return the request for the task; `model` is the name of the served model."""
         inputs, parameters = self.task()
         adapter = self.adapter(model)
         return TaskRequest(inputs, parameters | ({"adapter": adapter} if adapter else {}))
 
 
 def read(path: str, row: Any) -> TaskBody:
-    """Return the body of a row of a handler's data.
+    """Read the body in a row of a handler's data.
 
     Raises:
         RefusedField: The path is unknown, or the body cannot be used.
@@ -63,7 +63,7 @@ def read(path: str, row: Any) -> TaskBody:
     if kind is None:
         raise RefusedField(
             f"There is no /{path} for this model; it has one of"
-            f" {', '.join(f'/{known}' for known in _BODIES)}.",
+            f" {', '.join(f'/{known_path}' for known_path in _BODIES)}.",
             status=404,
         )
     body = row.get("body", row) if isinstance(row, Mapping) else row
@@ -85,11 +85,11 @@ def read(path: str, row: Any) -> TaskBody:
     return requests.read(kind, body)
 
 
-def _texts(value: Any) -> Any:
-    """Return a list of texts, given one or several.
+def _text_list(value: Any) -> Any:
+    """Return a list of texts from one text or several.
 
     Raises:
-        ValueError: A text is empty or no string.
+        ValueError: A text is empty or not a string.
     """
     texts = [value] if isinstance(value, str) else value
     if (
@@ -105,12 +105,12 @@ def _texts(value: Any) -> Any:
 
 
 class EmbeddingsRequest(TaskBody):
-    input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MAX_INPUTS)]
+    input: Annotated[list[str], BeforeValidator(_text_list), Field(max_length=MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
     def task(self) -> tuple[Any, JsonObject]:
-        # OpenAI's vectors have length 1 and are those of whole texts.
+        # As in OpenAI's API, vectors have length 1.
         return self.input, {"normalize": True}
 
     def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
@@ -122,12 +122,14 @@ class EmbeddingsRequest(TaskBody):
                     f" {len(vectors[0])}. Send no more."
                 )
                 raise RefusedField(text, "dimensions")
-            vectors = [_unit(vector[:size]) for vector in vectors]
+            vectors = [_normalize(vector[:size]) for vector in vectors]
         data = [
             {
                 "object": "embedding",
                 "index": idx,
-                "embedding": _packed(vector) if self.encoding_format == "base64" else list(vector),
+                "embedding": _encode_base64(vector)
+                if self.encoding_format == "base64"
+                else list(vector),
             }
             for idx, vector in enumerate(vectors)
         ]
@@ -135,12 +137,12 @@ class EmbeddingsRequest(TaskBody):
         return json.dumps({"object": "list", "data": data, "model": model, "usage": usage}).encode()
 
 
-def _unit(vector: Sequence[float]) -> list[float]:
+def _normalize(vector: Sequence[float]) -> list[float]:
     length = math.sqrt(sum(value * value for value in vector)) or 1.0
     return [value / length for value in vector]
 
 
-def _packed(vector: Sequence[float]) -> str:
+def _encode_base64(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
@@ -161,19 +163,19 @@ class RerankRequest(TaskBody):
     def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
         """Return the best documents.
 
-        `output` has a score for each document, or the objects of text-embeddings-inference, with
-        `index` and `score`.
+        `output` has a score for each document, or objects with `index` and `score`, as in
+        text-embeddings-inference.
         """
         scores = (
             {entry["index"]: entry["score"] for entry in output}
             if isinstance(output[0], dict)
             else dict(enumerate(output))
         )
-        best = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
+        best_indexes = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
         results = [
             {"index": idx, "relevance_score": scores[idx]}
             | ({"document": {"text": self.documents[idx]}} if self.return_documents else {})
-            for idx in best
+            for idx in best_indexes
         ]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         counts = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -189,7 +191,7 @@ class RerankRequest(TaskBody):
 
 
 class TranscriptionRequest(TaskBody, strict=False):
-    """A form; its fields are bytes."""
+    """A form, whose fields are bytes."""
 
     file: Annotated[bytes, Field(min_length=1)]
     response_format: Literal["json", "text", "verbose_json"] | None = None
@@ -230,7 +232,7 @@ class TranscriptionRequest(TaskBody, strict=False):
 
 
 _BODIES: Mapping[str, type[TaskBody]] = {
-    EMBEDDINGS: EmbeddingsRequest,
-    **dict.fromkeys(RERANK, RerankRequest),
-    TRANSCRIPTIONS: TranscriptionRequest,
+    EMBEDDINGS_PATH: EmbeddingsRequest,
+    **dict.fromkeys(RERANK_PATHS, RerankRequest),
+    TRANSCRIPTIONS_PATH: TranscriptionRequest,
 }

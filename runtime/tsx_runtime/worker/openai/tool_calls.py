@@ -1,6 +1,6 @@
-"""The tool calls in a model's text.
+"""The detection of tool calls in a model's text.
 
-Hermes and Qwen write `<tool_call>{...}</tool_call>`. Llama writes nothing but JSON.
+Hermes and Qwen write `<tool_call>{...}</tool_call>`. Llama writes only JSON.
 """
 
 from __future__ import annotations
@@ -15,37 +15,42 @@ OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 
 
 class ToolText:
-    """Text that comes in pieces; parts that may be tool calls are held back until the end."""
+    """A text that arrives in pieces. Parts that may be tool calls are held back until the end."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._held = ""
-        self._has_text = False  # more than whitespace
+        self._held_text = ""
+        self._has_text = False  # Text other than whitespace has arrived.
         self._holds_all = False  # All further text is held back.
 
     def add(self, text: str) -> str:
         """Add a piece, and return the text that can be sent now."""
-        self._held += text
-        if not self._has_text and (start := self._held.lstrip()[:1]):
+        self._held_text += text
+        if not self._has_text and (start := self._held_text.lstrip()[:1]):
             self._has_text, self._holds_all = True, start in "{["
         if self._holds_all or not self._has_text:
             return ""
-        at = self._held.find(OPEN_TAG)
-        self._holds_all = at >= 0
-        if at < 0:
-            most = min(len(OPEN_TAG) - 1, len(self._held))
-            at = len(self._held) - next(
-                (size for size in range(most, 0, -1) if OPEN_TAG.startswith(self._held[-size:])), 0
+        end = self._held_text.find(OPEN_TAG)
+        self._holds_all = end >= 0
+        if end < 0:
+            max_size = min(len(OPEN_TAG) - 1, len(self._held_text))
+            end = len(self._held_text) - next(
+                (
+                    size
+                    for size in range(max_size, 0, -1)
+                    if OPEN_TAG.startswith(self._held_text[-size:])
+                ),
+                0,
             )
-        shown, self._held = self._held[:at], self._held[at:]
-        return shown
+        sendable_text, self._held_text = self._held_text[:end], self._held_text[end:]
+        return sendable_text
 
     def end(self) -> tuple[str, list[JsonObject]]:
         """Return the remaining text and the calls.
 
-        If the calls cannot be parsed, they stay part of the text.
+        If the calls cannot be parsed, they remain in the text.
         """
-        text, self._held = self._held, ""
+        text, self._held_text = self._held_text, ""
         calls: list[JsonObject] = []
         remaining = text
         if OPEN_TAG in text:
@@ -77,14 +82,14 @@ def _parse_calls(text: str) -> list[JsonObject]:
         )
         if not isinstance(arguments, dict | str) or not isinstance(call.get("name"), str):
             return []
-        written = (
+        arguments_json = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )
         calls.append(
             {
                 "id": f"call_{secrets.token_hex(12)}",
                 "type": "function",
-                "function": {"name": call["name"], "arguments": written},
+                "function": {"name": call["name"], "arguments": arguments_json},
             }
         )
     return calls

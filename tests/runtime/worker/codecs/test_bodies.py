@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, Seed, Stops, validated
+from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, Seed, Stops, validate_body
 
 
 class ExampleBody(BodyObject):
@@ -31,11 +31,11 @@ class ExampleBody(BodyObject):
 )
 def test_a_value_is_shown_with_what_it_must_be(body: Any, path: str, ending: str) -> None:
     with pytest.raises(RefusedField) as caught:
-        validated(ExampleBody, body)
+        validate_body(ExampleBody, body)
     assert caught.value.param == path
     assert caught.value.message.startswith(f"The field '{path}' is ")
     assert caught.value.message.endswith(ending)
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:
-    assert validated(ExampleBody, {"stop": "a"}).stop == ["a"]
+    assert validate_body(ExampleBody, {"stop": "a"}).stop == ["a"]

@@ -17,12 +17,12 @@ from tests.support.served_model import a_context
 from tsx_runtime.errors import BadRequest, PredictionFailed, Unavailable
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
 from tsx_runtime.worker.codecs.responses import (
+    check_results,
     encode_answers,
     encode_body,
     failure,
     is_device_lost,
     is_out_of_memory,
-    mismatch,
 )
 from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException
 
@@ -131,9 +131,9 @@ def test_memory_that_ran_out_is_known_wherever_it_was_raised(error: Exception) -
 
 
 def test_a_result_of_the_wrong_shape_is_explained() -> None:
-    assert mismatch(["a"], 1, "h.py") is None
-    assert "expect: 2, got: 1" in str(mismatch(["a"], 2, "h.py"))
-    assert "h.py returned tuple" in str(mismatch(("a",), 1, "h.py"))
+    assert check_results(["a"], 1, "h.py") is None
+    assert "expect: 2, got: 1" in str(check_results(["a"], 2, "h.py"))
+    assert "h.py returned tuple" in str(check_results(("a",), 1, "h.py"))
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -232,9 +232,9 @@ def test_a_platform_may_ask_for_the_content_type_of_each_answer() -> None:
         "application/json",
         text,
     ]
-    assert context.typed(b"", b'"a"') == b"content-type: application/json\r\n"
+    assert context.add_content_type(b"", b'"a"') == b"content-type: application/json\r\n"
     # The next part of a stream may make it something else than JSON.
-    assert context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
+    assert context.add_content_type(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
 
 
 def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

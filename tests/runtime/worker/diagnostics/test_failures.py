@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.worker.diagnostics import failures
-from tsx_runtime.worker.diagnostics.failures import Repeats, log_failure
+from tsx_runtime.worker.diagnostics.failures import RepeatFilter, log_failure
 from tsx_runtime.worker.diagnostics.tracebacks import outline
 from tsx_runtime.worker.handler_api.modules import OwnModules
 
@@ -71,7 +71,7 @@ def test_an_error_in_no_file_of_the_model_has_its_innermost_frames(handler) -> N
 def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) -> None:
     """Repeats have the same kind and line; their texts may differ."""
     now, written = [0.0], []
-    repeats = Repeats(lambda record: written.append(record.getMessage()), clock=lambda: now[0])
+    repeats = RepeatFilter(lambda record: written.append(record.getMessage()), clock=lambda: now[0])
 
     def fail(number: int, error: BaseException) -> bool:
         log_failure([f"id-{number}"], error)
@@ -83,7 +83,8 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     repeats.flush()
     ids = ", ".join(f"id-{number}" for number in range(1, failures.MAX_NAMED_REQUESTS + 1))
     assert written == [
-        f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number' (handler.py:9 in parse)"
+        f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number'"
+        " (handler.py:9 in parse)"
     ]
     now[0] = failures.REPEATS_INTERVAL_S - 1
     assert fail(21, error_of(handler.parse, "x"))
@@ -100,13 +101,13 @@ def test_a_line_that_a_handler_logs_is_never_held_back(handler) -> None:
     record = logging.LogRecord(
         "own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__)
     )
-    repeats = Repeats(lambda record: None)
+    repeats = RepeatFilter(lambda record: None)
     assert not any(repeats.hold(record) for _ in range(3))
 
 
 def test_a_process_that_a_handler_forked_reports_no_repeats(handler, caplog, monkeypatch) -> None:
     written: list[logging.LogRecord] = []
-    repeats = Repeats(written.append, clock=lambda: 0.0)
+    repeats = RepeatFilter(written.append, clock=lambda: 0.0)
     error = error_of(handler.deep, 1)
     for _ in range(2):
         log_failure(["id"], error)

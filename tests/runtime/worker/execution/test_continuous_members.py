@@ -27,27 +27,27 @@ def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple
             joined += 1
         if not membership:
             continue
-        now = membership.next()
+        now = membership.next_call()
         calls += 1
         assert now
         assert len(set(now)) == len(now)
         assert not set(now) & {*ended, *failed}
         if any(member in guilty and member not in seen for member in now):
-            failed += membership.failed()
+            failed += membership.record_failure()
             continue
         seen.update(now)
         for member in now:
             remaining[member] -= 1
         over = [member for member in now if remaining[member] == 0]
-        membership.called(over)
+        membership.record_success(over)
         ended += over
     assert sorted([*ended, *failed]) == list(range(joined))
     assert set(failed) == guilty
     assert calls <= sum(needs + 3 for turn in turns for _, needs in turn)
 
 
-def members_of(*names: str, again: bool = True) -> Membership[str]:
-    membership: Membership[str] = Membership(again=again)
+def members_of(*names: str, can_retry: bool = True) -> Membership[str]:
+    membership: Membership[str] = Membership(can_retry=can_retry)
     for name in names:
         membership.join(name)
     return membership
@@ -55,35 +55,35 @@ def members_of(*names: str, again: bool = True) -> Membership[str]:
 
 def test_newcomers_join_at_once_and_stay():
     membership = members_of("a")
-    assert membership.next() == ["a"]
-    membership.called([])
+    assert membership.next_call() == ["a"]
+    membership.record_success([])
     membership.join("b")
     membership.join("c")
-    assert membership.next() == ["a", "b", "c"]
-    membership.called(["a"])
-    assert membership.next() == ["b", "c"]
+    assert membership.next_call() == ["a", "b", "c"]
+    membership.record_success(["a"])
+    assert membership.next_call() == ["b", "c"]
 
 
 def test_a_call_without_newcomers_that_fails_ends_all():
     membership = members_of("a", "b")
-    membership.next()
-    membership.called([])
-    membership.next()
-    assert membership.failed() == ["a", "b"]
+    membership.next_call()
+    membership.record_success([])
+    membership.next_call()
+    assert membership.record_failure() == ["a", "b"]
     assert not membership
 
 
 def test_a_handler_that_must_not_be_called_again_fails_all():
-    membership = members_of("a", "b", again=False)
-    membership.next()
-    assert membership.failed() == ["a", "b"]
+    membership = members_of("a", "b", can_retry=False)
+    membership.next_call()
+    assert membership.record_failure() == ["a", "b"]
 
 
 def test_a_member_that_leaves_is_in_no_further_call():
     membership = members_of("a", "b")
     membership.leave("a")
-    assert membership.next() == ["b"]
-    membership.called([])
+    assert membership.next_call() == ["b"]
+    membership.record_success([])
     membership.leave("b")
     membership.leave("b")
     assert not membership

@@ -15,9 +15,9 @@ from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.recovery import (
     GROW_AFTER,
-    MIN_ALIKE,
+    MIN_EQUAL_FAILURES,
     Ceiling,
-    Search,
+    RetrySearch,
 )
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -79,12 +79,12 @@ def expected(rows: list[str]) -> list[tuple[int, str]]:
 def test_few_guilty_requests_get_their_errors_and_all_others_their_answers(
     size: int, data: st.DataObject
 ) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_ALIKE - 1))
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
     kind = data.draw(st.sampled_from(["guilty", "refused"]))
     rows = [f"{kind} {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler()
     assert run(handler.model(), rows) == expected(rows)
-    assert len(handler.calls) <= 1 + MIN_ALIKE + 2 * len(guilty) * size.bit_length()
+    assert len(handler.calls) <= 1 + MIN_EQUAL_FAILURES + 2 * len(guilty) * size.bit_length()
 
 
 @given(SIZES, st.sampled_from(["refused", "invalid"]), st.data())
@@ -105,22 +105,22 @@ def test_all_guilty_requests_get_their_errors_where_the_first_one_is_innocent(
     rows = [f"{kind} {idx}" for idx, kind in enumerate(["row", *kinds])]
     handler = Handler()
     assert run(handler.model(), rows) == expected(rows)
-    assert len(handler.calls) <= 2 * len(rows) + MIN_ALIKE
+    assert len(handler.calls) <= 2 * len(rows) + MIN_EQUAL_FAILURES
 
 
-@given(st.integers(MIN_ALIKE + 1, 64))
+@given(st.integers(MIN_EQUAL_FAILURES + 1, 64))
 def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(size: int) -> None:
     handler = Handler()
     answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
     assert [status for status, _ in answers] == [500] * size
-    assert handler.calls == [size] + [1] * MIN_ALIKE
+    assert handler.calls == [size] + [1] * MIN_EQUAL_FAILURES
 
 
 @given(SIZES, st.integers(1, 64), st.data())
 def test_a_guilty_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
     size: int, fits: int, data: st.DataObject
 ) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_ALIKE - 1))
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
     rows = [f"guilty {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler(fits)
     assert run(handler.model(), rows) == expected(rows)
@@ -215,13 +215,13 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
 def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
     alone: list[str], succeeded: bool
 ) -> None:
-    search = Search(Ceiling(), 1.0)
+    search = RetrySearch(Ceiling(), 1.0)
     for line in alone:
-        search.failed([0], line)
+        search.record_failure([0], line)
     if succeeded:
-        search.succeeded()
-    search.again([1])
-    blamed = not succeeded and len(alone) >= MIN_ALIKE and len(set(alone)) == 1
+        search.record_success()
+    search.retry([1])
+    blamed = not succeeded and len(alone) >= MIN_EQUAL_FAILURES and len(set(alone)) == 1
     assert search.next(0.0, 0.0) == ([] if blamed else [1])
 
 
@@ -229,25 +229,25 @@ def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
 def test_another_try_never_goes_past_the_timeout(
     used: float, longest: float, timeout: float
 ) -> None:
-    search = Search(Ceiling(), timeout)
-    search.again([0])
+    search = RetrySearch(Ceiling(), timeout)
+    search.retry([0])
     if search.next(used, longest):
         assert used + longest <= timeout
 
 
 @given(SIZES, st.randoms(use_true_random=False))
 def test_the_search_always_ends_and_leaves_no_request_out(size: int, random: Any) -> None:
-    search = Search(Ceiling(), 100.0)
-    search.failed(range(size), "somewhere")
+    search = RetrySearch(Ceiling(), 100.0)
+    search.record_failure(range(size), "somewhere")
     settled: list[int] = list(range(size)) if size == 1 else []
     used = 0.0
     while positions := search.next(used, 1.0):
         used += random.choice([0.0, 0.1, 5.0])
         if random.random() < 0.5:
-            search.succeeded()
+            search.record_success()
             settled += positions
         else:
-            search.failed(positions, random.choice("ab"))
+            search.record_failure(positions, random.choice("ab"))
             settled += positions if len(positions) == 1 else []
     assert sorted(settled + search.given_up) == list(range(size))
 
@@ -257,32 +257,34 @@ def test_a_ceiling_is_at_least_one_and_never_cuts_a_request_away(
     first: int, sizes: list[int], fits: int
 ) -> None:
     ceiling = Ceiling()
-    ceiling.failed(first)
+    ceiling.record_failure(first)
     for size in sizes:
-        cut = ceiling.cut(size)
+        cut = ceiling.split(size)
         assert [idx for part in cut for idx in part] == list(range(size))
         for part in cut:
             assert ceiling.size is None or len(part) <= ceiling.size or ceiling.size < len(cut[0])
             if len(part) > fits and len(part) > 1:
-                ceiling.failed(len(part))
+                ceiling.record_failure(len(part))
                 break
-            ceiling.fitted(len(part))
+            ceiling.record_success(len(part))
         assert ceiling.size is None or ceiling.size >= 1
 
 
 def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
     ceiling = Ceiling()
-    ceiling.failed(32)
+    ceiling.record_failure(32)
     for _ in range(GROW_AFTER - 1):
-        assert not ceiling.fitted(16)
-    assert ceiling.fitted(16)
+        assert not ceiling.record_success(16)
+    assert ceiling.record_success(16)
     assert ceiling.size == 20
-    assert not ceiling.fitted(9)
-    ceiling.failed(20)
+    assert not ceiling.record_success(9)
+    ceiling.record_failure(20)
     assert ceiling.size == 16
-    assert [ceiling.fitted(16) for _ in range(GROW_AFTER * 10)].index(True) == GROW_AFTER * 10 - 1
+    assert [ceiling.record_success(16) for _ in range(GROW_AFTER * 10)].index(
+        True
+    ) == GROW_AFTER * 10 - 1
     for _ in range(GROW_AFTER * 100):
         if ceiling.size is not None:
-            ceiling.fitted(ceiling.size)
+            ceiling.record_success(ceiling.size)
     # The 32 that failed first fit now.
     assert ceiling.size is None

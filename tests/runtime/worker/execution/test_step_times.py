@@ -56,7 +56,7 @@ def spent(laps: step_times.Laps) -> set[int]:
 
 def watched() -> Handler:
     handler = Handler()
-    step_times.watch(handler)
+    step_times.measure_steps(handler)
     return handler
 
 
@@ -100,10 +100,10 @@ def test_a_handler_without_steps_or_room_for_them_is_left_alone() -> None:
         def preprocess(self, data: int) -> Any:
             yield data
 
-    step_times.watch(None)
-    step_times.watch(Slots())
+    step_times.measure_steps(None)
+    step_times.measure_steps(Slots())
     streams = Streams()
-    step_times.watch(streams)
+    step_times.measure_steps(streams)
     assert vars(streams) == {}
 
 
@@ -134,7 +134,7 @@ def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
             return data
 
     handler = Waits()
-    step_times.watch(handler)
+    step_times.measure_steps(handler)
 
     async def run_steps(times: int) -> int:
         laps = step_times.begin()
@@ -149,9 +149,9 @@ def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
 
 
 def test_the_time_of_a_handler_without_steps_is_inference() -> None:
-    assert step_times.totals(2.0, [])[2] == 2.0
-    assert math.isnan(step_times.totals(2.0, [])[1])
-    _, preprocess, inference, postprocess = step_times.totals(2.0, [(0, 0.5), (0, 0.25)])
+    assert step_times.sum_steps(2.0, [])[2] == 2.0
+    assert math.isnan(step_times.sum_steps(2.0, [])[1])
+    _, preprocess, inference, postprocess = step_times.sum_steps(2.0, [(0, 0.5), (0, 0.25)])
     assert preprocess == 0.75
     assert math.isnan(inference)
     assert math.isnan(postprocess)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, tuning_of
+from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, make_tuning
 
 # Seconds of a batch, by threads, requests and the time of day.
 Cost = Callable[[int, int, float], float]
@@ -26,7 +26,7 @@ class Model:
         )
         monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # as a module
         monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
-        tuning = tuning_of(share, tunes=tunes)
+        tuning = make_tuning(share, is_tuning=tunes)
         assert tuning is not None
         self.tuning: ThreadTuning = tuning
 
@@ -94,10 +94,10 @@ def test_the_number_of_threads_follows_the_load_of_the_machine(
 def test_a_worker_uses_no_more_threads_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, large)
     model.run(2)
-    model.tuning.reshare(2)
+    model.tuning.set_cores(2)
     model.run(0.1)
     assert model.threads == 2
-    model.tuning.reshare(8)
+    model.tuning.set_cores(8)
     model.run(9)
     assert model.threads == 8
 
@@ -112,7 +112,7 @@ def test_where_batches_have_no_turns_the_share_is_set_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model(monkeypatch, large, tunes=False)
-    model.tuning.reshare(3)
+    model.tuning.set_cores(3)
     assert model.threads == 3
 
 
@@ -123,7 +123,7 @@ def test_a_compiled_model_keeps_its_number_and_a_handlers_own_number_stays(
     dynamo = types.SimpleNamespace(counters={"frames": {"total": 1, "ok": 1}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)  # type: ignore[arg-type]  # as a module
     model.run(5)
-    model.tuning.reshare(2)
+    model.tuning.set_cores(2)
     model.run(1)
     assert model.calls == 0
-    assert tuning_of(3, tunes=True) is None
+    assert make_tuning(3, is_tuning=True) is None

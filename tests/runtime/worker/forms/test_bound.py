@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsx_runtime.worker.forms.bound import bound_of, mismatch
+from tsx_runtime.worker.forms.bound import check_bound, describe_bound
 from tsx_runtime.worker.forms.kinds import known_forms
 
 GPU = torch.device("cuda", 0)
@@ -20,20 +20,20 @@ def test_engines_are_bound_to_the_gpu_that_they_were_built_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_gpu(monkeypatch, "NVIDIA L4", (8, 9))
-    bound = bound_of(known_forms()["tensorrt"], GPU)
+    bound = describe_bound(known_forms()["tensorrt"], GPU)
     assert bound["gpu"] == "NVIDIA L4, compute capability 8.9"
     assert bound["extras"] == ["tensorrt"]
-    assert mismatch(bound, GPU) is None
+    assert check_bound(bound, GPU) is None
     set_gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    reason = str(mismatch(bound, GPU))
+    reason = str(check_bound(bound, GPU))
     assert ("NVIDIA L4" in reason, "NVIDIA A10G" in reason) == (True, True)
-    assert "this worker runs on cpu" in str(mismatch(bound, torch.device("cpu")))
+    assert "this worker runs on cpu" in str(check_bound(bound, torch.device("cpu")))
 
 
 def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = bound_of(known_forms()["cuda-graphs"], GPU)
+    bound = describe_bound(known_forms()["cuda-graphs"], GPU)
     set_gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    assert mismatch(bound, GPU) is None
+    assert check_bound(bound, GPU) is None
 
 
 def test_machine_code_needs_a_cpu_with_all_instructions_of_the_compilers_cpu(
@@ -51,17 +51,20 @@ def test_machine_code_needs_a_cpu_with_all_instructions_of_the_compilers_cpu(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ice_lake)
     set_gpu(monkeypatch, "NVIDIA L4", (8, 9))
     forms, cpu = known_forms(), torch.device("cpu")
-    code, kernels = bound_of(forms["aotinductor"], cpu), bound_of(forms["openvino-int8"], cpu)
+    code, kernels = (
+        describe_bound(forms["aotinductor"], cpu),
+        describe_bound(forms["openvino-int8"], cpu),
+    )
     assert (
-        bound_of(forms["aotinductor"], GPU)["cpu"]
-        == bound_of(forms["tensorrt"], GPU)["cpu"]
+        describe_bound(forms["aotinductor"], GPU)["cpu"]
+        == describe_bound(forms["tensorrt"], GPU)["cpu"]
         == code["cpu"]
     ), "its host code as well"
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False}
     )  # Cascade Lake
-    assert "a CPU with avx512_vbmi2, which" in str(mismatch(code, cpu))
-    assert mismatch(kernels, cpu) is None
+    assert "a CPU with avx512_vbmi2, which" in str(check_bound(code, cpu))
+    assert check_bound(kernels, cpu) is None
 
 
 def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:

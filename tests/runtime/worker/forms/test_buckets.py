@@ -11,10 +11,10 @@ from torch import nn
 from tests.support.forms import subject_of, tensor_inputs
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
+    check_fixed_shapes,
     choose_buckets,
     count_rows,
     example_batch,
-    not_fixed,
     pad_batch,
 )
 from tsx_runtime.worker.forms.form import NotBuilt
@@ -50,8 +50,8 @@ def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
     def of_any_length(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (torch.ones(rows, rows + 1),), {}
 
-    assert "each shape" in str(not_fixed(subject_of(torch.sum, of_any_length)))
+    assert "each shape" in str(check_fixed_shapes(subject_of(torch.sum, of_any_length)))
     without_batch = subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {}))
-    assert "no dimension for a batch" in str(not_fixed(without_batch))
+    assert "no dimension for a batch" in str(check_fixed_shapes(without_batch))
     with pytest.raises(NotBuilt, match="depends on the batch size"):
         choose_buckets(subject_of(flattened, tensor_inputs(4)))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tests.support.forms import subject_of, tensor_inputs
-from tsx_runtime.worker.forms.exporting import SizeRange, export_flat, not_exportable, size_ranges
+from tsx_runtime.worker.forms.exporting import SizeRange, check_exportable, export_flat, size_ranges
 from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.signature import LARGEST_BATCH
+from tsx_runtime.worker.forms.signature import MAX_EXPORTED_BATCH
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported
 
 IMAGES = tensor_inputs(1, 8, 8)
@@ -69,7 +69,7 @@ def test_what_compiled_code_takes_without_a_look_is_known_by_its_sizes() -> None
     subject = subject_of(Positions().eval(), texts)
     assert subject.signature is not None
     rows, length = size_ranges(export_flat(subject), subject.signature)
-    assert rows == SizeRange(((0, 0), (1, 0)), 1, LARGEST_BATCH)
+    assert rows == SizeRange(((0, 0), (1, 0)), 1, MAX_EXPORTED_BATCH)
     assert length == SizeRange(((0, 1), (1, 1)), 1, 12)
     assert length.holds([torch.ones(2, 12), torch.ones(2, 12)])
     for ids, mask in ((13, 13), (12, 11), (0, 0)):
@@ -105,7 +105,7 @@ def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
 def test_what_torch_does_not_export_is_a_reason() -> None:
     script = torch.jit.trace(convolutions(), torch.randn(2, 1, 8, 8))
     for model, kind in ((script, "TorchScript"), (lambda rows: rows, "a function")):
-        assert f"the model is {kind}," in str(not_exportable(subject_of(model, IMAGES)))
+        assert f"the model is {kind}," in str(check_exportable(subject_of(model, IMAGES)))
 
 
 def test_forms_that_change_layers_ask_for_the_eager_model(tmp_path: Path) -> None:

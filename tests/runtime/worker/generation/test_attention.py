@@ -27,7 +27,7 @@ class GroupedHeads(torch.nn.Module):  # type: ignore[misc]
 def test_each_sequence_attends_to_its_own_tokens(
     monkeypatch: pytest.MonkeyPatch, queries: list[int], keys: list[int], window: int
 ) -> None:
-    monkeypatch.setattr(attention, "MAX_MASKED_PAIRS", 0)
+    monkeypatch.setattr(attention, "MAX_MASKED_PAIRS_PER_THREAD", 0)
     torch.manual_seed(0)
     bounds_q, bounds_k = (
         [0, *torch.tensor(lengths).cumsum(0).tolist()] for lengths in (queries, keys)

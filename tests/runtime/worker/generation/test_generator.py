@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.language_models import CONTEXT, bpe_tokenizer
 from tsx_runtime.worker.exceptions import InvalidInput
-from tsx_runtime.worker.generation.generator import TextGenerator, with_defaults
+from tsx_runtime.worker.generation.generator import TextGenerator, apply_defaults
 from tsx_runtime.worker.generation.interface import Sampling, Tokens
 
 
@@ -31,9 +31,9 @@ class Engine:
 
 def test_the_default_of_a_penalty_is_that_of_the_models_generation_config() -> None:
     configured = SimpleNamespace(repetition_penalty=1.1)
-    assert with_defaults(Sampling(), configured, 9).repetition_penalty == 1.1
-    assert with_defaults(Sampling(repetition_penalty=1.0), configured, 9).repetition_penalty == 1.0
-    assert not with_defaults(Sampling(), SimpleNamespace(), 9).changes_scores
+    assert apply_defaults(Sampling(), configured, 9).repetition_penalty == 1.1
+    assert apply_defaults(Sampling(repetition_penalty=1.0), configured, 9).repetition_penalty == 1.0
+    assert not apply_defaults(Sampling(), SimpleNamespace(), 9).changes_scores
 
 
 @pytest.mark.parametrize("token", [0, 511, 512, 1 << 30])

@@ -52,7 +52,7 @@ def sample(
     return sampler(torch.tensor(last or [0] * len(states), dtype=torch.int32), scores, rows)
 
 
-def draw(*requests: tuple[Sampling, int]) -> list[int]:
+def draw_tokens(*requests: tuple[Sampling, int]) -> list[int]:
     """Draw the tokens of sequences at these positions in one batch."""
     states = [a_state(*request, index) for index, request in enumerate(requests)]
     tokens = sample(Sampler([]), states, LOGITS.repeat(len(requests), 1)).argmax(-1)
@@ -77,7 +77,7 @@ def draw(*requests: tuple[Sampling, int]) -> list[int]:
     ],
 )
 def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor) -> None:
-    tokens = draw(*((sampling, position) for position in range(4000)))
+    tokens = draw_tokens(*((sampling, position) for position in range(4000)))
     shares = torch.bincount(torch.tensor(tokens), minlength=6) / 4000
     assert torch.allclose(shares, expected, atol=0.03)
     assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
@@ -90,9 +90,9 @@ def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
         (Sampling(temperature=0.9, top_k=2, seed=9), 3),
         (Sampling(temperature=2.0, top_p=0.5), 1),
     ]
-    alone = [draw((sampling, position))[0] for position in range(50)]
-    assert [draw(*neighbours, (sampling, position))[-1] for position in range(50)] == alone
-    assert [draw((another_seed, position))[0] for position in range(50)] != alone
+    alone = [draw_tokens((sampling, position))[0] for position in range(50)]
+    assert [draw_tokens(*neighbours, (sampling, position))[-1] for position in range(50)] == alone
+    assert [draw_tokens((another_seed, position))[0] for position in range(50)] != alone
 
 
 class PenalizedBatch:

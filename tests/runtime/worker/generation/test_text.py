@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.language_models import bpe_tokenizer
-from tsx_runtime.worker.generation.interface import LONG_BODY_BYTES, beside_streams
+from tsx_runtime.worker.generation.interface import LONG_BODY_BYTES, run_without_blocking_streams
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
@@ -103,12 +103,12 @@ def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
 
     async def ask() -> list[str]:
         long = [
-            asyncio.ensure_future(beside_streams(b" " * (LONG_BODY_BYTES + 1), read))
+            asyncio.ensure_future(run_without_blocking_streams(b" " * (LONG_BODY_BYTES + 1), read))
             for _ in range(3)
         ]
         await asyncio.to_thread(began.wait, 30)
         # The short one is read while the first long one is.
-        short = await beside_streams(
+        short = await run_without_blocking_streams(
             b" " * LONG_BODY_BYTES, lambda: threading.current_thread().name
         )
         go_on.set()

@@ -61,7 +61,7 @@ async def collect(
     answer: list[int] = []
     async for tokens in engine.generate(ids(text), sampling):
         answer += tokens.token_ids
-    return answer, tokens.finished
+    return answer, tokens.finish_reason
 
 
 async def collect_together(

@@ -153,7 +153,7 @@ def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
         max_tokens=5, temperature=0.7, top_p=0.9, top_k=3, seed=1, logprobs=True, top_logprobs=1
     )
     answer = run(collect(engine, [3, 4], sampling))
-    assert [(tokens.token_ids, tokens.finished) for tokens in answer] == [
+    assert [(tokens.token_ids, tokens.finish_reason) for tokens in answer] == [
         ([3], None),
         ([4], None),
         ([0], "stop"),

@@ -41,7 +41,11 @@ PARTS = "workflow_archiver.manifest_components"
 NAMES = {
     module: sorted(
         [
-            *(name for name in MODULES.get(module, []) if not ts_shim.instead(f"{module}.{name}")),
+            *(
+                name
+                for name in MODULES.get(module, [])
+                if not ts_shim.find_replacement(f"{module}.{name}")
+            ),
             *ALSO.get(module, []),
         ]
     )
@@ -125,7 +129,9 @@ def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead
     all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
     included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
     hints = {
-        name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))
+        name: hint
+        for name in all_names
+        if name not in included and (hint := ts_shim.find_replacement(name))
     } | {
         f"{module}.{name}": "generate_manifest_json"
         for module, listed in names().items()
@@ -135,7 +141,7 @@ def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead
     assert refused.keys() == hints.keys()
     assert all(hint in refused[name] for name, hint in hints.items())
     documented = (ROOT / "docs" / "reference" / "torchserve.md").read_text(encoding="utf-8")
-    assert [name for name in [*ts_shim.INSTEAD, PARTS] if f"`{name}`" not in documented] == []
+    assert [name for name in [*ts_shim.REPLACEMENTS, PARTS] if f"`{name}`" not in documented] == []
 
 
 def test_a_private_name_is_no_import_error() -> None:

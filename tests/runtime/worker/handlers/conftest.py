@@ -121,7 +121,7 @@ def onnx_bytes(net: Net) -> bytes:
 @pytest.fixture
 def load_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that loads a model in this process, with the given `load_entry`."""
-    for name in ("_apply_resources", "_enter", "_limit_threads"):
+    for name in ("_apply_resources", "_enter_directory", "_limit_threads"):
         monkeypatch.setattr(model_loading, name, lambda *_: None)
     monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
 

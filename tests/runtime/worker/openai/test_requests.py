@@ -11,7 +11,7 @@ import pytest
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.openai import tasks
 from tsx_runtime.worker.openai.completions import CompletionRequest
-from tsx_runtime.worker.openai.requests import NEUTRAL, read
+from tsx_runtime.worker.openai.requests import NEUTRAL_VALUES, read
 from tsx_runtime.worker.openai.responses import ResponseRequest
 
 
@@ -34,7 +34,7 @@ def test_an_adapter_is_named_behind_this_models_name(
 
 def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "made_up": None, "max_tokens": None}
-    assert read(CompletionRequest, {"prompt": "a", **NEUTRAL, **harmless}).prompt == ["a"]
+    assert read(CompletionRequest, {"prompt": "a", **NEUTRAL_VALUES, **harmless}).prompt == ["a"]
     with pytest.raises(RefusedField, match="'min_tokens' is not supported here") as caught:
         read(CompletionRequest, {"prompt": "a", "min_tokens": 2})
     assert (caught.value.param, caught.value.code) == ("min_tokens", "unsupported_parameter")

@@ -1,4 +1,4 @@
-"""The kinds of forms: one module each, which defines `FORMS`."""
+"""The kinds of forms. Each module here defines one kind, and lists its forms in `FORMS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model as compiled by torch's AOTInductor at build time: workers need no compiler."""
+"""The model, compiled by torch's AOTInductor at build time, so that workers need no compiler."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from tsx_runtime.worker.forms.exporting import export_flat
 from tsx_runtime.worker.forms.form import Subject
-from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
+from tsx_runtime.worker.forms.kinds.precision import check_precision, module_in_precision
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, prepare_for_inductor
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class AotInductorForm(MachineCodeForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch", "gpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return unsupported(self.precision, subject.device) or super().applies(subject)
+        return check_precision(self.precision, subject.device) or super().applies(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        return export_flat(subject, module_in(self.precision, for_inductor(subject.model)))
+        return export_flat(
+            subject, module_in_precision(self.precision, prepare_for_inductor(subject.model))
+        )
 
 
 FORMS = (

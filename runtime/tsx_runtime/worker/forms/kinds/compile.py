@@ -1,6 +1,6 @@
-"""The model as compiled by torch.compile, with its weights as constants.
+"""The model, compiled by torch.compile, with its weights as constants.
 
-A worker compiles it for all batch sizes when it loads it.
+A worker compiles it for all batch sizes while loading.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.exporting import example_tensors, not_exportable
+from tsx_runtime.worker.forms.exporting import check_exportable, example_tensors
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported, without_inference
-from tsx_runtime.worker.forms.machine_code import for_inductor, no_compiler
+from tsx_runtime.worker.forms.kinds.precision import (
+    check_precision,
+    copy_if_inference_tensor,
+    module_in_precision,
+)
+from tsx_runtime.worker.forms.machine_code import check_compiler, prepare_for_inductor
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
-# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by
-# size, such as other convolutions from 16 on. The sizes between them need no compilation.
-SIZES = (8, 32, 1, 2, 3, 17, 64)
+# The batch sizes for which torch compiles. It compiles size 1 separately, and chooses kernels by
+# the size, such as other convolutions from 16 on. Other sizes use the compiled code of these.
+COMPILED_SIZES = (8, 32, 1, 2, 3, 17, 64)
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class CompileForm(Form):
 
     def applies(self, subject: Subject) -> str | None:
         return (
-            not_exportable(subject) or unsupported(self.precision, subject.device) or no_compiler()
+            check_exportable(subject)
+            or check_precision(self.precision, subject.device)
+            or check_compiler()
         )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Compile the model once: a model that cannot be compiled fails now, not in a worker."""
+        """Compile the model once, so that a model that cannot be compiled fails now."""
         shapes = [list(tensor.shape) for tensor in example_tensors(subject)]
         self._compile(subject.model, subject.flat_signature(), shapes, subject.device)
         return {"shapes": shapes}
@@ -65,41 +71,42 @@ class CompileForm(Form):
         """
         import torch._inductor.config  # The import takes seconds.
 
-        compiled = torch.compile(module_in(self.precision, for_inductor(model)))
+        compiled = torch.compile(module_in_precision(self.precision, prepare_for_inductor(model)))
 
         def call(tensors: Sequence[torch.Tensor]) -> list[Any]:
             with torch.inference_mode(False), torch.no_grad():
                 args, kwargs = signature.arguments(
-                    [without_inference(tensor) for tensor in tensors]
+                    [copy_if_inference_tensor(tensor) for tensor in tensors]
                 )
                 return tree_leaves(compiled(*args, **kwargs))
 
         with torch._inductor.config.patch(freezing=True):
-            for rows in SIZES:
-                call(_example(signature, shapes, rows, device))
+            for rows in COMPILED_SIZES:
+                call(_example_batch(signature, shapes, rows, device))
 
         def run(*tensors: torch.Tensor) -> list[Any]:
-            # No client waits for a compiler.
+            # A call that would need a compilation runs eagerly, so that no client waits for a
+            # compiler.
             with torch.compiler.set_stance("eager_on_recompile"):
                 return call(tensors)
 
         return run
 
 
-def _example(
+def _example_batch(
     signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """Return a batch with this number of rows, whose free sizes are marked as dynamic.
+    """Return a batch of ones with this number of rows, whose free sizes are marked as dynamic.
 
-    Sizes of 1 are constants for the compiler.
+    A size of 1 cannot be marked: the compiler treats it as a constant.
     """
     tensors = []
     for input, shape in zip(signature.inputs, shapes, strict=True):
-        sizes = [rows if at in input.rows else size for at, size in enumerate(shape)]
+        sizes = [rows if dimension in input.rows else size for dimension, size in enumerate(shape)]
         tensor = torch.ones(sizes, dtype=getattr(torch, input.dtype), device=device)
-        for at, size in enumerate(input.shape):
-            if size is FREE and sizes[at] > 1:
-                torch._dynamo.mark_dynamic(tensor, at)
+        for dimension, size in enumerate(input.shape):
+            if size is FREE and sizes[dimension] > 1:
+                torch._dynamo.mark_dynamic(tensor, dimension)
         tensors.append(tensor)
     return tensors
 

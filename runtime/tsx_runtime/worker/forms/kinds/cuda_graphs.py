@@ -1,6 +1,6 @@
 """The archive's own model as CUDA graphs.
 
-The kernels of a whole batch are launched at once, which makes small models faster.
+A graph launches all kernels of a batch at once, which makes small models faster.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
+    check_fixed_shapes,
     choose_buckets,
     example_batch,
-    not_fixed,
     pad_batch,
     with_fallback,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, Signature
 
-# Calls before a capture, as in torch's notes on CUDA. In these calls, libraries allocate memory
-# and choose kernels.
+# Calls before a capture, in which libraries allocate memory and choose kernels. torch's notes on
+# CUDA recommend them.
 WARM_UP_CALLS = 3
 
 
 class CapturedGraph(NamedTuple):
-    """A graph with the tensors that its replay reads and writes."""
+    """A captured graph, with the tensors that its replay reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[torch.Tensor]
@@ -37,16 +37,16 @@ class CapturedGraph(NamedTuple):
 
 
 class CudaGraphsForm(Form):
-    """A form without files, since a graph holds addresses of its process."""
+    """A form without files, since graphs hold memory addresses: each worker captures its own."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        return not_fixed(subject)
+        return check_fixed_shapes(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Capture the largest batch: a model that cannot be captured fails now, not in a worker."""
+        """Capture the largest batch, so that a model that cannot be captured fails now."""
         signature, buckets = subject.flat_signature(), choose_buckets(subject)
         with torch.cuda.device(subject.device):
             _capture(
@@ -61,34 +61,34 @@ class CudaGraphsForm(Form):
 
 
 class ReplayedModel:
-    """One graph for each batch size. They share memory, so only one of them runs at a time."""
+    """A graph for each batch size. The graphs share memory, so only one of them runs at a time."""
 
     def __init__(self, source: FormSource, buckets: BatchBuckets) -> None:
         self._signature = signature = source.flat_signature()
         self._buckets = buckets
         self._device = source.device
         self._lock = threading.Lock()
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        self._last_batch_done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         flat, pool = FlatModel(source.reference(), signature), torch.cuda.graph_pool_handle()
         self._graphs = {
-            size: _capture(flat, _blank(signature, size, source.device), pool)
-            # A smaller graph fits into the memory of a larger one.
+            size: _capture(flat, _zero_inputs(signature, size, source.device), pool)
+            # The largest one is captured first, so that smaller ones fit into its memory.
             for size in reversed(buckets.sizes)
         }
 
     def run(self, size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the graph of this size, on tensors of so many rows."""
+        """Run the graph of this size for a batch of `rows` rows."""
         captured = self._graphs[size]
         with self._lock, torch.cuda.device(self._device):
-            # Another thread may have run the previous batch.
-            torch.cuda.current_stream().wait_event(self._done)
+            # The previous batch may have run on the stream of another thread.
+            torch.cuda.current_stream().wait_event(self._last_batch_done)
             for static_input, tensor in zip(
                 captured.inputs, pad_batch(self._signature, tensors, size), strict=True
             ):
                 static_input.copy_(tensor)
             captured.graph.replay()
             results = [tensor.clone() for tensor in self._buckets.cut(captured.results, rows)]
-            self._done.record()
+            self._last_batch_done.record()
         return results
 
 
@@ -105,11 +105,14 @@ def _capture(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Captured
     return CapturedGraph(graph, inputs, results)
 
 
-def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
-    """Return zeros in the shapes of a batch, which are valid as numbers and as indices."""
+def _zero_inputs(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
+    """Return zeros in the shapes of a batch; they are valid as numbers and as indices."""
     return [
         torch.zeros(
-            [size if at in input.rows else fixed or 0 for at, fixed in enumerate(input.shape)],
+            [
+                size if dimension in input.rows else fixed_size or 0
+                for dimension, fixed_size in enumerate(input.shape)
+            ],
             dtype=getattr(torch, input.dtype),
             device=device,
         )

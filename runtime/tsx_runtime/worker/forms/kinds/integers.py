@@ -12,39 +12,41 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
-from tsx_runtime.worker.forms.exporting import export_flat, flat_calls, not_eager
+from tsx_runtime.worker.forms.bound import VNNI_INSTRUCTIONS, cpu_instructions, is_x86
+from tsx_runtime.worker.forms.exporting import check_eager, export_flat, flat_calls
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, prepare_for_inductor
 
-INT4_GROUP = 32  # int4 weights that share a scale
-INT4_OUTPUTS = 16  # torch's kernel for int4 takes multiples of it.
-# Below this share of the arithmetic, int8 in linear layers gains nothing.
-MIN_LINEAR_SHARE = 0.5
+INT4_GROUP_SIZE = 32  # the number of int4 weights that share a scale
+INT4_OUTPUT_MULTIPLE = 16  # torch's kernel for int4 requires a multiple of this.
+# If linear layers do less than this fraction of the arithmetic, quantizing them gains nothing.
+MIN_LINEAR_FRACTION = 0.5
 
 
 class QuantizedLinearForm(MachineCodeForm):
-    """A form with quantized linear layers, for models that compute little else."""
+    """A form with quantized linear layers, for models whose arithmetic is mostly in such layers."""
 
     def applies(self, subject: Subject) -> str | None:
-        return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
+        return (
+            check_eager(subject.model) or super().applies(subject) or check_linear_layers(subject)
+        )
 
 
-def no_linear(subject: Subject) -> str | None:
-    """Explain why quantized linear layers do not make this model faster; None if they may."""
+def check_linear_layers(subject: Subject) -> str | None:
+    """Explain why quantized linear layers would not make this model faster; None if they may."""
     if not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
         return "the model has no linear layer"
-    # Workers import the kinds of forms.
+    # Imported here, since workers import this module, too.
     from torch.utils.flop_counter import FlopCounterMode
 
     call = subject.calls[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         subject.model(*call.args, **call.kwargs)
     counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
-    linear = counts.get("aten.mm", 0) + counts.get("aten.addmm", 0)
-    share = linear / max(sum(counts.values()), 1)
-    if share < MIN_LINEAR_SHARE:
-        return f"only {share:.0%} of its arithmetic is in linear layers, which this form is for"
+    linear_operations = counts.get("aten.mm", 0) + counts.get("aten.addmm", 0)
+    fraction = linear_operations / max(sum(counts.values()), 1)
+    if fraction < MIN_LINEAR_FRACTION:
+        return f"only {fraction:.0%} of its arithmetic is in linear layers, which this form is for"
     return None
 
 
@@ -52,8 +54,8 @@ class Int4WeightsForm(QuantizedLinearForm):
     """A form with int4 weights in linear layers, for models bound by memory bandwidth.
 
     Each group of 32 weights has a scale; activations are in bf16. These layers take an eighth of
-    the memory of their float32 weights. torchao's own packed tensors would have to be unpickled;
-    compiled ahead of time, they are constants of the package.
+    the memory of their float32 weights. They are compiled ahead of time, into constants of the
+    package, since loading torchao's own packed tensors would require unpickling.
     """
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
@@ -64,20 +66,20 @@ class Int4WeightsForm(QuantizedLinearForm):
         layers = list(filter(_fits_int4, model.modules()))
         if not layers:
             raise NotBuilt(
-                f"it has no linear layer with a multiple of {INT4_GROUP} inputs and of"
-                f" {INT4_OUTPUTS} outputs, as torch's kernel for int4 needs"
+                f"it has no linear layer with a multiple of {INT4_GROUP_SIZE} inputs and of"
+                f" {INT4_OUTPUT_MULTIPLE} outputs, as torch's kernel for int4 needs"
             )
         for layer in layers:
-            _in_bf16(layer)
-        config = PrototypeInt4WeightOnlyConfig(INT4_GROUP, set_inductor_config=False)
+            _run_in_bf16(layer)
+        config = PrototypeInt4WeightOnlyConfig(INT4_GROUP_SIZE, set_inductor_config=False)
         quantize_(model, config, lambda layer, name: _fits_int4(layer))
         return export_flat(subject, model)
 
 
-def _in_bf16(layer: nn.Module) -> None:
-    """Run a layer in bf16, for which torch's kernel is made.
+def _run_in_bf16(layer: nn.Module) -> None:
+    """Make a layer run in bf16, the type for which torch's kernel is made.
 
-    With float32 activations it was 150 times slower.
+    With float32 activations, the kernel was 150 times slower.
     """
     dtype = next(layer.parameters()).dtype
     layer.to(torch.bfloat16)
@@ -88,17 +90,17 @@ def _in_bf16(layer: nn.Module) -> None:
 def _fits_int4(layer: nn.Module) -> bool:
     return (
         type(layer) is nn.Linear
-        and layer.in_features % INT4_GROUP == 0
-        and layer.out_features % INT4_OUTPUTS == 0
+        and layer.in_features % INT4_GROUP_SIZE == 0
+        and layer.out_features % INT4_OUTPUT_MULTIPLE == 0
     )
 
 
 class DynamicInt8Form(QuantizedLinearForm):
-    """A form with linear layers in int8, and ranges computed for each row of activations.
+    """A form with linear layers in int8 that computes a range for each row of activations.
 
-    It needs no calibration, and no row depends on its batch. torch's quantizer for x86 has one
-    range per tensor. That is faster by a fifth, but an outlier in one request would take the
-    precision of the other requests in its batch.
+    It needs no calibration, and the result of a row does not depend on the batch. torch's quantizer
+    for x86 would use one range per tensor. That is a fifth faster, but an outlier in one request
+    would reduce the precision of the other requests in the batch.
     """
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
@@ -106,13 +108,13 @@ class DynamicInt8Form(QuantizedLinearForm):
 
         model = copy.deepcopy(subject.model)
         quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-        return export_flat(subject, for_inductor(model))
+        return export_flat(subject, prepare_for_inductor(model))
 
 
 class FlatGraph(nn.Module):
-    """A graph over flat tensors, called as the original model.
+    """A module that calls a graph of flat tensors with the arguments of the original model.
 
-    With `dtypes`, its float layers run in bf16, and its results have these types.
+    With `dtypes`, the graph's float layers run in bf16, and its results are cast to these types.
     """
 
     def __init__(self, graph: nn.Module, dtypes: Sequence[torch.dtype] = ()) -> None:
@@ -133,7 +135,7 @@ class FlatGraph(nn.Module):
 
 @dataclass(frozen=True)
 class StaticInt8Form(MachineCodeForm):
-    """A form with weights and activations in int8, and calibrated ranges.
+    """A form with weights and activations in int8, whose ranges are calibrated.
 
     It uses PyTorch 2 export quantization for x86.
     """
@@ -150,11 +152,11 @@ class StaticInt8Form(MachineCodeForm):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-        program = export_flat(subject, for_inductor(subject.model))
+        program = export_flat(subject, prepare_for_inductor(subject.model))
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(
             x86.get_default_x86_inductor_quantization_config(
-                reduce_range=not VNNI & cpu_instructions()
+                reduce_range=not VNNI_INSTRUCTIONS & cpu_instructions()
             )
         )
         prepared = prepare_pt2e(program.module(), quantizer)

@@ -1,7 +1,7 @@
 """The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx.
 
-It is compiled once for each of several batch sizes. To torch, such a worker runs on the CPU: the
-compiled model takes and returns CPU tensors, and moves them itself.
+The model is compiled for each of several batch sizes. For torch, such a worker runs on the CPU: the
+compiled model takes and returns CPU tensors, and copies them to and from the accelerator.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import nn
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
+    check_fixed_shapes,
     choose_buckets,
     example_batch,
-    not_fixed,
     pad_batch,
     with_fallback,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel
 
-DEVICES = Path("/dev")
-INDEX = "https://pip.repos.neuron.amazonaws.com"
+DEVICE_DIRECTORY = Path("/dev")
+PACKAGE_INDEX = "https://pip.repos.neuron.amazonaws.com"
 NO_DEVICE = (
     "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2,"
     " trn1)"
@@ -37,17 +37,17 @@ NO_DEVICE = (
 
 @dataclass(frozen=True)
 class NeuronForm(Form):
-    """A form of several modules, each of which takes only the shapes that it was traced with.
+    """A form of several traced modules, each for the tensors of one batch size.
 
-    See torch_neuronx.trace. `casts` are arguments of neuronx-cc.
+    See torch_neuronx.trace. `casts` are arguments of neuronx-cc, its compiler.
     """
 
     casts: tuple[str, ...] = ()
 
     packages: ClassVar[Mapping[str, str]] = {
         "torch_neuronx": (
-            f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.*' 'neuronx-cc==2.*', on an"
-            " inf2 or trn1 instance"
+            f"pip install --extra-index-url {PACKAGE_INDEX} 'torch-neuronx==2.9.*'"
+            " 'neuronx-cc==2.*', on an inf2 or trn1 instance"
         )
     }
     bound_to: ClassVar[frozenset[str]] = frozenset({"torch", "packages"})
@@ -55,11 +55,11 @@ class NeuronForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module):
             return f"the model is a {type(subject.model).__name__}, not an nn.Module"
-        return not_fixed(subject) or (None if _has_device() else NO_DEVICE)
+        return check_fixed_shapes(subject) or (None if _has_device() else NO_DEVICE)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        _take_one_core()
-        import torch_neuronx  # AWS has its own package index.
+        _limit_to_one_core()
+        import torch_neuronx  # It comes from AWS's own package index.
 
         signature, buckets = subject.flat_signature(), choose_buckets(subject)
         flat = FlatModel(subject.model, signature)
@@ -67,18 +67,18 @@ class NeuronForm(Form):
             traced = torch_neuronx.trace(
                 flat, tuple(example_batch(subject, size)), compiler_args=list(self.casts)
             )
-            torch.jit.save(traced, str(directory / _file(size)))
+            torch.jit.save(traced, str(directory / _file_name(size)))
         return buckets._asdict()
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         if not _has_device():
             raise LoadError(NO_DEVICE)
-        _take_one_core()
+        _limit_to_one_core()
         import torch_neuronx  # noqa: F401  # registers the class of a traced module
 
         signature, buckets = source.flat_signature(), BatchBuckets.from_json(source.settings)
-        load: Any = torch.jit.load  # It has no types.
-        models = {size: load(str(source.directory / _file(size))) for size in buckets.sizes}
+        load: Any = torch.jit.load  # torch.jit.load has no types.
+        models = {size: load(str(source.directory / _file_name(size))) for size in buckets.sizes}
 
         def run(size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return buckets.cut(models[size](*pad_batch(signature, tensors, size)), rows)
@@ -87,18 +87,18 @@ class NeuronForm(Form):
 
 
 def _has_device() -> bool:
-    return any(DEVICES.glob("neuron[0-9]*"))
+    return any(DEVICE_DIRECTORY.glob("neuron[0-9]*"))
 
 
-def _take_one_core() -> None:
-    """Take one NeuronCore, before the runtime starts.
+def _limit_to_one_core() -> None:
+    """Limit this worker to one NeuronCore, before the Neuron runtime starts.
 
-    By default the first worker would take all cores, and leave none to the others.
+    By default the first worker would take all cores, and leave none for the others.
     """
     os.environ.setdefault("NEURON_RT_NUM_CORES", "1")
 
 
-def _file(size: int) -> str:
+def _file_name(size: int) -> str:
     return f"batch-{size}.pt"
 
 

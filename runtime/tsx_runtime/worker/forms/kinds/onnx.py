@@ -12,12 +12,12 @@ import torch
 
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
+from tsx_runtime.worker.forms.bound import VNNI_INSTRUCTIONS, cpu_instructions, is_x86
 from tsx_runtime.worker.forms.exporting import (
+    check_convertible,
     example_tensors,
     export_flat,
     flat_calls,
-    not_convertible,
     trace_flat,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
@@ -25,21 +25,21 @@ from tsx_runtime.worker.forms.signature import FREE
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
 FILE = "model.onnx"
-INSTALL = "pip install 'tsx-serve[onnx]'"
-ON_GPU = "CUDAExecutionProvider"
+INSTALL_COMMAND = "pip install 'tsx-serve[onnx]'"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
 class OnnxRuntimeForm(Form):
-    packages: ClassVar[Mapping[str, str]] = {"onnxruntime": INSTALL}
+    packages: ClassVar[Mapping[str, str]] = {"onnxruntime": INSTALL_COMMAND}
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        if lacking := next(
+        if missing_package := next(
             (name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)), None
         ):
-            return f"{lacking} is not installed: {INSTALL}"
-        return not_convertible(subject)
+            return f"{missing_package} is not installed: {INSTALL_COMMAND}"
+        return check_convertible(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         write_graph(subject, directory / FILE)
@@ -47,7 +47,7 @@ class OnnxRuntimeForm(Form):
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         session = load_onnx(source.directory / FILE, source.device)
-        if source.device.type == "cuda" and ON_GPU not in session.get_providers():
+        if source.device.type == "cuda" and CUDA_PROVIDER not in session.get_providers():
             raise LoadError("this onnxruntime has no CUDA: pip install onnxruntime-gpu")
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -59,13 +59,13 @@ class OnnxRuntimeForm(Form):
 
 
 class OnnxInt8Form(OnnxRuntimeForm):
-    """A graph in int8 with calibrated ranges.
+    """A graph in int8 whose ranges are calibrated.
 
-    In dynamic ranges, an outlier would spoil its neighbours.
+    With ranges computed per batch, an outlier would reduce the precision of the other requests.
     """
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    # Without VNNI, 8-bit products may saturate.
+    # The graph depends on VNNI: without it, 8-bit products may saturate.
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -77,8 +77,8 @@ class OnnxInt8Form(OnnxRuntimeForm):
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             graph = onnx.load(prepared)
-            # Quantization transposes weights, whose shapes are in it. All shapes are inferred
-            # again.
+            # Quantization transposes weights, so that these shapes would be wrong. Without them,
+            # all shapes are inferred again.
             del graph.graph.value_info[:]
             onnx.save(graph, prepared)
             _quantize(subject, prepared, str(directory / FILE), graph.graph)
@@ -88,8 +88,8 @@ class OnnxInt8Form(OnnxRuntimeForm):
 def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
     """Quantize as onnxruntime advises for CPUs.
 
-    In transformers only layers with weights are in int8: the rest loses accuracy and saves little
-    time.
+    In transformers, only layers with weights are quantized: other operations would lose accuracy
+    and save little time.
 
     Args:
         subject: The model with its calibration calls.
@@ -112,7 +112,8 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
         per_channel=True,
-        reduce_range=is_x86() and not VNNI & cpu_instructions(),  # Products may exceed 16 bits.
+        # Without VNNI, sums of products may exceed 16 bits.
+        reduce_range=is_x86() and not VNNI_INSTRUCTIONS & cpu_instructions(),
         activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
         weight_type=QuantType.QInt8,
         extra_options={"MatMulConstBOnly": True},
@@ -120,7 +121,7 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
 
 
 class _CalibrationInputs:
-    """The inputs as a CalibrationDataReader of onnxruntime."""
+    """The calibration inputs, with the interface of onnxruntime's CalibrationDataReader."""
 
     def __init__(self, batches: Iterator[dict[str, Any]]) -> None:
         self._batches = batches
@@ -132,16 +133,18 @@ class _CalibrationInputs:
 def write_graph(subject: Subject, path: Path) -> None:
     """Export the model to an ONNX file.
 
-    TorchScript goes through torch's older exporter, the only one that takes it.
+    TorchScript is exported by torch's older exporter, since the new one does not accept it.
 
     Raises:
         NotBuilt: The model cannot be exported.
         Exception: torch fails to export it.
     """
     if isinstance(subject.model, torch.jit.ScriptModule):
-        inputs = {f"input_{at}": input for at, input in enumerate(subject.flat_signature().inputs)}
-        free = {
-            name: [at for at, size in enumerate(input.shape) if size is FREE]
+        inputs = {
+            f"input_{number}": input for number, input in enumerate(subject.flat_signature().inputs)
+        }
+        free_dimensions = {
+            name: [number for number, size in enumerate(input.shape) if size is FREE]
             for name, input in inputs.items()
         }
         torch.onnx.export(
@@ -151,7 +154,7 @@ def write_graph(subject: Subject, path: Path) -> None:
             dynamo=False,
             verbose=False,
             input_names=list(inputs),
-            dynamic_axes=free,
+            dynamic_axes=free_dimensions,
         )
         return
     program = torch.onnx.export(export_flat(subject), dynamo=True, verbose=False)

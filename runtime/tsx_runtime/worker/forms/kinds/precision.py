@@ -1,7 +1,7 @@
 """The archive's own model in half precision, or in the channels-last memory format.
 
-Half precision comes by converted weights, or by autocast, which keeps sensitive operations in
-float32. Converted weights are a file that each worker maps, so that workers share its pages.
+Half precision uses converted weights, or autocast, which keeps sensitive operations in float32.
+Converted weights are stored in a file that each worker maps, so that workers share its pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import cpu_instructions
-from tsx_runtime.worker.forms.exporting import module_of, not_eager
+from tsx_runtime.worker.forms.exporting import check_eager, get_module
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
@@ -25,8 +25,8 @@ from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precis
 FILE = "weights.safetensors"
 
 
-def unsupported(precision: str, device: torch.device) -> str | None:
-    """Explain why this machine gains nothing from the precision; None if it may."""
+def check_precision(precision: str, device: torch.device) -> str | None:
+    """Explain why this machine gains nothing from a precision; None if it may."""
     if (
         device.type == "cuda"
         and precision == "bf16"
@@ -43,7 +43,7 @@ def unsupported(precision: str, device: torch.device) -> str | None:
 
 
 class OwnModelForm(Form):
-    """The archive's own model, changed in the worker. By default the form has no files."""
+    """A form that changes the archive's own model in the worker. By default it has no files."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     is_graph: ClassVar[bool] = False
@@ -53,17 +53,17 @@ class OwnModelForm(Form):
 
 
 class ChannelsLastForm(OwnModelForm):
-    """Weights and images in the channels-last memory format, in which convolutions are faster."""
+    """A form in the channels-last memory format, in which convolutions are faster."""
 
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        return not_eager(subject.model) or (
+        return check_eager(subject.model) or (
             None if has_convolutions(subject.model) else "the model has no 2D convolution"
         )
 
     def load(self, source: FormSource) -> Any:
-        """Convert the weights; the first convolution converts the images for later layers."""
+        """Convert the weights. The first convolution then converts the images for later layers."""
         return source.load_copy().to(memory_format=torch.channels_last)
 
 
@@ -78,31 +78,35 @@ class ConvertedForm(OwnModelForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return not_eager(subject.model) or unsupported(self.precision, subject.device)
+        return check_eager(subject.model) or check_precision(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         from safetensors.torch import save_file  # Most models need no safetensors.
 
         model = subject.model.to(DTYPES[self.precision])
-        last = has_convolutions(model)
-        weights, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
-        for name, _, _, tensor in _weights(model):
+        is_channels_last = has_convolutions(model)
+        weights, tied_names, first_names = (
+            dict[str, torch.Tensor](),
+            dict[str, str](),
+            dict[Any, str](),
+        )
+        for name, _, _, tensor in _iterate_weights(model):
             key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
-            if (first_name := first.setdefault(key, name)) != name:
-                tied[name] = first_name
+            if (first_name := first_names.setdefault(key, name)) != name:
+                tied_names[name] = first_name
                 continue
-            if last and tensor.dim() == 4:
+            if is_channels_last and tensor.dim() == 4:
                 tensor = tensor.permute(0, 2, 3, 1)
             weights[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
         save_file(weights, directory / FILE)
-        return {"tied": tied, "channels_last": last}
+        return {"tied": tied_names, "channels_last": is_channels_last}
 
     def load(self, source: FormSource) -> Any:
         from safetensors.torch import load_file
 
         model = source.load_copy()
         tensors = load_file(source.directory / FILE, device=str(source.device))
-        for name, owner, attribute, tensor in list(_weights(model)):
+        for name, owner, attribute, tensor in list(_iterate_weights(model)):
             weight = tensors[source.settings["tied"].get(name, name)]
             if source.settings["channels_last"] and weight.dim() == 4:
                 weight = weight.permute(0, 3, 1, 2)
@@ -124,25 +128,25 @@ class AutocastForm(ConvertedForm):
             model, nn.Module | FixedBatch
         ):
             return f"the model is a {type(model).__name__}, to which autocast does not apply"
-        return unsupported(self.precision, subject.device)
+        return check_precision(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         return {}
 
     def load(self, source: FormSource) -> Any:
-        return Autocast(source.reference(), source.device.type, DTYPES[self.precision])
+        return AutocastModel(source.reference(), source.device.type, DTYPES[self.precision])
 
 
-def module_in(precision: str, model: Any) -> nn.Module:
-    """Return the model for compilers, with converted weights unless `precision` is empty."""
-    module = module_of(model)
-    return InPrecision(module, precision) if precision else module
+def module_in_precision(precision: str, model: Any) -> nn.Module:
+    """Return a module for compilers, whose weights are converted unless `precision` is empty."""
+    module = get_module(model)
+    return ConvertedModel(module, precision) if precision else module
 
 
-class InPrecision(nn.Module):
-    """A model with converted weights that takes and returns float32.
+class ConvertedModel(nn.Module):
+    """A module with converted weights that takes and returns float32.
 
-    Unlike hooks, its casts are a part of an exported graph.
+    It casts in `forward`, since an exported graph would not contain hooks.
     """
 
     def __init__(self, model: nn.Module, precision: str) -> None:
@@ -156,12 +160,12 @@ class InPrecision(nn.Module):
         return cast(self.model(*args, **kwargs), torch.float32)
 
 
-class Autocast:
+class AutocastModel:
     """A model called under autocast, with results in float32.
 
-    Autocast caches cast weights until its outermost context ends, and caches none in inference
-    mode. With a context that never ends, and calls outside of that mode, each weight is cast once
-    instead of at each call.
+    Autocast caches cast weights until its outermost context ends, but not in inference mode.
+    Therefore the context never ends here, and calls run outside inference mode: each weight is cast
+    only once instead of at each call.
     """
 
     def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
@@ -172,32 +176,32 @@ class Autocast:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device, self.dtype):
-            args, kwargs = tree_map(without_inference, (args, kwargs))
+            args, kwargs = tree_map(copy_if_inference_tensor, (args, kwargs))
             result = self.model(*args, **kwargs)
         return cast(result, torch.float32)
 
     @property
     def _orig_mod(self) -> Any:
-        """The model with gradients, under the name that torch.compile gives it."""
+        """The original model, for gradients; torch.compile uses this name."""
         return getattr(self.model, "_orig_mod", self.model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
 
-def without_inference(value: Any) -> Any:
-    """Return a copy of an inference tensor, and another value unchanged.
+def copy_if_inference_tensor(value: Any) -> Any:
+    """Return a copy of an inference tensor, and any other value unchanged.
 
-    Inference tensors cannot be changed in place outside of inference mode. For a compiled function
-    they are another type.
+    Inference tensors cannot be changed in place outside inference mode, and a function that was
+    compiled for normal tensors would be compiled again for them.
     """
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
-def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+def _iterate_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
     """Yield (name, owner, attribute, tensor) of each parameter and buffer.
 
-    Tied tensors come under each of their names.
+    A tied tensor is yielded once for each of its names.
     """
     for path, owner in model.named_modules():
         for named_tensors in (owner.named_parameters, owner.named_buffers):

@@ -1,7 +1,7 @@
-"""Structured pruning: the model without the channels and hidden units of smallest weights.
+"""Structured pruning, which removes the channels and hidden units with the smallest weights.
 
-Layers become smaller instead of getting zeros, and are compiled ahead of time. There is no
-retraining, so the loss is often large.
+Layers become smaller, rather than sparse, and are compiled ahead of time. The model is not trained
+again, so its results often get much worse.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.exporting import export_flat, not_eager
+from tsx_runtime.worker.forms.exporting import check_eager, export_flat
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, prepare_for_inductor
 
-CHANNEL_MULTIPLE = 8  # Layers keep a multiple of it, for vector instructions.
-# The library's names of operations that give channels another meaning.
+CHANNEL_MULTIPLE = 8  # Each layer keeps a multiple of this, for vector instructions.
+# torch_pruning's names of operations that split, reorder or regroup channels.
 REGROUPING = re.compile(
     r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm"
 )
@@ -29,12 +29,12 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class PrunedForm(MachineCodeForm):
-    share: float = 0.0  # the share of each layer's channels to remove
+    pruned_fraction: float = 0.0  # the fraction of each layer's channels to remove
 
     tools: ClassVar[tuple[str, ...]] = ("torch_pruning",)
 
     def applies(self, subject: Subject) -> str | None:
-        if reason := not_eager(subject.model):
+        if reason := check_eager(subject.model):
             return reason
         if (
             sum(isinstance(layer, (*CONVOLUTIONS, nn.Linear)) for layer in subject.model.modules())
@@ -46,7 +46,7 @@ class PrunedForm(MachineCodeForm):
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
         model, call = copy.deepcopy(subject.model), subject.calls[0]
         expected = [leaf.shape for leaf in tree_leaves(subject.model(*call.args, **call.kwargs))]
-        if not _prune(model, subject, self.share):
+        if not _prune(model, subject, self.pruned_fraction):
             raise NotBuilt(
                 "none of its layers has channels or hidden units that only the next layers use"
             )
@@ -56,16 +56,16 @@ class PrunedForm(MachineCodeForm):
             raise NotBuilt(f"its code holds the sizes of layers as constants: {error}") from error
         if shapes != expected:
             raise NotBuilt("its result holds the channels of an inner layer")
-        return export_flat(subject, for_inductor(model))
+        return export_flat(subject, prepare_for_inductor(model))
 
 
-def _prune(model: nn.Module, subject: Subject, share: float) -> int:
+def _prune(model: nn.Module, subject: Subject, pruned_fraction: float) -> int:
     """Prune the model, and return the number of pruned groups of coupled layers."""
     import torch_pruning
 
-    call, pruned = subject.calls[0], 0
+    call, pruned_groups = subject.calls[0], 0
     model.requires_grad_(True)
-    # The library finds by autograd which layers depend on each other.
+    # torch_pruning uses autograd to find the layers that depend on each other.
     with torch.enable_grad():
         graph = torch_pruning.DependencyGraph()
         graph.build_dependency(
@@ -76,40 +76,46 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
         )
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for group in graph.get_all_groups():
-        first = group[0].dep
-        channels = graph.get_out_channels(first.target.module)
+        first_dependency = group[0].dep
+        channels = graph.get_out_channels(first_dependency.target.module)
         removed = (
-            channels - -(-round(channels * (1 - share)) // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+            channels
+            - -(-round(channels * (1 - pruned_fraction)) // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
         )
-        if removed <= 0 or not _prunable(graph, group):
+        if removed <= 0 or not _is_prunable(graph, group):
             continue
-        weakest = importance(group).argsort()[:removed].tolist()
-        smaller = graph.get_pruning_group(first.target.module, first.handler, weakest)
-        if graph.check_pruning_group(smaller):
-            smaller.prune()
-            pruned += 1
+        weakest_channels = importance(group).argsort()[:removed].tolist()
+        pruning_group = graph.get_pruning_group(
+            first_dependency.target.module, first_dependency.handler, weakest_channels
+        )
+        if graph.check_pruning_group(pruning_group):
+            pruning_group.prune()
+            pruned_groups += 1
     model.requires_grad_(False)
-    return pruned
+    return pruned_groups
 
 
-def _prunable(graph: Any, group: Any) -> bool:
-    """Tell whether another layer takes these channels, and no operation regroups them.
+def _is_prunable(graph: Any, group: Any) -> bool:
+    """Tell whether other layers consume these channels, and no operation regroups them.
 
-    Attention regroups channels by its heads.
+    For example, attention regroups channels by its heads.
     """
     layers = [(dep.target.module, graph.is_out_channel_pruning_fn(dep.handler)) for dep, _ in group]
     layers = [
-        (layer, out) for layer, out in layers if isinstance(layer, (*CONVOLUTIONS, nn.Linear))
+        (layer, is_producer)
+        for layer, is_producer in layers
+        if isinstance(layer, (*CONVOLUTIONS, nn.Linear))
     ]
-    makers = {layer for layer, out in layers if out}
-    if len(makers) > 1 and any(isinstance(layer, nn.Linear) for layer in makers):
-        # The channels are a sum of several layers, such as between the blocks of a transformer.
+    producers = {layer for layer, is_producer in layers if is_producer}
+    if len(producers) > 1 and any(isinstance(layer, nn.Linear) for layer in producers):
+        # Several layers add to the same channels, as between the blocks of a transformer.
         return False
     if any(
-        getattr(layer, "groups", 1) not in (1, getattr(layer, "in_channels", 1)) for layer in makers
+        getattr(layer, "groups", 1) not in (1, getattr(layer, "in_channels", 1))
+        for layer in producers
     ):
         return False
-    return any(not out for _, out in layers) and not any(
+    return any(not is_producer for _, is_producer in layers) and not any(
         REGROUPING.search(dep.target.name) for dep, _ in group
     )
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tsx_runtime.worker.forms.exporting import flat_calls, trace_flat
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
-from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
+from tsx_runtime.worker.forms.kinds.precision import check_precision, module_in_precision
 from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_torchscript
 
@@ -32,20 +32,21 @@ class TorchScriptForm(Form):
                 f"the model is a {type(subject.model).__name__}, which torch.jit.trace does not"
                 " take: it takes an nn.Module"
             )
-        return subject.no_signature or unsupported(self.precision, subject.device)
+        return subject.no_signature or check_precision(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        model = module_in(self.precision, subject.model)
+        model = module_in_precision(self.precision, subject.model)
         script: Any = torch.jit.freeze(trace_flat(subject, model))
         for tensors in flat_calls(subject):
-            _check(script, FlatModel(model, subject.flat_signature()), tensors)
+            _check_trace(script, FlatModel(model, subject.flat_signature()), tensors)
         torch.jit.save(script, directory / FILE)
         return {}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         """Load and optimize the script.
 
-        TorchScript does not save the layouts of weights that it chooses for a CPU.
+        This is done in the worker, since TorchScript does not save weights in the layouts that it
+        chooses for a CPU.
         """
         script: Callable[..., Any] = torch.jit.optimize_for_inference(
             load_torchscript(source.directory / FILE, source.device)
@@ -53,11 +54,11 @@ class TorchScriptForm(Form):
         return script
 
 
-def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor]) -> None:
-    """Check that the trace has made no constant of what differs between calls.
+def _check_trace(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor]) -> None:
+    """Check that the trace gives the model's results for other calls.
 
     Raises:
-        NotBuilt: A size, or the branch that was taken, is a constant of the trace.
+        NotBuilt: The trace has made a size or a branch constant.
     """
     try:
         torch.testing.assert_close(script(*tensors), model(*tensors), rtol=0.02, atol=0.02)

@@ -1,4 +1,4 @@
 """Hugging Face models whose requests run in batches.
 
-Each response is that of transformers' pipeline.
+The responses equal those of transformers' pipelines.
 """

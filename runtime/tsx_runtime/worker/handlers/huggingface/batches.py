@@ -1,4 +1,4 @@
-"""The division of a batch into rows of similar length, so that little of it is padding."""
+"""The division of a batch into groups of rows with similar lengths, to avoid padding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Budget(NamedTuple):
     """The limits of one call of the model, in tokens.
 
     Attributes:
-        max_tokens: The tokens of all rows with their padding. A longer row runs alone.
-        max_padding: The padding of all rows, which costs about as much as a further call.
+        max_tokens: The limit of tokens of all rows, with padding. A longer row runs alone.
+        max_padding: The limit of padding tokens; more would cost as much as another call.
     """
 
     max_tokens: int
@@ -23,7 +23,7 @@ CPU, ACCELERATOR = Budget(4096, 48), Budget(32768, 4096)
 
 
 def sub_batches(lengths: Sequence[int], budget: Budget) -> Iterator[list[int]]:
-    """Yield the positions of rows that run together, the longest first."""
+    """Yield the positions of rows that run in one call, beginning with the longest rows."""
     batch: list[int] = []
     longest = padding = 0
     for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
@@ -46,13 +46,13 @@ def run_batched(
     budget: Budget,
     run: Callable[[list[int]], Sequence[Any]],
 ) -> list[Any]:
-    """Return the result of `run` for each row; only rows of equal keys run together.
+    """Return the result of `run` for each row; only rows with equal keys run in one call.
 
     Args:
-        lengths: The tokens of each row.
+        lengths: The number of tokens of each row.
         keys: The key of each row.
         budget: The limits of one call.
-        run: Returns a result for each of the given positions.
+        run: A function that returns a result for each of the given positions.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):

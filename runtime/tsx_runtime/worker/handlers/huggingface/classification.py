@@ -1,6 +1,6 @@
-"""Tasks that label texts by transformers' pipelines.
+"""Tasks for texts that use transformers' pipelines.
 
-They are text, zero-shot and token classification, and the prediction of masked words.
+The tasks are text, zero-shot and token classification, and the prediction of masked words.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
 from tsx_runtime.worker.handlers.huggingface.tasks import MAX_PARTS, Fields, Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import (
     EXAMPLE,
-    as_text,
-    beginning,
     check_length,
     check_pairs,
     check_text,
-    shortened,
+    cut_long_pair,
+    cut_long_text,
+    require_text,
     text_cost,
 )
 
 
 class TextPipelineTask(PipelineTask):
-    """A task that reads texts by a pipeline."""
+    """A task for texts that uses a pipeline."""
 
     media = False
     max_parts = MAX_PARTS
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        loaded.tokenizer.padding_side = "right"  # Positions count from the left.
+        # With padding on the left, positions of tokens would be shifted.
+        loaded.tokenizer.padding_side = "right"
         if loaded.tokenizer.pad_token is None:
-            self.budget = Budget(0, 0)  # Each row runs alone.
+            self.budget = Budget(0, 0)  # Without padding, each row runs alone.
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        return [as_text(value) for value in inputs]
+        return [require_text(value) for value in inputs]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {})
@@ -55,18 +56,18 @@ class TextPipelineTask(PipelineTask):
         Raises:
             ValueError: The input cannot be shortened.
         """
-        return [beginning(self.loaded, text) for text in request.inputs]
+        return [cut_long_text(self.loaded, text) for text in request.inputs]
 
     def length(self, tensors: Fields) -> int:
         return int(tensors["input_ids"].shape[1])
 
-    def key(self, tensors: Fields, before: Fields) -> Hashable:
+    def key(self, tensors: Fields, preprocess_options: Fields) -> Hashable:
         return None
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         return [
-            ({**output, "logits": output["logits"].float()}, after)
-            for output, after in super().run(units)
+            ({**output, "logits": output["logits"].float()}, postprocess_options)
+            for output, postprocess_options in super().run(units)
         ]
 
     def cost(self, request: Request) -> int:
@@ -82,23 +83,23 @@ class TextClassification(TextPipelineTask):
         """Return texts, or pairs of texts as {"text": ..., "text_pair": ...}.
 
         Raises:
-            InvalidInput: An input is neither.
+            InvalidInput: An input is neither a text nor such a pair.
         """
         for value in inputs:
             if isinstance(value, dict) and set(value) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
         return [
             (
-                {name: as_text(value[name], name) for name in ("text", "text_pair")}
+                {name: require_text(value[name], name) for name in ("text", "text_pair")}
                 if isinstance(value, dict)
-                else {"text": as_text(value)}
+                else {"text": require_text(value)}
             )
             for value in inputs
         ]
 
     def shortened(self, request: Request) -> list[Any]:
         return [
-            dict(zip(texts, shortened(self.loaded, *texts.values()), strict=False))
+            dict(zip(texts, cut_long_pair(self.loaded, *texts.values()), strict=False))
             for texts in request.inputs
         ]
 
@@ -116,7 +117,7 @@ class TextClassification(TextPipelineTask):
 
 
 class ZeroShotClassification(TextPipelineTask):
-    """The classification of texts by labels of the request."""
+    """The classification of texts by labels in the request."""
 
     parameters = {
         "candidate_labels": read.labels,
@@ -156,7 +157,7 @@ class TokenClassification(TextPipelineTask):
     """The classification of tokens.
 
     A text that is too long for the model is cut, as in transformers. With the parameter `stride`,
-    it is read in overlapping parts.
+    it is split into overlapping parts.
     """
 
     parameters = {
@@ -167,15 +168,15 @@ class TokenClassification(TextPipelineTask):
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
         if (stride := request.parameters.get("stride")) is not None:
-            special = self.loaded.tokenizer.num_special_tokens_to_add()
-            room = (self.loaded.max_tokens or 1 << 30) - special
-            if stride > (most := room * 9 // 10):
+            special_tokens = self.loaded.tokenizer.num_special_tokens_to_add()
+            max_text_tokens = (self.loaded.max_tokens or 1 << 30) - special_tokens
+            if stride > (max_stride := max_text_tokens * 9 // 10):
                 raise ValueError(
-                    f"`stride` is {stride}; it is at most {most}, as parts that overlap more are"
-                    " too many."
+                    f"`stride` is {stride}; it is at most {max_stride}, as parts that overlap more"
+                    " are too many."
                 )
             for text in request.inputs:
-                check_text(text, room - stride)
+                check_text(text, max_text_tokens - stride)
         return super().units_of(position, request)
 
     def shortened(self, request: Request) -> list[Any]:
@@ -198,11 +199,11 @@ class FillMask(TextPipelineTask):
         if not all(mask in text for text in texts):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")
         if (
-            wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)
+            requested_words := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)
         ) > MAX_PARTS:
             raise InvalidInput(
-                f"This asks for {wanted} words; the limit is {MAX_PARTS}. Send fewer {mask}"
-                " or a lower `top_k`."
+                f"This asks for {requested_words} words; the limit is {MAX_PARTS}. Send fewer"
+                f" {mask} or a lower `top_k`."
             )
         return texts
 
@@ -216,13 +217,13 @@ class FillMask(TextPipelineTask):
         return texts
 
     def options(self, request: Request) -> dict[str, Any]:
-        """Return the arguments of the pipeline, with `top_k` bounded by the vocabulary."""
+        """Return the arguments of the pipeline, with `top_k` limited by the vocabulary's size."""
         options = super().options(request)
-        cut = {"truncation": options.pop("truncation", False)}
+        tokenizer_options = {"truncation": options.pop("truncation", False)}
         return {
             **options,
             "top_k": min(options.get("top_k", 5), self.loaded.model.config.vocab_size),
-            "tokenizer_kwargs": cut,
+            "tokenizer_kwargs": tokenizer_options,
         }
 
     def example(self) -> TaskRequest:

@@ -1,6 +1,6 @@
-"""The handler of Hugging Face models that generate text.
+"""The handler for Hugging Face models that generate text.
 
-Each request is an asyncio task, and the engine runs the sequences of all requests together.
+Each request is an asyncio task. The engine generates the texts of all requests together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tsx_runtime.worker.openai import generation as openai
 
 
 class HuggingFaceGeneration:
-    """A handler for Hugging Face's inference API, and for OpenAI's at its paths (`url_path`)."""
+    """A handler for Hugging Face's inference API, and at OpenAI's paths for OpenAI's API."""
 
     takes_raw_bodies = True
     joins_pieces = True

@@ -1,4 +1,4 @@
-"""The handler `huggingface` for directories that `save_pretrained` wrote.
+"""The handler `huggingface` for directories that `save_pretrained` has written.
 
 It answers requests of Hugging Face's inference API in batches.
 """
@@ -16,7 +16,7 @@ from PIL import Image
 
 from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
-from tsx_runtime.worker.exceptions import InvalidInput, LoadError, each_or_bad, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, describe_error, map_rows
 from tsx_runtime.worker.generation.interface import TaskResult
 from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
@@ -30,7 +30,7 @@ from tsx_runtime.worker.handlers.huggingface.classification import (
 )
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded, load
 from tsx_runtime.worker.handlers.huggingface.pipelines import (
-    IMAGES,
+    IMAGE_TASKS,
     ImageTask,
     ImageTextToText,
     SoundTask,
@@ -38,7 +38,7 @@ from tsx_runtime.worker.handlers.huggingface.pipelines import (
 )
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
-from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
+from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUT_NAMES, TextToText
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task
 from tsx_runtime.worker.openai import tasks as openai
 
@@ -54,23 +54,23 @@ TASKS: Mapping[str, Callable[[Loaded], Task]] = {
     "text-ranking": TextRanking,
     "token-classification": TokenClassification,
     "zero-shot-classification": ZeroShotClassification,
-    **dict.fromkeys(IMAGES, ImageTask),
-    **dict.fromkeys(OUTPUTS, TextToText),
+    **dict.fromkeys(IMAGE_TASKS, ImageTask),
+    **dict.fromkeys(OUTPUT_NAMES, TextToText),
 }
 # The task for each path of OpenAI's and other APIs.
 OPENAI_TASKS = {
-    openai.EMBEDDINGS: "feature-extraction",
-    **dict.fromkeys(openai.RERANK, "text-ranking"),
-    openai.TRANSCRIPTIONS: "automatic-speech-recognition",
+    openai.EMBEDDINGS_PATH: "feature-extraction",
+    **dict.fromkeys(openai.RERANK_PATHS, "text-ranking"),
+    openai.TRANSCRIPTIONS_PATH: "automatic-speech-recognition",
 }
-WARM_UP_REQUESTS = 3  # The first ones of a process initialise torch.
-_READ_KEY = "\0read"  # the key of a row under which `cost` stores the request
+WARM_UP_REQUESTS = 3  # The first requests of a process are slow, since they initialize torch.
+_REQUEST_KEY = "\0read"  # the key under which `cost` stores the parsed request in a row
 
 logger = logging.getLogger("tsx.worker")
 
 
 class HuggingFaceHandler:
-    """A handler of Hugging Face models for all tasks but the generation of text."""
+    """A handler for Hugging Face models, for all tasks except the generation of text."""
 
     takes_raw_bodies = True
 
@@ -82,7 +82,7 @@ class HuggingFaceHandler:
         self.precision: str | None = None
 
     def initialize(self, context: Context) -> None:
-        """Load the model and warm it up.
+        """Load the model, and warm it up.
 
         Raises:
             LoadError: The model cannot be loaded, or cannot answer a request.
@@ -92,44 +92,44 @@ class HuggingFaceHandler:
         self.device = choose_device(context.system_properties.get("gpu_id"))
         files = find_pretrained(context, self.device)
         if family(files.task) not in TASKS:
-            known = ", ".join(sorted(TASKS))
+            task_names = ", ".join(sorted(TASKS))
             raise LoadError(
-                f"huggingface.task is {files.task!r}; the handler {HANDLER} has {known}. Name it"
-                " with --task when packing."
+                f"huggingface.task is {files.task!r}; the handler {HANDLER} has {task_names}. Name"
+                " it with --task when packing."
             )
-        kind = TASKS[family(files.task)]
+        task_class = TASKS[family(files.task)]
         self.loaded = load(files)
         self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(
             self.loaded.model.dtype
         )
-        if kind is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
-            kind = Sentences
-        self.task = kind(self.loaded)
+        if task_class is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
+            task_class = Sentences
+        self.task = task_class(self.loaded)
         self.input_kind = self.task.input_kind
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Answer the task's example.
+        """Answer the task's example request several times.
 
         Raises:
             LoadError: The model fails.
         """
-        times = []
+        durations = []
         try:
             for _ in range(WARM_UP_REQUESTS):
                 start = time.perf_counter()
                 with torch.inference_mode():
                     self.task.answer([self.task.read(self.task.example())])
-                times.append(time.perf_counter() - start)
+                durations.append(time.perf_counter() - start)
         except Exception as error:  # the boundary to the code of a model
             raise LoadError(
                 f"The model is loaded, but cannot answer a request of {self.loaded.task}:"
-                f" {in_words(error)}"
+                f" {describe_error(error)}"
             ) from error
         logger.info(
             "warm: the first request took %.1f ms, the last %.1f ms",
-            times[0] * 1000,
-            times[-1] * 1000,
+            durations[0] * 1000,
+            durations[-1] * 1000,
         )
 
     def handle(self, data: Any, context: Context) -> list[Any]:
@@ -139,13 +139,14 @@ class HuggingFaceHandler:
             BadRows: Some requests cannot be used.
         """
         if context.get_request_header(0, "describe") == "True":
-            return [self._described()]
-        bodies: dict[int, openai.TaskBody] = {}  # the rows with a path of OpenAI's
+            return [self._describe()]
+        # the bodies of requests for OpenAI's paths, by position
+        bodies: dict[int, openai.TaskBody] = {}
 
         def read(position: int, row: Any) -> Request:
             path = str(context.get_request_header(position, "url_path") or "").strip("/")
             if path not in OPENAI_TASKS and not path.startswith("v1/"):
-                return self._read(row)
+                return self._read_request(row)
             if OPENAI_TASKS.get(path) != self.loaded.task:
                 raise InvalidInput(
                     f"Model {context.model_name} is of the task {self.loaded.task}, which does not"
@@ -163,41 +164,41 @@ class HuggingFaceHandler:
                 result.output, result.tokens, bodies[position].model or context.model_name
             )
 
-        requests = each_or_bad(read, data)
+        requests = map_rows(read, data)
         with torch.inference_mode():
             results = self.task.answer(requests)
-        return each_or_bad(write, results)
+        return map_rows(write, results)
 
     def cost(self, row: Any) -> float:
         """Return the cost of a row in tokens, or in inputs if the task reads no text."""
         try:
-            request: Request | None = self._read(row)
-            # A form may be one of OpenAI's.
+            request: Request | None = self._read_request(row)
+            # The request is not stored for other rows, which may be forms for OpenAI's paths.
             if isinstance(row, dict) and ("body" in row or "data" in row):
-                row[_READ_KEY] = request
+                row[_REQUEST_KEY] = request
         except InvalidInput:
-            request = self._of_openai(row)
+            request = self._read_openai_request(row)
         return 0.0 if request is None else float(self.task.cost(request))
 
-    def _of_openai(self, row: Any) -> Request | None:
-        """Return the request of a row in a format of OpenAI's, or None if it is refused.
+    def _read_openai_request(self, row: Any) -> Request | None:
+        """Read a row in one of OpenAI's formats; return None if it is in none of them.
 
-        The path of a row is unknown here, but these formats differ from the others.
+        The path is unknown here, but these formats differ from Hugging Face's.
         """
-        for path in (openai.EMBEDDINGS, openai.RERANK[0]):
+        for path in (openai.EMBEDDINGS_PATH, openai.RERANK_PATHS[0]):
             with suppress(InvalidInput):
                 return self.task.read(openai.read(path, row).task_request(""))
         return None
 
-    def _read(self, row: Any) -> Request:
-        request: Request | None = row.get(_READ_KEY) if isinstance(row, Mapping) else None
+    def _read_request(self, row: Any) -> Request:
+        request: Request | None = row.get(_REQUEST_KEY) if isinstance(row, Mapping) else None
         return (
             request
             if request is not None
             else self.task.read(read_body(row, self.task.fields, media=self.task.media))
         )
 
-    def _described(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         return {
             "task": self.loaded.task,
             "architecture": type(self.loaded.model).__name__,

@@ -13,15 +13,15 @@ import torch
 from tsx_archiver.metadata.huggingface import MODULES, family
 from tsx_runtime.worker.generation.pretrained import (
     PretrainedFiles,
-    adapter_view,
     check_vocabulary,
-    load_errors,
+    convert_load_errors,
+    load_adapter,
     log_size,
     prepare_for_inference,
 )
 from tsx_runtime.worker.handlers.huggingface.batches import ACCELERATOR, CPU, Budget
 
-# The class that loads the model of a task without a pipeline.
+# For tasks that use no pipeline: the class that loads the model.
 AUTO_CLASSES = {
     "question-answering": "AutoModelForQuestionAnswering",
     "feature-extraction": "AutoModel",
@@ -36,7 +36,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class Loaded(NamedTuple):
-    """A loaded model with everything that its task needs."""
+    """A loaded model, with the objects that its task needs."""
 
     task: str
     directory: Path
@@ -44,26 +44,26 @@ class Loaded(NamedTuple):
     tokenizer: Any  # None if the model takes no text
     pipeline: Any  # None for the tasks of AUTO_CLASSES
     device: torch.device
-    adapters: Mapping[str, Any]  # the model with each adapter, in shared memory
+    adapters: Mapping[str, Any]  # the model with each adapter; all share the base model's tensors
     budget: Budget
 
     @property
     def max_tokens(self) -> int | None:
-        """The tokens that the model takes in one row; None stands for no bound."""
+        """The largest number of tokens in a row; None if there is no limit."""
         limit = self.tokenizer.model_max_length
         return limit if limit < 1 << 30 else None
 
 
 def load(files: PretrainedFiles) -> Loaded:
-    """Load a model, with its weights mapped from its files.
+    """Load a model, whose weights are mapped from its files.
 
     Raises:
-        LoadError: It cannot be loaded.
+        LoadError: The model cannot be loaded.
     """
-    task, directory, device, began = files.task, files.directory, files.device, time.monotonic()
+    task, directory, device, start = files.task, files.directory, files.device, time.monotonic()
     options: dict[str, Any] = {"dtype": files.dtype, "trust_remote_code": files.trusted}
     pipeline = None
-    with load_errors("The model", f"cannot be loaded for the task {task!r}"):
+    with convert_load_errors("The model", f"cannot be loaded for the task {task!r}"):
         import transformers  # an extra
 
         log_size(directory)
@@ -75,41 +75,41 @@ def load(files: PretrainedFiles) -> Loaded:
                 directory, trust_remote_code=files.trusted
             )
             if task == "text-ranking" and (directory / MODULES).is_file():
-                name = "AutoModel"  # A sentence model ranks by similarity.
+                name = "AutoModel"  # This is a sentence model, which ranks texts by similarity.
             model = getattr(transformers, name).from_pretrained(directory, **options)
     model = prepare_for_inference(model, files)
     if tokenizer is not None:
-        _prepare(tokenizer, model)
-    adapters = {name: adapter_view(model, name, path) for name, path in files.adapters.items()}
+        _prepare_tokenizer(tokenizer, model)
+    adapters = {name: load_adapter(model, name, path) for name, path in files.adapters.items()}
     logger.info(
         "loaded %s for %s in %s on %s in %.1f s",
         type(model).__name__,
         task,
         model.dtype,
         device,
-        time.monotonic() - began,
+        time.monotonic() - start,
     )
     budget = CPU if device.type == "cpu" else ACCELERATOR
     return Loaded(task, directory, model, tokenizer, pipeline, device, adapters, budget)
 
 
-def _prepare(tokenizer: Any, model: Any) -> None:
-    """Set a padding token, and bound rows by the positions of the model.
+def _prepare_tokenizer(tokenizer: Any, model: Any) -> None:
+    """Set a padding token, and limit rows to the number of positions of the model.
 
     Raises:
-        LoadError: The tokenizer has tokens that the model lacks.
+        LoadError: The tokenizer has no vocabulary.
     """
     check_vocabulary(tokenizer)
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(positions, int):
+    max_positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(max_positions, int):
         for name, module in model.named_modules():
             if (
                 name.endswith("position_embeddings")
                 and getattr(module, "padding_idx", None) is not None
             ):
-                # The positions of RoBERTa begin after that of the padding.
-                positions = module.num_embeddings - module.padding_idx - 1
-        tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+                # In RoBERTa, the first position follows the position for padding.
+                max_positions = module.num_embeddings - module.padding_idx - 1
+        tokenizer.model_max_length = min(tokenizer.model_max_length, max_positions)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if getattr(model.config, "pad_token_id", None) is None and tokenizer.pad_token is not None:

@@ -1,6 +1,6 @@
-"""Images and sounds in requests, and images in responses as base64.
+"""Reading of images and sounds in requests, and writing of images in responses as base64.
 
-A URL is refused, since nothing is fetched.
+URLs are refused, since the server fetches nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handlers.steps.image_processing import to_rgb
 from tsx_runtime.worker.handlers.vision import NotAnImage, open_image
 
-MAX_SOUND_S = 3600  # A small file may hold days of silence.
-MAX_SAMPLES = MAX_SOUND_S * 48_000  # the sum of all channels of a file
+MAX_SOUND_S = 3600  # The limit is needed, since a small file may contain days of silence.
+MAX_SAMPLES = MAX_SOUND_S * 48_000  # the limit of samples in all channels of a file
 
 
 def file_bytes(value: Any, kind: str) -> bytes:
@@ -30,7 +30,7 @@ def file_bytes(value: Any, kind: str) -> bytes:
         kind: `image` or `sound`, for messages.
 
     Raises:
-        InvalidInput: The value is none of these.
+        InvalidInput: The value is neither a file nor base64.
     """
     if isinstance(value, bytes):
         return value
@@ -51,19 +51,19 @@ def file_bytes(value: Any, kind: str) -> bytes:
 
 
 class ImageReader:
-    """A reader of the images of one request, which bounds the sum of their pixels.
+    """A reader of the images of one request, which limits the sum of their pixels.
 
-    The bound is the one above which Pillow refuses a single image.
+    The limit is the size above which Pillow refuses a single image.
     """
 
     def __init__(self) -> None:
         self._pixels = 0
 
     def __call__(self, value: Any) -> Image.Image:
-        """Return an image in RGB.
+        """Decode an image, and convert it to RGB.
 
         Raises:
-            InvalidInput: The value is no image, or there are too many pixels.
+            InvalidInput: The value is not an image, or the request has too many pixels.
         """
         try:
             image = to_rgb(open_image(file_bytes(value, "image")))
@@ -71,20 +71,20 @@ class ImageReader:
             raise InvalidInput(str(error)) from error
         self._pixels += image.width * image.height
         if Image.MAX_IMAGE_PIXELS is not None and self._pixels > (
-            most := 2 * Image.MAX_IMAGE_PIXELS
+            max_pixels := 2 * Image.MAX_IMAGE_PIXELS
         ):
             raise InvalidInput(
-                f"The images of the request have more than {most} pixels together. Send them in"
-                " several requests."
+                f"The images of the request have more than {max_pixels} pixels together. Send them"
+                " in several requests."
             )
         return image
 
 
 class SoundReader:
-    """A reader of the sounds of one request, which together last at most MAX_SOUND_S."""
+    """A reader of the sounds of one request, which limits their total time to MAX_SOUND_S."""
 
     def __init__(self, rate: int) -> None:
-        """Read sounds with `rate` samples per second."""
+        """Create a reader that returns `rate` samples per second."""
         self._rate = rate
         self._seconds = 0.0
 
@@ -94,7 +94,7 @@ class SoundReader:
         The value is a file, or `{"array": [...], "sampling_rate": N}`.
 
         Raises:
-            InvalidInput: The value is no sound, or the sounds are too long.
+            InvalidInput: The value is not a sound, or the sounds are too long.
         """
         if isinstance(value, dict):
             samples, rate = value.get("array", value.get("raw")), value.get("sampling_rate")
@@ -108,7 +108,7 @@ class SoundReader:
                     " number from 1000 to 400000}."
                 )
         else:
-            sound, rate = _decoded(file_bytes(value, "sound"))
+            sound, rate = _decode_sound(file_bytes(value, "sound"))
         if not len(sound) or not np.isfinite(sound).all():
             raise InvalidInput("The sound is empty, or its samples are no finite numbers.")
         self._seconds += len(sound) / rate
@@ -117,41 +117,41 @@ class SoundReader:
                 f"The request has {self._seconds:.0f} s of sound; at most {MAX_SOUND_S} s are"
                 " taken. Send it in parts."
             )
-        return sound if rate == self._rate else resampled(sound, rate, self._rate)
+        return sound if rate == self._rate else resample(sound, rate, self._rate)
 
 
-def resampled(sound: np.ndarray[Any, Any], rate: int, new_rate: int) -> np.ndarray[Any, Any]:
-    """Resample a sound by its spectrum, without aliasing."""
-    count = max(1, round(len(sound) * new_rate / rate))
+def resample(sound: np.ndarray[Any, Any], rate: int, new_rate: int) -> np.ndarray[Any, Any]:
+    """Resample a sound by cutting or extending its spectrum, which avoids aliasing."""
+    sample_count = max(1, round(len(sound) * new_rate / rate))
     spectrum = torch.fft.rfft(torch.from_numpy(np.ascontiguousarray(sound)))
-    spectrum = spectrum[: count // 2 + 1]
+    spectrum = spectrum[: sample_count // 2 + 1]
     result: np.ndarray[Any, Any] = (
-        torch.fft.irfft(spectrum, n=count) * (count / len(sound))
+        torch.fft.irfft(spectrum, n=sample_count) * (sample_count / len(sound))
     ).numpy()
     return result
 
 
-def need_soundfile() -> None:
+def check_soundfile() -> None:
     """Check that soundfile is installed.
 
     Raises:
-        LoadError: It, or its library libsndfile, is missing.
+        LoadError: soundfile or its library libsndfile is missing.
     """
     try:
         import soundfile  # an extra  # noqa: F401  (the import is the check)
-    except (ImportError, OSError) as error:  # Without libsndfile it is an OSError.
+    except (ImportError, OSError) as error:  # A missing libsndfile raises OSError.
         raise LoadError(
             f"Sounds are decoded by soundfile, which is missing ({error}): pip install"
             " 'tsx-serve[audio]'"
         ) from error
 
 
-def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
+def _decode_sound(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
     import soundfile  # an extra
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            # A small file may hold this much silence.
+            # A small file may contain more samples of silence.
             if file.frames * file.channels > MAX_SAMPLES:
                 raise InvalidInput(
                     f"The sound has {file.frames} samples in {file.channels} channels; at most"
@@ -166,10 +166,10 @@ def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
         ) from None
 
 
-def plain(value: Any) -> Any:
-    """Convert an output of transformers for JSON.
+def to_json_value(value: Any) -> Any:
+    """Convert an output of transformers to values that JSON can represent.
 
-    Images become PNG in base64, and tensors and arrays become lists.
+    Images become PNG files in base64; tensors and arrays become lists.
     """
     if isinstance(value, Image.Image):
         file = io.BytesIO()
@@ -178,5 +178,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: to_json_value(item) for key, item in value.items()}
+    return [to_json_value(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""Tasks by transformers' pipelines, for images and sounds.
+"""Tasks for images and sounds that use transformers' pipelines.
 
-The pipelines prepare inputs and convert outputs. The model runs the inputs of all requests
-together. `classification.py` has the tasks for text.
+The pipelines prepare inputs and convert outputs, and the model runs the inputs of all requests
+together. `classification.py` has the tasks for texts.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.media import (
     ImageReader,
     SoundReader,
-    need_soundfile,
-    plain,
+    check_soundfile,
+    to_json_value,
 )
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
 
-# Padded along their second dimension, if the model masks padding.
-PADDED = ("input_values", "input_features", "attention_mask")
-# About five minutes of sound, since models compare all vectors of a sound with each other.
+# Inputs that are padded along their second dimension, if the model masks padding.
+PADDED_INPUTS = ("input_values", "input_features", "attention_mask")
+# About five minutes of sound. A limit, since models compare all vectors of a sound with each other.
 MAX_UNIT_VECTORS = 15_000
-THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
-IMAGES: Mapping[str, Mapping[str, Reader]] = {
+THRESHOLD_PARAMETER: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
+IMAGE_TASKS: Mapping[str, Mapping[str, Reader]] = {
     "depth-estimation": {},
     "image-classification": read.FUNCTION,
     "image-segmentation": {
-        **THRESHOLD,
+        **THRESHOLD_PARAMETER,
         "mask_threshold": read.number(0, 1),
         "overlap_mask_area_threshold": read.number(0, 1),
         "subtask": read.one_of("instance", "panoptic", "semantic"),
     },
-    "object-detection": THRESHOLD,
+    "object-detection": THRESHOLD_PARAMETER,
     "zero-shot-image-classification": {
         "candidate_labels": read.labels,
         "hypothesis_template": read.template,
@@ -50,18 +50,18 @@ IMAGES: Mapping[str, Mapping[str, Reader]] = {
 
 
 class PipelineTask(Task):
-    """A task that prepares inputs and outputs by a pipeline."""
+    """A task that uses a pipeline to prepare inputs and to convert outputs."""
 
     media = True
-    max_parts = 1000  # Images and parts of sounds are large.
+    max_parts = 1000  # a lower limit than for texts, since images and parts of sounds are large
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         from transformers.pipelines.base import ChunkPipeline  # an extra
 
         self.pipeline = loaded.pipeline
-        # Whether an input may be several units.
-        self._in_parts = isinstance(self.pipeline, ChunkPipeline)
+        # Whether the pipeline may split an input into several units.
+        self._is_chunked = isinstance(self.pipeline, ChunkPipeline)
 
     def use(self, model: Any) -> None:
         self.model = self.pipeline.model = model
@@ -71,20 +71,32 @@ class PipelineTask(Task):
 
         units: list[Unit] = []
         try:
-            before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
-            forward = {**self.pipeline._forward_params, **forward}
-            after = {**self.pipeline._postprocess_params, **after}
-            options = {**self.pipeline._preprocess_params, **before}
+            preprocess_options, forward_options, postprocess_options = (
+                self.pipeline._sanitize_parameters(**self.options(request))
+            )
+            forward_options = {**self.pipeline._forward_params, **forward_options}
+            postprocess_options = {**self.pipeline._postprocess_params, **postprocess_options}
+            options = {**self.pipeline._preprocess_params, **preprocess_options}
             for number, value in enumerate(request.inputs):
-                chat_templates.begin()
+                chat_templates.limit_next_rendering()
                 prepared = self.pipeline.preprocess(value, **options)
                 for tensors in prepared if isinstance(prepared, Iterator) else (prepared,):
-                    key = self.key(tensors, before), repr(sorted(forward.items()))
+                    key = (
+                        self.key(tensors, preprocess_options),
+                        repr(sorted(forward_options.items())),
+                    )
                     self.check_parts(len(units) + 1)
                     units.append(
-                        Unit(position, number, tensors, self.length(tensors), key, (forward, after))
+                        Unit(
+                            position,
+                            number,
+                            tensors,
+                            self.length(tensors),
+                            key,
+                            (forward_options, postprocess_options),
+                        )
                     )
-        # transformers raises these for its input.
+        # transformers raises these errors for invalid inputs.
         except (ValueError, TypeError, KeyError, PipelineException) as error:
             raise ValueError(f"The input cannot be prepared: {error}") from error
         return units
@@ -93,24 +105,29 @@ class PipelineTask(Task):
         """Return the arguments of the pipeline."""
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
-    def key(self, tensors: Fields, before: Fields) -> Hashable:
-        """Return a key; units of equal keys fit into one call, without a change of their outputs.
+    def key(self, tensors: Fields, preprocess_options: Fields) -> Hashable:
+        """Return a key. Units with equal keys can run in one call with the same outputs.
 
-        `before` has the options of their preparation.
+        `preprocess_options` are the options with which they were prepared.
         """
-        padded = PADDED if self.masks(tensors) else ()
+        padded_inputs = PADDED_INPUTS if self.masks(tensors) else ()
         shapes = [
-            (name, value.shape[2 if name in padded else 1 :] if torch.is_tensor(value) else None)
+            (
+                name,
+                value.shape[2 if name in padded_inputs else 1 :]
+                if torch.is_tensor(value)
+                else None,
+            )
             for name, value in sorted(tensors.items())
         ]
-        return *shapes, repr(sorted(before.items()))
+        return *shapes, repr(sorted(preprocess_options.items()))
 
     def masks(self, tensors: Fields) -> bool:
-        """Tell whether units may be padded to the length of the longest."""
+        """Tell whether units may be padded to the length of the longest one."""
         return False
 
     def length(self, tensors: Fields) -> int:
-        """Return about the number of vectors, of which a model makes one for 320 samples."""
+        """Estimate the number of vectors; a model makes about one of 320 samples."""
         samples = tensors.get("input_values")
         return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320
 
@@ -140,13 +157,17 @@ class PipelineTask(Task):
         return request.shaped([self.postprocessed(results) for results in parts])
 
     def postprocessed(self, parts: list[Any]) -> Any:
-        """Return the output for the results of one input.
+        """Convert the results of one input to its output.
 
         Raises:
-            ValueError: A parameter does not fit the model; the text is that of transformers.
+            ValueError: A parameter does not fit the model; transformers has written the message.
         """
-        outputs, (_, after) = [output for output, _ in parts], parts[0]
-        return plain(self.pipeline.postprocess(outputs if self._in_parts else outputs[0], **after))
+        outputs, (_, postprocess_options) = [output for output, _ in parts], parts[0]
+        return to_json_value(
+            self.pipeline.postprocess(
+                outputs if self._is_chunked else outputs[0], **postprocess_options
+            )
+        )
 
 
 class ImageTask(PipelineTask):
@@ -154,7 +175,7 @@ class ImageTask(PipelineTask):
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self.parameters = IMAGES[loaded.task]
+        self.parameters = IMAGE_TASKS[loaded.task]
         self.required = tuple({"candidate_labels"} & self.parameters.keys())
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
@@ -165,7 +186,12 @@ class ImageTask(PipelineTask):
             {"candidate_labels": ["light", "dark"]} if "candidate_labels" in self.parameters else {}
         )
         return TaskRequest(
-            [plain(Image.fromarray(np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)))] * 2,
+            [
+                to_json_value(
+                    Image.fromarray(np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3))
+                )
+            ]
+            * 2,
             parameters,
         )
 
@@ -178,13 +204,13 @@ class SoundTask(PipelineTask):
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        need_soundfile()
+        check_soundfile()
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [*map(SoundReader(self.pipeline.feature_extractor.sampling_rate), inputs)]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
+        output_length = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
         units = super().units_of(position, request)
         if any(unit.length > MAX_UNIT_VECTORS for unit in units):
             raise ValueError(
@@ -193,9 +219,9 @@ class SoundTask(PipelineTask):
             )
         for samples in (unit.tensors.get("input_values") for unit in units):
             if (
-                lengths is not None
+                output_length is not None
                 and samples is not None
-                and int(lengths(torch.tensor(samples.shape[-1]))) < 1
+                and int(output_length(torch.tensor(samples.shape[-1]))) < 1
             ):
                 raise ValueError(
                     f"The sound, or a part of it, has {samples.shape[-1]} samples, which are too"
@@ -204,9 +230,9 @@ class SoundTask(PipelineTask):
         return units
 
     def masks(self, tensors: Fields) -> bool:
-        """Tell whether padding does not change the output.
+        """Tell whether padding leaves the output unchanged.
 
-        It changes the output without a mask, or if the model normalises over the whole time.
+        The output would change without a mask, or if the model normalizes over the whole length.
         """
         return (
             "attention_mask" in tensors
@@ -220,47 +246,53 @@ class SoundTask(PipelineTask):
 class SpeechRecognition(SoundTask):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self._generates = self.pipeline.type not in ("ctc", "ctc_with_lm")
-        self._lengths = (
+        self._is_generative = self.pipeline.type not in ("ctc", "ctc_with_lm")
+        self._output_length = (
             getattr(loaded.model, "_get_feat_extract_output_lengths", None)
             if self.pipeline.type == "ctc"
             else None
         )
-        most = getattr(loaded.model.config, "max_target_positions", None) or 1024
-        self._generation = read.generation(most) | {
+        max_tokens = getattr(loaded.model.config, "max_target_positions", None) or 1024
+        self._generation_parameters = read.generation(max_tokens) | {
             "language": read.string,
             "task": read.one_of("transcribe", "translate"),
         }
         timestamps = {"return_timestamps": read.one_of(True, False, "word", "char")}
         chunks = {"chunk_length_s": read.number(1, 600), "stride_length_s": read.number(0, 300)}
-        self.parameters = {**timestamps, **chunks, **(self._generation if self._generates else {})}
+        self.parameters = {
+            **timestamps,
+            **chunks,
+            **(self._generation_parameters if self._is_generative else {}),
+        }
 
     def options(self, request: Request) -> dict[str, Any]:
         options = super().options(request)
         if not options.get("return_timestamps"):
             options.pop("return_timestamps", None)
-        if options.get("stride_length_s", 0) > (most := 0.45 * options.get("chunk_length_s", 0)):
+        if options.get("stride_length_s", 0) > (
+            max_stride_s := 0.45 * options.get("chunk_length_s", 0)
+        ):
             raise ValueError(
-                f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45"
-                " of `chunk_length_s`."
+                f"`stride_length_s` is {options['stride_length_s']}: it is at most"
+                f" {max_stride_s:g}, 0.45 of `chunk_length_s`."
             )
         return options
 
     def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
-        """Run the model, and cut the output of a CTC model to the length without padding."""
-        if self._generates or self._lengths is None:
+        """Run the model, and remove the padding from the output of a CTC model."""
+        if self._is_generative or self._output_length is None:
             return super().forward(tensors, options)
-        # The call removes the masks.
+        # The masks are read first, since the call removes them.
         masks = [unit_tensors.get("attention_mask") for unit_tensors in tensors]
-        counts = [None if mask is None else int(self._lengths(mask.sum())) for mask in masks]
+        counts = [None if mask is None else int(self._output_length(mask.sum())) for mask in masks]
         outputs = zip(super().forward(tensors, options), counts, strict=True)
         return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
 
     def masks(self, tensors: Fields) -> bool:
-        return super().masks(tensors) and (self._generates or self._lengths is not None)
+        return super().masks(tensors) and (self._is_generative or self._output_length is not None)
 
     def example(self) -> TaskRequest:
-        parameters = {"max_new_tokens": 4} if self._generates else {}
+        parameters = {"max_new_tokens": 4} if self._is_generative else {}
         return super().example()._replace(parameters=parameters)
 
 
@@ -272,8 +304,12 @@ class ImageTextToText(PipelineTask):
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self._generation = read.generation(4096)
-        self.parameters = {**self._generation, "return_full_text": read.flag, "text": read.string}
+        self._generation_parameters = read.generation(4096)
+        self.parameters = {
+            **self._generation_parameters,
+            "return_full_text": read.flag,
+            "text": read.string,
+        }
 
     def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
         if isinstance(inputs, list) and all(
@@ -293,7 +329,9 @@ class ImageTextToText(PipelineTask):
             if "messages" in fields:
                 try:
                     prompts.append(
-                        Chat([_with_images(message, read_image) for message in fields["messages"]])
+                        Chat(
+                            [_decode_images(message, read_image) for message in fields["messages"]]
+                        )
                     )
                 except (TypeError, ValueError, KeyError, AttributeError) as error:
                     raise InvalidInput(
@@ -309,7 +347,9 @@ class ImageTextToText(PipelineTask):
 
     def options(self, request: Request) -> dict[str, Any]:
         generate = {
-            name: value for name, value in request.parameters.items() if name in self._generation
+            name: value
+            for name, value in request.parameters.items()
+            if name in self._generation_parameters
         }
         return {
             "generate_kwargs": generate,
@@ -317,7 +357,7 @@ class ImageTextToText(PipelineTask):
         }
 
     def example(self) -> TaskRequest:
-        image = plain(Image.new("RGB", (64, 48)))
+        image = to_json_value(Image.new("RGB", (64, 48)))
         processor = self.pipeline.processor
         if getattr(processor, "chat_template", None):
             content = [{"type": "image", "image": image}, {"type": "text", "text": "Warm-up"}]
@@ -326,8 +366,8 @@ class ImageTextToText(PipelineTask):
         return TaskRequest({"image": image, "text": f"{token} Warm-up"}, {"max_new_tokens": 4})
 
 
-def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, Any]:
-    """Return a message with decoded images.
+def _decode_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, Any]:
+    """Decode the images of a message.
 
     An image is `{"type": "image", "image": base64}`, or OpenAI's `image_url` with a data URL.
 

@@ -1,6 +1,6 @@
-"""The layout of sentence-transformers, with the modules that follow a model.
+"""The layout of a directory of sentence-transformers, with the modules after the model.
 
-`modules.json` names the modules, and the directory of each module has its configuration.
+`modules.json` lists the modules; the directory of each module has its configuration.
 https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
 
@@ -17,8 +17,8 @@ from torch import nn
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.loader import own_file
 
-# Keys of configurations before `pooling_mode`.
-LEGACY = {
+# Keys of old configurations, which have no `pooling_mode`.
+LEGACY_POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -31,7 +31,8 @@ LEGACY = {
 class SentenceLayout:
     """The modules that compute the vector of a text from the vectors of its tokens.
 
-    Without modules.json, the vector is the mean of the tokens, as in sentence-transformers.
+    Without modules.json, the vector of a text is the mean of its tokens' vectors, as in
+    sentence-transformers.
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
@@ -40,23 +41,25 @@ class SentenceLayout:
         Raises:
             LoadError: A module is not supported, or its files cannot be read.
         """
-        self.modes = ["mean"]  # The vectors of several modes of pooling are concatenated.
+        self.modes = ["mean"]  # Vectors of several pooling modes are concatenated.
         self.steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
         self.normalizes = False
-        for module in _json(directory / "modules.json") or []:
+        for module in _read_json(directory / "modules.json") or []:
             path = own_file(directory / str(module.get("path", "")), directory)
-            self._add(str(module.get("type", "")).rpartition(".")[2], directory, path, device)
-        bert, config = (
-            _json(directory / "sentence_bert_config.json") or {},
-            _json(directory / "config_sentence_transformers.json") or {},
+            self._add_module(
+                str(module.get("type", "")).rpartition(".")[2], directory, path, device
+            )
+        bert_config, config = (
+            _read_json(directory / "sentence_bert_config.json") or {},
+            _read_json(directory / "config_sentence_transformers.json") or {},
         )
-        self.max_tokens: int | None = bert.get("max_seq_length")
-        self.lower = bool(bert.get("do_lower_case"))
+        self.max_tokens: int | None = bert_config.get("max_seq_length")
+        self.lower = bool(bert_config.get("do_lower_case"))
         self.prompts: Mapping[str, str] = config.get("prompts") or {}
         self.default_prompt: str | None = config.get("default_prompt_name")
         self.similarity = config.get("similarity_fn_name") or "cosine"
 
-    def _add(self, kind: str, directory: Path, path: Path, device: torch.device) -> None:
+    def _add_module(self, kind: str, directory: Path, path: Path, device: torch.device) -> None:
         if kind == "Transformer":
             if path.resolve() != directory.resolve():
                 raise LoadError(
@@ -64,9 +67,9 @@ class SentenceLayout:
                     " modules.json."
                 )
         elif kind == "Pooling":
-            self.modes = _modes(_json(path / "config.json") or {})
+            self.modes = _read_pooling_modes(_read_json(path / "config.json") or {})
         elif kind == "Dense":
-            self.steps.append(_dense(path, device))
+            self.steps.append(_load_dense(path, device))
         elif kind == "Normalize":
             self.normalizes = True
             self.steps.append(lambda vectors: nn.functional.normalize(vectors, dim=-1))
@@ -84,14 +87,14 @@ class SentenceLayout:
             mask: The attention mask, of shape (rows, tokens).
         """
         tokens = tokens.float()
-        vectors = torch.cat([pooled(mode, tokens, mask) for mode in self.modes], dim=-1)
+        vectors = torch.cat([pool_tokens(mode, tokens, mask) for mode in self.modes], dim=-1)
         for step in self.steps:
             vectors = step(vectors)
         return vectors
 
 
-def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return one vector for each row; rows are padded on the right."""
+def pool_tokens(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the pooled vector of each row; rows must be padded on the right."""
     weights = mask.unsqueeze(-1).to(tokens.dtype)
     if mode == "cls":
         return tokens[:, 0]
@@ -110,30 +113,31 @@ def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _modes(config: Mapping[str, Any]) -> list[str]:
+def _read_pooling_modes(config: Mapping[str, Any]) -> list[str]:
     if config.get("include_prompt") is False:
         raise LoadError(
             "The pooling leaves out the tokens of the prompt (include_prompt: false), which is not"
             " supported."
         )
-    configured = config.get("pooling_mode")
+    configured_modes = config.get("pooling_mode")
     modes = (
-        [configured]
-        if isinstance(configured, str)
-        else configured or [mode for key, mode in LEGACY.items() if config.get(key)]
+        [configured_modes]
+        if isinstance(configured_modes, str)
+        else configured_modes
+        or [mode for key, mode in LEGACY_POOLING_KEYS.items() if config.get(key)]
     )
-    if unknown := set(modes) - set(LEGACY.values()):
+    if unknown := set(modes) - set(LEGACY_POOLING_KEYS.values()):
         raise LoadError(
             f"The pooling mode {', '.join(map(str, unknown))} is unknown; known are"
-            f" {', '.join(LEGACY.values())}."
+            f" {', '.join(LEGACY_POOLING_KEYS.values())}."
         )
     return list(modes) or ["mean"]
 
 
-def _dense(path: Path, device: torch.device) -> nn.Module:
+def _load_dense(path: Path, device: torch.device) -> nn.Module:
     from safetensors.torch import load_file  # a dependency of transformers
 
-    config = _json(path / "config.json") or {}
+    config = _read_json(path / "config.json") or {}
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(
         "."
     )[2]
@@ -153,7 +157,7 @@ def _dense(path: Path, device: torch.device) -> nn.Module:
     return nn.Sequential(layer, activation()).to(device).float().eval().requires_grad_(False)
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:

@@ -1,8 +1,8 @@
-"""The bodies of requests in the format of Hugging Face's inference API.
+"""Reading of request bodies in the format of Hugging Face's inference API.
 
 A body is {"inputs": ..., "parameters": {...}}, or the bytes of an image or a sound. Some tasks have
-fields of their own in place of `inputs`, such as `question` and `context`. Parameters may also be
-fields of the body itself, as in text-embeddings-inference.
+other fields in place of `inputs`, such as `question` and `context`. Parameters may also be
+top-level fields of the body, as in text-embeddings-inference.
 https://huggingface.co/docs/inference-providers/tasks
 """
 
@@ -13,29 +13,29 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tsx_runtime.worker.codecs.bodies import requirement, shown
+from tsx_runtime.worker.codecs.bodies import describe_requirement, quote_value
 from tsx_runtime.worker.codecs.json_text import read_json
-from tsx_runtime.worker.exceptions import InvalidInput, field_names, form_advice
+from tsx_runtime.worker.exceptions import InvalidInput, form_advice, quote_field_names
 from tsx_runtime.worker.generation.interface import TaskRequest
 
 Reader: TypeAlias = TypeAdapter[Any]
 
-JSON_STARTS = b'{["'  # No format of images or sounds begins with them.
-# `options` is for the cache and the queue of the hosted API.
-NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})
-# Three names for the same object in the history of the API.
-NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")
+JSON_FIRST_BYTES = b'{["'  # No image or sound format begins with one of these bytes.
+# Top-level fields that are not parameters. `options` is only for the hosted API.
+NON_PARAMETER_FIELDS = frozenset({"inputs", "parameters", "options", "model"})
+# Names that the API has used for an object of generation parameters.
+NESTED_PARAMETER_OBJECTS = ("generation_parameters", "generate_parameters", "generate_kwargs")
 MAX_LABELS = 1000
 MAX_TEMPLATE_CHARS = 1000
 
 
 def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
-    """Return the request in a row of a handler's data.
+    """Read the request in a row of a handler's data.
 
     Args:
         row: The row.
-        fields: The fields of the task in place of `inputs`.
-        media: Whether a body that is no JSON is a file. If not, it is a text.
+        fields: The fields that the task has in place of `inputs`.
+        media: Whether a body that is not JSON is a file. If not, it is a text.
 
     Raises:
         InvalidInput: The body cannot be used.
@@ -44,19 +44,19 @@ def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
         return read_document(row, fields)
     body = row.get("body", row.get("data"))
     if body is None:
-        in_bytes = all(isinstance(value, bytes | bytearray) for value in row.values())
-        # A row without bytes is the instance of an envelope.
-        return _of_form(row, fields) if in_bytes else read_document(row, fields)
+        is_form = all(isinstance(value, bytes | bytearray) for value in row.values())
+        # If it is not a form, the row is an instance of an envelope.
+        return _read_form(row, fields) if is_form else read_document(row, fields)
     if isinstance(body, bytes | bytearray | memoryview):
-        return _of_bytes(bytes(body), fields, media)
+        return _read_bytes(bytes(body), fields, media)
     return read_document(body, fields)
 
 
-def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
-    start = body.lstrip()[:1]
-    if not start:
+def _read_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
+    first_byte = body.lstrip()[:1]
+    if not first_byte:
         raise InvalidInput('The request has an empty body. Send JSON such as {"inputs": ...}.')
-    if start not in JSON_STARTS:
+    if first_byte not in JSON_FIRST_BYTES:
         if media:
             return TaskRequest(body, {})
         try:
@@ -75,12 +75,12 @@ def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
     return read_document(document, fields)
 
 
-def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
-    """Read a form: a file as `inputs`, `file`, `image` or `audio`, and `parameters` as JSON."""
+def _read_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
+    """Read a form with a file (`inputs`, `file`, `image` or `audio`) and `parameters` as JSON."""
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
         raise InvalidInput(
-            f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}"
+            f"The form has no field `inputs`, but {quote_field_names(row)}.{form_advice(row)}"
         )
     content = row.get("parameters", b"{}")
     try:
@@ -91,10 +91,10 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
 
 
 def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
-    """Return the request in a JSON value.
+    """Read the request in a JSON value.
 
     Raises:
-        InvalidInput: There is no input, or `parameters` is no object.
+        InvalidInput: The inputs are missing, or `parameters` is not an object.
     """
     if not isinstance(document, Mapping):
         return TaskRequest(document, {})
@@ -102,18 +102,18 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
     if inputs is None:
         inputs = {name: document[name] for name in fields if name in document} or None
     if inputs is None:
-        wanted = f" or {', '.join(sorted(fields))}" if fields else ""
+        other_fields = f" or {', '.join(sorted(fields))}" if fields else ""
         raise InvalidInput(
-            f"The request has no `inputs`{wanted}, but"
+            f"The request has no `inputs`{other_fields}, but"
             f' {", ".join(map(repr, document)) or "nothing"}. Send {{"inputs": ...}}.'
         )
     parameters = document.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InvalidInput(f"`parameters` is a {_kind(parameters)}; it must be an object.")
+        raise InvalidInput(f"`parameters` is a {_json_type(parameters)}; it must be an object.")
     top_level = {
         name: value
         for name, value in document.items()
-        if name not in NO_PARAMETERS and name not in fields
+        if name not in NON_PARAMETER_FIELDS and name not in fields
     }
     return TaskRequest(
         inputs,
@@ -126,59 +126,61 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
 
 
 def read_parameters(
-    parameters: Mapping[str, Any], known: Mapping[str, Reader], task: str
+    parameters: Mapping[str, Any], readers: Mapping[str, Reader], task: str
 ) -> dict[str, Any]:
-    """Return the validated parameters of a task.
+    """Validate the parameters of a request for a task.
 
     Raises:
         InvalidInput: The task has no such parameter, or a value is invalid.
     """
     values: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name in NESTED and "max_new_tokens" in known:
+        if name in NESTED_PARAMETER_OBJECTS and "max_new_tokens" in readers:
             if not isinstance(value, Mapping):
                 raise InvalidInput(
-                    f"The parameter {name!r} is a {_kind(value)}; it must be an object."
+                    f"The parameter {name!r} is a {_json_type(value)}; it must be an object."
                 )
-            inner = {
-                key: item for key, item in value.items() if item is not None and key not in NESTED
+            nested_parameters = {
+                key: item
+                for key, item in value.items()
+                if item is not None and key not in NESTED_PARAMETER_OBJECTS
             }
-            values |= read_parameters(inner, known, task)
+            values |= read_parameters(nested_parameters, readers, task)
             continue
-        if name not in known:
-            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise InvalidInput(f"{task} has no parameter {name!r}; {takes}.")
+        if name not in readers:
+            accepted = f"it takes {', '.join(sorted(readers))}" if readers else "it takes none"
+            raise InvalidInput(f"{task} has no parameter {name!r}; {accepted}.")
         try:
-            values[name] = known[name].validate_python(value)
+            values[name] = readers[name].validate_python(value)
         except ValidationError as error:
             raise InvalidInput(
-                f"The parameter {name!r} is {shown(value)}:"
-                f" {requirement(error.errors(include_url=False)[0])}."
+                f"The parameter {name!r} is {quote_value(value)}:"
+                f" {describe_requirement(error.errors(include_url=False)[0])}."
             ) from None
     return values
 
 
-def _kind(value: Any) -> str:
+def _json_type(value: Any) -> str:
     return {dict: "object", list: "list", str: "string", bool: "boolean"}.get(type(value), "number")
 
 
 # Readers of parameters
 
 
-def integer(least: int = 1, most: int = 1 << 31) -> Reader:
-    return TypeAdapter(Annotated[int, Field(strict=True, ge=least, le=most)])
+def integer(minimum: int = 1, maximum: int = 1 << 31) -> Reader:
+    return TypeAdapter(Annotated[int, Field(strict=True, ge=minimum, le=maximum)])
 
 
-def number(least: float, most: float) -> Reader:
-    return TypeAdapter(Annotated[float, Field(strict=True, ge=least, le=most)])
+def number(minimum: float, maximum: float) -> Reader:
+    return TypeAdapter(Annotated[float, Field(strict=True, ge=minimum, le=maximum)])
 
 
 def one_of(*choices: Any) -> Reader:
-    return TypeAdapter(Literal[choices])  # type: ignore[arg-type]  # The type is made at run time.
+    return TypeAdapter(Literal[choices])  # type: ignore[arg-type]  # The type is created at run time.
 
 
-def _listed(value: Any) -> Any:
-    """Split a string at its commas, like transformers."""
+def _split_labels(value: Any) -> Any:
+    """Split a string at its commas, as transformers does."""
     return (
         [label.strip() for label in value.split(",") if label.strip()]
         if isinstance(value, str)
@@ -186,8 +188,8 @@ def _listed(value: Any) -> Any:
     )
 
 
-def _template(value: str) -> str:
-    """Refuse all of Python's format language but `{}`: a width would fill the memory.
+def _check_template(value: str) -> str:
+    """Check that a template has only the format `{}`, since a large width would fill the memory.
 
     Raises:
         ValueError: The template has other braces, or no `{}`.
@@ -202,13 +204,15 @@ flag: Reader = TypeAdapter(Annotated[bool, Field(strict=True)])
 string: Reader = TypeAdapter(_String)
 strings: Reader = TypeAdapter(list[str])
 labels: Reader = TypeAdapter(
-    Annotated[list[_String], Field(min_length=1, max_length=MAX_LABELS), BeforeValidator(_listed)]
+    Annotated[
+        list[_String], Field(min_length=1, max_length=MAX_LABELS), BeforeValidator(_split_labels)
+    ]
 )
-# A template is repeated for each label.
+# The length is limited, since a template is repeated for each label.
 template: Reader = TypeAdapter(
-    Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS), AfterValidator(_template)]
+    Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS), AfterValidator(_check_template)]
 )
-# For single texts, the two names mean the same as True.
+# For single texts, "longest_first" and "only_first" mean the same as True.
 truncation: Reader = TypeAdapter(
     Annotated[
         Literal[True, False, "do_not_truncate", "longest_first", "only_first"],
@@ -221,18 +225,18 @@ FUNCTION: Mapping[str, Reader] = {
 }
 
 
-def generation(most: int) -> dict[str, Reader]:
-    """Return the parameters of transformers' `generate`, for at most `most` tokens."""
+def generation(max_tokens: int) -> dict[str, Reader]:
+    """Return readers for the parameters of `generate`, with a limit of `max_tokens` tokens."""
     return {
         "do_sample": flag,
         "early_stopping": one_of(True, False, "never"),
         "epsilon_cutoff": number(0, 1),
         "eta_cutoff": number(0, 1),
         "length_penalty": number(-10, 10),
-        "max_length": integer(1, most),
-        "max_new_tokens": integer(1, most),
-        "min_length": integer(0, most),
-        "min_new_tokens": integer(0, most),
+        "max_length": integer(1, max_tokens),
+        "max_new_tokens": integer(1, max_tokens),
+        "min_length": integer(0, max_tokens),
+        "min_new_tokens": integer(0, max_tokens),
         "no_repeat_ngram_size": integer(0, 100),
         "num_beams": integer(1, 16),
         "num_return_sequences": integer(1, 16),

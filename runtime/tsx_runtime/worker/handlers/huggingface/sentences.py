@@ -1,4 +1,4 @@
-"""Tasks with vectors of texts: embeddings, similarity of sentences, and ranking by a query."""
+"""Tasks for embeddings, the similarity of sentences, and the ranking of texts for a query."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SIMILARITIES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
     "euclidean": lambda vector, rows: -torch.linalg.vector_norm(rows - vector, dim=-1),
     "manhattan": lambda vector, rows: -(rows - vector).abs().sum(dim=-1),
 }
-PAIRS = (("source_sentence", "sentences"), ("query", "texts"))
-RANKING: Mapping[str, Reader] = {
+INPUT_FIELD_PAIRS = (("source_sentence", "sentences"), ("query", "texts"))
+RANKING_PARAMETERS: Mapping[str, Reader] = {
     "raw_scores": read.flag,
     "return_text": read.flag,
     "top_n": read.integer(),
@@ -33,15 +33,15 @@ RANKING: Mapping[str, Reader] = {
 
 
 class Sentences(TextTask):
-    """The task of a model that computes a vector of a text.
+    """The task of a model that computes the vector of a text.
 
-    For texts it returns their vectors, for `source_sentence` and `sentences` their similarities,
-    and for `query` and `texts` a ranking.
+    The output for texts is their vectors. For `source_sentence` and `sentences`, it is their
+    similarities, and for `query` and `texts` a ranking.
     """
 
-    fields = frozenset(name for pair in PAIRS for name in pair)
+    fields = frozenset(name for pair in INPUT_FIELD_PAIRS for name in pair)
     parameters = {
-        **RANKING,
+        **RANKING_PARAMETERS,
         "dimensions": read.integer(),
         "encoding_format": read.one_of("float"),
         "normalize": read.flag,
@@ -55,19 +55,19 @@ class Sentences(TextTask):
         self.tokenizer.model_max_length = min(
             self.layout.max_tokens or 1 << 40, self.tokenizer.model_max_length
         )
-        self._pools = (
+        self._is_pooled = (
             loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
         )
 
     def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
-        for single, several in PAIRS:
+        for single_field, list_field in INPUT_FIELD_PAIRS:
             if (
                 isinstance(inputs, dict)
-                and set(inputs) == {single, several}
-                and isinstance(inputs[several], list)
-                and inputs[several]
+                and set(inputs) == {single_field, list_field}
+                and isinstance(inputs[list_field], list)
+                and inputs[list_field]
             ):
-                return [inputs[single], *inputs[several]], False
+                return [inputs[single_field], *inputs[list_field]], False
         return super().as_list(inputs)
 
     def read(self, request: TaskRequest) -> Request:
@@ -82,26 +82,30 @@ class Sentences(TextTask):
         return result
 
     def rows(self, request: Request) -> list[TextRow]:
-        cut = request.parameters.get("truncation", request.parameters.get("truncate", self._pools))
+        is_cut = request.parameters.get(
+            "truncation", request.parameters.get("truncate", self._is_pooled)
+        )
         prompt = self.layout.prompts.get(
             request.parameters.get("prompt_name", self.layout.default_prompt) or "", ""
         )
         texts = [prompt + text for text in request.inputs]
         return [
-            TextRow(number, text.lower() if self.layout.lower else text, None, cut)
+            TextRow(number, text.lower() if self.layout.lower else text, None, is_cut)
             for number, text in enumerate(texts)
         ]
 
     def key(self, request: Request) -> Hashable:
-        """Return whether the tokens of a row are pooled."""
-        return self._pools or bool({"kind", "normalize", "dimensions"} & request.parameters.keys())
+        """Return whether the vectors of a row's tokens are pooled."""
+        return self._is_pooled or bool(
+            {"kind", "normalize", "dimensions"} & request.parameters.keys()
+        )
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         inputs = self.padded(units)
         tokens = self.model(**inputs)[0]
         if units[0].key:
             return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
-        # transformers' pipeline returns the vectors of all tokens.
+        # As in transformers' pipeline, the output is the vectors of all tokens.
         return [
             row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)
         ]
@@ -115,7 +119,7 @@ class Sentences(TextTask):
             return (
                 scores
                 if parameters["kind"] == "source_sentence"
-                else ranked(scores, request.inputs[1:], parameters)
+                else rank_texts(scores, request.inputs[1:], parameters)
             )
         if parameters.keys() & {"dimensions", "normalize"}:
             vectors = torch.stack(results)[:, : parameters.get("dimensions")]
@@ -128,10 +132,10 @@ class Sentences(TextTask):
 
 
 class TextRanking(TextTask):
-    """The task of a cross-encoder, which reads query and text together."""
+    """The task of a cross-encoder, which reads the query and a text together."""
 
-    fields = frozenset(PAIRS[1])
-    parameters = RANKING
+    fields = frozenset(INPUT_FIELD_PAIRS[1])
+    parameters = RANKING_PARAMETERS
 
     def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
         if (
@@ -161,7 +165,7 @@ class TextRanking(TextTask):
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         """Return the ranking by the probability of the last label.
 
-        With one label it is the sigmoid, the default of sentence-transformers.
+        With only one label, this is its sigmoid, as by default in sentence-transformers.
         """
         logits = torch.stack([result for part in parts for result in part])
         config = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
@@ -171,7 +175,7 @@ class TextRanking(TextTask):
             logits = logits.softmax(dim=-1)
         elif not str(config.get("activation_fn", "")).endswith("Identity"):
             logits = logits.sigmoid()
-        return ranked(logits[:, -1].tolist(), request.inputs[1:], request.parameters)
+        return rank_texts(logits[:, -1].tolist(), request.inputs[1:], request.parameters)
 
     def example(self) -> TaskRequest:
         return TaskRequest(
@@ -183,11 +187,15 @@ class TextRanking(TextTask):
         )
 
 
-def ranked(scores: list[float], texts: Sequence[str], parameters: Fields) -> list[dict[str, Any]]:
-    """Return the ranking in the form of text-embeddings-inference, with the best text first."""
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: parameters.get("top_n")]
-    text = parameters.get("return_text", False)
+def rank_texts(
+    scores: list[float], texts: Sequence[str], parameters: Fields
+) -> list[dict[str, Any]]:
+    """Rank texts, the best one first, in the format of text-embeddings-inference."""
+    ranking = sorted(range(len(scores)), key=lambda index: -scores[index])[
+        : parameters.get("top_n")
+    ]
+    returns_text = parameters.get("return_text", False)
     return [
-        {"index": index, "score": scores[index]} | ({"text": texts[index]} if text else {})
-        for index in order
+        {"index": index, "score": scores[index]} | ({"text": texts[index]} if returns_text else {})
+        for index in ranking
     ]

@@ -1,4 +1,4 @@
-"""Tasks of encoder-decoder models: summarisation, translation, text2text generation."""
+"""Tasks of encoder-decoder models: summarization, translation, text2text generation."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, TextRow, TextTask
 
-OUTPUTS = {
+OUTPUT_NAMES = {
     "summarization": "summary_text",
     "translation": "translation_text",
     "text2text-generation": "generated_text",
 }
-DEFAULT_MAX_TOKENS = 1024  # the bound of a response if the model has none
+DEFAULT_MAX_TOKENS = 1024  # the limit of a response if the model has no limit
 
 
 class TextToText(TextTask):
     """A task that generates a text from a text.
 
-    Requests with equal parameters are generated together.
+    Texts for requests with equal parameters are generated together.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self._name = OUTPUTS[family(loaded.task)]
+        self._output_name = OUTPUT_NAMES[family(loaded.task)]
         positions = getattr(loaded.model.config, "max_position_embeddings", None)
-        self._generation = read.generation(
+        self._generation_parameters = read.generation(
             positions if isinstance(positions, int) else DEFAULT_MAX_TOKENS
         )
-        language: read.Reader = TypeAdapter(Annotated[str, AfterValidator(self._language)])
+        language: read.Reader = TypeAdapter(Annotated[str, AfterValidator(self._check_language)])
         languages = (
-            {"src_lang": language, "tgt_lang": language} if self._name == "translation_text" else {}
+            {"src_lang": language, "tgt_lang": language}
+            if self._output_name == "translation_text"
+            else {}
         )
         self.parameters = {
-            **self._generation,
+            **self._generation_parameters,
             **languages,
             "truncation": read.truncation,
             "clean_up_tokenization_spaces": read.flag,
         }
 
-    def _language(self, language: str) -> str:
-        """Check a language: a token of the model, or for T5 any name, since prefixes hold it.
+    def _check_language(self, language: str) -> str:
+        """Check that a language is a token of the model; T5 accepts any name as part of a prefix.
 
         Raises:
             ValueError: The tokenizer has no such token.
@@ -62,11 +64,12 @@ class TextToText(TextTask):
     def read(self, request: TaskRequest) -> Request:
         result = super().read(request)
         parameters = result.parameters
-        wanted = parameters.get("num_return_sequences", 1)
+        sequence_count = parameters.get("num_return_sequences", 1)
         beams = parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
-        if wanted > beams and not (beams == 1 and parameters.get("do_sample")):
+        if sequence_count > beams and not (beams == 1 and parameters.get("do_sample")):
             raise InvalidInput(
-                f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample."
+                f"num_return_sequences is {sequence_count}: that takes as many num_beams, or"
+                " do_sample."
             )
         return result
 
@@ -75,19 +78,21 @@ class TextToText(TextTask):
         task, source = self.loaded.task, parameters.get("src_lang")
         if source and "tgt_lang" in parameters:
             task = f"translation_{source}_to_{parameters['tgt_lang']}"
-        specific = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
-        # The prefix tells T5 its task.
-        prefix = specific.get("prefix") or getattr(config, "prefix", None) or ""
+        task_settings = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
+        # T5 recognizes its task by the prefix.
+        prefix = task_settings.get("prefix") or getattr(config, "prefix", None) or ""
         language = source if hasattr(self.tokenizer, "src_lang") else None
-        cut = parameters.get("truncation", False)
+        is_cut = parameters.get("truncation", False)
         return [
-            TextRow(number, prefix + text, None, cut, language)
+            TextRow(number, prefix + text, None, is_cut, language)
             for number, text in enumerate(request.inputs)
         ]
 
     def key(self, request: Request) -> Hashable:
         options = {
-            name: value for name, value in request.parameters.items() if name in self._generation
+            name: value
+            for name, value in request.parameters.items()
+            if name in self._generation_parameters
         }
         if hasattr(self.tokenizer, "src_lang") and "tgt_lang" in request.parameters:
             options["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids(
@@ -108,7 +113,7 @@ class TextToText(TextTask):
             )
             for (sequences,) in parts
         ]
-        return [{self._name: text} for texts in outputs for text in texts]
+        return [{self._output_name: text} for texts in outputs for text in texts]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {"max_new_tokens": 4})

@@ -1,4 +1,4 @@
-"""The base of tasks, which read requests, tell their cost, and answer those of a batch together."""
+"""The base class of tasks, which read requests and answer a batch of them together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
+from tsx_runtime.worker.exceptions import InvalidInput, map_rows
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -14,7 +14,7 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parame
 
 Fields: TypeAlias = Mapping[str, Any]  # the parameters of a request, or tensors by name
 
-# A request's inputs, parts of long texts, pairs of text and label, or proposals for masked words.
+# The limit of a request's inputs, parts of texts, pairs of text and label, or proposed words.
 MAX_PARTS = 10_000
 
 
@@ -22,7 +22,8 @@ class Request(NamedTuple):
     """A request with checked inputs."""
 
     inputs: Sequence[Any]
-    single: bool  # Whether the request has one input, not a list, and gets one output.
+    # Whether `inputs` was a single input instead of a list, so that there is one output.
+    single: bool
     parameters: dict[str, Any]
 
     @property
@@ -30,7 +31,7 @@ class Request(NamedTuple):
         return self.parameters.get("adapter")
 
     def shaped(self, outputs: list[Any]) -> Any:
-        """Return the only output of a single request, otherwise the list."""
+        """Return the outputs: the only one for a single input, or else the list."""
         return outputs[0] if self.single else outputs
 
 
@@ -42,8 +43,8 @@ class Unit(NamedTuple):
         input: The index of the input in the request.
         tensors: The input of the model, without padding.
         length: The cost in tokens, or in other units.
-        key: Only units of equal keys go into one call of the model.
-        options: Options for the call and for the processing of its result.
+        key: Only units with equal keys run in one call of the model.
+        options: The options of the call and of the conversion of its result.
     """
 
     request: int
@@ -58,9 +59,9 @@ class Task(ABC):
     """A task of a model.
 
     Attributes:
-        fields: The fields of a request in place of `inputs`.
-        media: Whether a body that is no JSON is a file.
-        input_kind: The kind of input for the form on the server's page.
+        fields: The fields that a request may have in place of `inputs`.
+        media: Whether a body that is not JSON is a file.
+        input_kind: The kind of input, which selects the form on the server's page.
         parameters: The readers of the parameters.
         required: The names of required parameters.
         max_parts: The largest number of units of a request.
@@ -75,7 +76,8 @@ class Task(ABC):
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self.model = loaded.model  # It has the adapter of the current call.
+        # It is replaced by the model with the adapter of the current call.
+        self.model = loaded.model
         self.budget = loaded.budget
 
     def use(self, model: Any) -> None:
@@ -87,14 +89,16 @@ class Task(ABC):
         Raises:
             InvalidInput: An input or a parameter cannot be used.
         """
-        values = dict(request.parameters)
-        adapter = values.pop("adapter", None)
-        names = list(self.loaded.adapters)  # The client's value may not be hashable.
-        if adapter is not None and adapter not in names:
+        parameter_values = dict(request.parameters)
+        adapter = parameter_values.pop("adapter", None)
+        # A list, since the client's value may not be hashable.
+        adapter_names = list(self.loaded.adapters)
+        if adapter is not None and adapter not in adapter_names:
             raise InvalidInput(
-                f"The model has no adapter {adapter!r}; it has {', '.join(names) or 'none'}."
+                f"The model has no adapter {adapter!r}; it has"
+                f" {', '.join(adapter_names) or 'none'}."
             )
-        parameters = read_parameters(values, self.parameters, self.loaded.task)
+        parameters = read_parameters(parameter_values, self.parameters, self.loaded.task)
         if adapter is not None:
             parameters["adapter"] = adapter
         for name in self.required:
@@ -111,7 +115,7 @@ class Task(ABC):
         return Request(self.read_inputs(inputs, parameters), single, parameters)
 
     def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
-        """Return the inputs as a list, and whether there is only a single one."""
+        """Return the inputs as a list, and whether there was a single input instead of a list."""
         return (inputs, False) if isinstance(inputs, list) else ([inputs], True)
 
     @abstractmethod
@@ -144,7 +148,7 @@ class Task(ABC):
             self.use(self.loaded.model if adapter is None else self.loaded.adapters[adapter])
             try:
                 return self.run([units[position] for position in positions])
-            except ValueError as error:  # `generate`, or the model, refuses the input.
+            except ValueError as error:  # `generate` or the model refuses the input.
                 raise InvalidInput(f"The model cannot take the input: {error}") from error
 
         parts: list[list[list[Any]]] = [[[] for _ in request.inputs] for request in requests]
@@ -154,7 +158,7 @@ class Task(ABC):
         ):
             parts[unit.request][unit.input].append(result)
             tokens[unit.request] += 0 if self.media else unit.length
-        outputs = each_or_bad(
+        outputs = map_rows(
             lambda position, request: self.output(request, parts[position]), requests
         )
         return [TaskResult(*result) for result in zip(outputs, tokens, strict=True)]
@@ -163,7 +167,7 @@ class Task(ABC):
         """Check the number of units of a request.
 
         Raises:
-            InvalidInput: There are too many.
+            InvalidInput: There are too many units.
         """
         if parts > self.max_parts:
             raise InvalidInput(
@@ -177,7 +181,7 @@ class Task(ABC):
         Raises:
             BadRows: Some requests cannot be prepared.
         """
-        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
+        return [unit for units in map_rows(self.units_of, requests) for unit in units]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
         """Return the units of one request.
@@ -193,7 +197,7 @@ class Task(ABC):
 
     @abstractmethod
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """Return the response, given the results for each input.
+        """Convert the results for each input to the response.
 
         Raises:
             ValueError: A parameter does not fit; the message is for the client.

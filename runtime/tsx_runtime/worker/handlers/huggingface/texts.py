@@ -1,4 +1,4 @@
-"""The base of tasks that read text without a pipeline of transformers.
+"""The base class of tasks for texts that use no pipeline of transformers.
 
 The tokenizer is called once for all requests of a batch.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
+from tsx_runtime.worker.exceptions import InvalidInput, map_rows
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -23,11 +23,12 @@ from tsx_runtime.worker.handlers.huggingface.tasks import (
     Unit,
 )
 
-# Characters of all pairs of a request, since each pair is tokenized.
+# The limit of characters in all pairs of a request, since each pair is tokenized.
 MAX_PAIRED_CHARS = 10_000_000
 # A text with more characters for each token of the model is cut before it is tokenized.
 CHARS_PER_TOKEN = 8
-# Words between the last token that the model reads and the cut. A cut can change tokens near it.
+# The number of words between the last token that the model reads and the cut, since a cut can
+# change tokens near it.
 MIN_FOLLOWING_WORDS = 8
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
@@ -39,8 +40,8 @@ class TextRow(NamedTuple):
         input: The index of the input in its request.
         text: The text.
         pair: The second text of a pair.
-        cut: Whether a text that is too long for the model is cut. If not, it is refused.
-        language: The language of the text, for models that read several.
+        cut: Whether a text that is too long for the model is cut instead of refused.
+        language: The language of the text, for models of several languages.
     """
 
     input: int
@@ -51,17 +52,17 @@ class TextRow(NamedTuple):
 
 
 class TextTask(Task):
-    """A task that reads texts by a tokenizer."""
+    """A task that uses only a tokenizer to prepare texts."""
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self.tokenizer = loaded.tokenizer
         if self.tokenizer.pad_token is None:
-            # Without padding, only rows of one length run together.
+            # Without a padding token, only rows of equal length run together.
             self.budget = Budget(loaded.budget.max_tokens, 0)
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
-        return [as_text(value) for value in inputs]
+        return [require_text(value) for value in inputs]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {})
@@ -73,7 +74,7 @@ class TextTask(Task):
         ]
 
     def key(self, request: Request) -> Hashable:
-        """Return a key; rows of requests with equal keys go into one call of the model."""
+        """Return a key. Rows of requests with equal keys run in one call of the model."""
         return None
 
     def units(self, requests: Sequence[Request]) -> list[Unit]:
@@ -85,9 +86,13 @@ class TextTask(Task):
         kinds = [(row.pair is None, row.cut, row.language) for _, row in rows]
         encodings: dict[int, Any] = {}
         for kind in set(kinds):
-            chosen = [index for index, row_kind in enumerate(kinds) if row_kind == kind]
+            row_indexes = [index for index, row_kind in enumerate(kinds) if row_kind == kind]
             encodings.update(
-                zip(chosen, self._tokenized([rows[index][1] for index in chosen]), strict=True)
+                zip(
+                    row_indexes,
+                    self._tokenize([rows[index][1] for index in row_indexes]),
+                    strict=True,
+                )
             )
         units: list[list[Unit]] = [[] for _ in requests]
         for index, (position, row) in enumerate(rows):
@@ -95,47 +100,54 @@ class TextTask(Task):
             units[position].append(
                 Unit(position, row.input, encodings[index], length, self.key(requests[position]))
             )
-        return [unit for checked in each_or_bad(self._check_lengths, units) for unit in checked]
+        return [
+            unit for checked_units in map_rows(self._check_lengths, units) for unit in checked_units
+        ]
 
     def _check_lengths(self, _: int, units: list[Unit]) -> list[Unit]:
         return [check_length(unit, self.loaded) for unit in units]
 
-    def _tokenized(self, rows: Sequence[TextRow]) -> list[dict[str, Any]]:
-        """Tokenize rows of one kind."""
-        first = rows[0]
-        before = getattr(self.tokenizer, "src_lang", None)
-        if first.language is not None:
-            self.tokenizer.src_lang = first.language
+    def _tokenize(self, rows: Sequence[TextRow]) -> list[dict[str, Any]]:
+        """Tokenize rows that have the same options."""
+        first_row = rows[0]
+        previous_language = getattr(self.tokenizer, "src_lang", None)
+        if first_row.language is not None:
+            self.tokenizer.src_lang = first_row.language
         texts, pairs = (
             list(column)
             for column in zip(
-                *(shortened(self.loaded, row.text, row.pair) for row in rows), strict=True
+                *(cut_long_pair(self.loaded, row.text, row.pair) for row in rows), strict=True
             )
         )
         try:
             columns = self.tokenizer(
-                texts, None if first.pair is None else pairs, truncation=first.cut, verbose=False
+                texts,
+                None if first_row.pair is None else pairs,
+                truncation=first_row.cut,
+                verbose=False,
             )
         finally:
-            if first.language is not None:
-                self.tokenizer.src_lang = before
+            if first_row.language is not None:
+                self.tokenizer.src_lang = previous_language
         return [
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
         ]
 
     def padded(self, units: Sequence[Unit]) -> dict[str, torch.Tensor]:
-        """Return the inputs of the model for some units, padded on the right."""
-        longest = max(unit.length for unit in units)
-        fills = {
+        """Return the model's inputs for these units, padded on the right."""
+        max_length = max(unit.length for unit in units)
+        padding_values = {
             "input_ids": self.tokenizer.pad_token_id or 0,
             "token_type_ids": self.tokenizer.pad_token_type_id,
         }
         inputs = {}
         for name in self.tokenizer.model_input_names:
             if name in units[0].tensors:
-                fill = [fills.get(name, 0)]
-                columns = [unit.tensors[name] + fill * (longest - unit.length) for unit in units]
+                padding = [padding_values.get(name, 0)]
+                columns = [
+                    unit.tensors[name] + padding * (max_length - unit.length) for unit in units
+                ]
                 inputs[name] = torch.tensor(columns).to(self.loaded.device)
         return inputs
 
@@ -143,11 +155,11 @@ class TextTask(Task):
         return text_cost(self.loaded, [(row.text, row.pair) for row in self.rows(request)])
 
 
-def as_text(value: Any, name: str = "inputs") -> str:
-    """Return a value that must be a text.
+def require_text(value: Any, name: str = "inputs") -> str:
+    """Return the value, after checking that it is a text.
 
     Raises:
-        InvalidInput: It is empty or no text.
+        InvalidInput: The value is empty or not a text.
     """
     if not isinstance(value, str):
         raise InvalidInput(
@@ -159,14 +171,14 @@ def as_text(value: Any, name: str = "inputs") -> str:
 
 
 def check_text(text: str, step: int) -> None:
-    """Check that a text does not make too many parts.
+    """Check that a text would not be split into too many parts.
 
     Args:
         text: The text.
         step: The number of tokens between the beginnings of two parts.
 
     Raises:
-        ValueError: It makes too many.
+        ValueError: There would be too many parts.
     """
     if len(text) > MAX_PARTS * step:
         too_many = (
@@ -176,59 +188,65 @@ def check_text(text: str, step: int) -> None:
         raise ValueError(f"{too_many}. Send less, or let them overlap less.")
 
 
-def beginning(loaded: Loaded, text: str) -> str:
-    """Return the start of a text that is much too long for the model; other texts do not change.
+def cut_long_text(loaded: Loaded, text: str) -> str:
+    """Cut a text that is much too long for the model; return other texts unchanged.
 
-    The start has more tokens than the model takes, and those that the model reads are the text's.
-
-    A cut changes tokens near it. A token is unchanged if enough words follow, with a character that
-    is neither a digit nor a space. Tokenizers look ahead over runs of digits and spaces.
+    The result has more tokens than the model reads, and these begin with the tokens of the whole
+    text. A cut can change tokens near it. Therefore enough words must follow the last token that
+    the model reads, with a character that is neither a digit nor a space: tokenizers look ahead
+    over runs of digits and spaces.
     """
-    most = loaded.max_tokens
+    max_tokens = loaded.max_tokens
     if (
-        most is None
-        or len(text) <= CHARS_PER_TOKEN * most
+        max_tokens is None
+        or len(text) <= CHARS_PER_TOKEN * max_tokens
         or loaded.tokenizer.truncation_side != "right"
     ):
         return text
-    size = CHARS_PER_TOKEN * most
+    size = CHARS_PER_TOKEN * max_tokens
     while size < len(text):
         encodings = loaded.tokenizer(text[:size], add_special_tokens=False, verbose=False).encodings
-        if not encodings:  # A tokenizer in Python does not report its words.
+        if not encodings:  # Tokenizers that are written in Python do not report words.
             break
         word_ids = encodings[0].word_ids
-        if len(word_ids) > most:
-            following = text[encodings[0].offsets[most][0] : size]
-            # For some tokenizers a text is one word.
-            count = word_ids[-1] - word_ids[most] if word_ids[-1] else len(following.split())
-            if count > MIN_FOLLOWING_WORDS and re.search(r"[^\s\d]", following):
+        if len(word_ids) > max_tokens:
+            following_text = text[encodings[0].offsets[max_tokens][0] : size]
+            # Some tokenizers report the whole text as one word.
+            following_words = (
+                word_ids[-1] - word_ids[max_tokens] if word_ids[-1] else len(following_text.split())
+            )
+            if following_words > MIN_FOLLOWING_WORDS and re.search(r"[^\s\d]", following_text):
                 return text[:size]
         size *= CHARS_PER_TOKEN
     return text
 
 
-def shortened(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
-    """Return the parts of a text, or of a pair, that the model can read.
+def cut_long_pair(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
+    """Cut a text or a pair of texts that is much too long for the model.
 
-    If two long texts share an odd number of tokens, either may get the last one. Texts that cannot
-    be cut between words are cut between characters. The tokenizer's own cut would take a time that
-    grows with the product of both lengths.
+    If both texts of a pair are long and cannot be cut between words, they are cut between
+    characters. The tokenizer's own cut would take a time that grows with the product of their
+    lengths. With an odd number of tokens, either text may get the last one.
     """
     if pair is None:
-        return beginning(loaded, text), None
-    first, second = beginning(loaded, text), beginning(loaded, pair)
-    bound = CHARS_PER_TOKEN**2 * (loaded.max_tokens or len(text))
-    if min(len(first), len(second)) > bound:
-        part = slice(bound) if loaded.tokenizer.truncation_side == "right" else slice(-bound, None)
+        return cut_long_text(loaded, text), None
+    first, second = cut_long_text(loaded, text), cut_long_text(loaded, pair)
+    max_chars = CHARS_PER_TOKEN**2 * (loaded.max_tokens or len(text))
+    if min(len(first), len(second)) > max_chars:
+        part = (
+            slice(max_chars)
+            if loaded.tokenizer.truncation_side == "right"
+            else slice(-max_chars, None)
+        )
         return first[part], second[part]
     return first, second
 
 
 def check_length(unit: Unit, loaded: Loaded) -> Unit:
-    """Return a unit that must fit the model.
+    """Return a unit, after checking that it fits the model.
 
     Raises:
-        ValueError: It is longer than the model takes.
+        ValueError: The unit has too many tokens.
     """
     if loaded.max_tokens is not None and unit.length > loaded.max_tokens:
         raise ValueError(
@@ -240,7 +258,7 @@ def check_length(unit: Unit, loaded: Loaded) -> Unit:
 
 
 def check_pairs(texts: Sequence[str], partners: Sequence[str]) -> None:
-    """Check the size of all pairs of a text and a partner, since each pair is tokenized.
+    """Check the total size of all pairs of a text and a partner, since each pair is tokenized.
 
     Raises:
         InvalidInput: The pairs have too many characters.
@@ -255,22 +273,27 @@ def check_pairs(texts: Sequence[str], partners: Sequence[str]) -> None:
 
 
 def text_cost(loaded: Loaded, rows: Sequence[tuple[str, str | None]]) -> int:
-    """Return the tokens that the model reads of all rows.
+    """Return the number of tokens that the model reads in all rows.
 
-    A text that occurs in several rows is tokenized once.
+    A text that occurs in several rows is tokenized only once.
     """
-    most, special = (
+    max_tokens, special_tokens = (
         loaded.max_tokens or 1 << 40,
         [loaded.tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)],
     )
-    count = cache(
+    count_tokens = cache(
         lambda text: len(
-            loaded.tokenizer(beginning(loaded, text), add_special_tokens=False, verbose=False)[
+            loaded.tokenizer(cut_long_text(loaded, text), add_special_tokens=False, verbose=False)[
                 "input_ids"
             ]
         )
     )
     return sum(
-        min(count(text) + (0 if pair is None else count(pair)) + special[pair is not None], most)
+        min(
+            count_tokens(text)
+            + (0 if pair is None else count_tokens(pair))
+            + special_tokens[pair is not None],
+            max_tokens,
+        )
         for text, pair in rows
     )

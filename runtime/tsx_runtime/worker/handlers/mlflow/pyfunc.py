@@ -30,7 +30,7 @@ DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 class MLflowPyfunc:
     """A handler that answers like `mlflow models serve`.
 
-    Unlike there, the failure of a model has the status 500, not 400.
+    The only difference is that failures of the model have the status 500 instead of 400.
     """
 
     input_kind = "json"
@@ -67,7 +67,7 @@ class MLflowPyfunc:
         """Return the JSON text of MLflow for each request.
 
         Raises:
-            InvalidInput: The body is no input of the model.
+            InvalidInput: The body is not an input of the model.
         """
         if context.get_request_header(0, "describe") == "True":
             signature = self.mlmodel.data.get("signature")
@@ -103,7 +103,7 @@ class MLflowPyfunc:
                         "The model has no signature with the types of its input, and failed:"
                         f" {cause}. {HINT}"
                     ) from error
-                # To MLflow, any error of the model is the client's fault.
+                # MLflow would treat any error of the model as the client's fault.
                 raise cause from error
             status = error.get_http_status_code()
             details = {"message": error.message, "error_code": error.error_code}

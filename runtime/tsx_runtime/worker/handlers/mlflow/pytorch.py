@@ -21,7 +21,7 @@ from tsx_runtime.worker.handlers.models.model_files import load_model_file
 
 
 class MLflowPyTorch(BaseHandler):
-    """A handler that takes MLflow's scoring protocol, and everything that `BaseHandler` takes.
+    """A handler for MLflow's scoring protocol, and for all formats of `BaseHandler`.
 
     The rows of several requests run in one call.
     """
@@ -93,5 +93,5 @@ def _as_instances(row: Any) -> Any:
             return row
         inputs = [dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)]
     elif not isinstance(inputs, list) or any(isinstance(value, dict) for value in inputs):
-        return row  # It may hold tensors of the Open Inference Protocol.
+        return row  # These may be tensors of the Open Inference Protocol.
     return {"body": {"instances": inputs}}

@@ -1,1 +1,1 @@
-"""Loading models: files, weights, precision, compilation, sharing."""
+"""The loading of models: files, weights, precision, compilation, shared memory."""

@@ -1,4 +1,4 @@
-"""`pt2` of model-config.yaml: torch.compile or AOTInductor, else the uncompiled model."""
+"""The setting `pt2` of model-config.yaml: compilation by torch.compile or AOTInductor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from tsx_runtime.worker.exceptions import LoadError
 logger = logging.getLogger("tsx.worker")
 
 
-def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: torch.device) -> Any:
-    """Return the program as machine code for the device, or None with a warning.
+def compile_ahead_of_time(
+    program: torch.export.ExportedProgram, path: Path, device: torch.device
+) -> Any:
+    """Compile a program for the device; if this fails, log a warning and return None.
 
-    The code is compiled once, and then kept in torch's cache.
+    The program is compiled once, and the code is then kept in torch's cache.
     """
     # The import takes seconds.
     from torch._inductor import aoti_compile_and_package, aoti_load_package
@@ -29,10 +31,10 @@ def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: to
     try:
         package = _cache_path(path, device)
         if not package.exists():
-            # Another worker may compile the program too.
-            new = package.with_suffix(f".{os.getpid()}.pt2")
-            aoti_compile_and_package(program, package_path=str(new))
-            new.replace(package)
+            # Another worker may be compiling the program at the same time.
+            temporary_package = package.with_suffix(f".{os.getpid()}.pt2")
+            aoti_compile_and_package(program, package_path=str(temporary_package))
+            temporary_package.replace(package)
         return aoti_load_package(str(package))
     # the boundary to a compiler, which may raise anything
     except Exception as error:
@@ -53,7 +55,8 @@ def _cache_path(path: Path, device: torch.device) -> Path:
             digest.update(block)
     directory = Path(cache_dir()) / "tsx"
     try:
-        private_directory(directory, strict=True)  # Its files are run as code.
+        # No other user may write to it, since its files are run as code.
+        private_directory(directory, strict=True)
     except PermissionError as error:
         raise PermissionError(f"{error.strerror}; set TORCHINDUCTOR_CACHE_DIR") from error
     return directory / f"{digest.hexdigest()}.pt2"
@@ -63,7 +66,7 @@ def load_library(path: str, device: torch.device) -> Any:
     """Load a library that `torch._export.aot_compile` wrote, which runs its code.
 
     Raises:
-        LoadError: torch cannot load it.
+        LoadError: torch cannot load the library.
     """
     from torch._export import aot_load  # The import takes seconds.
 
@@ -79,20 +82,20 @@ def load_library(path: str, device: torch.device) -> Any:
 
 
 def is_backend(name: str) -> bool:
-    """Tell whether torch.compile has a backend, with a warning if not."""
-    known = torch.compiler.list_backends(exclude_tags=())
-    if name in known:
+    """Tell whether torch.compile has a backend; log a warning if not."""
+    backends = torch.compiler.list_backends(exclude_tags=())
+    if name in backends:
         return True
     logger.warning(
-        "%r is not a backend of torch.compile here; there is: %s", name, ", ".join(known)
+        "%r is not a backend of torch.compile here; there is: %s", name, ", ".join(backends)
     )
     return False
 
 
-def compiled(model: Any, pt2: Any) -> Any:
-    """Return the compiled model, or the model itself with a warning.
+def compile_model(model: Any, pt2: Any) -> Any:
+    """Compile a model as configured; if this fails, log a warning and return the model itself.
 
-    Compilation happens at the first call. A graph that cannot be compiled runs eager.
+    torch compiles at the first call. Graphs that cannot be compiled run in eager mode.
     """
     options = compile_options(pt2)
     if options is None:
@@ -108,7 +111,7 @@ def compiled(model: Any, pt2: Any) -> Any:
         return model
     try:
         result = torch.compile(model, **options)
-    # The options are wrong, or this platform has no compiler.
+    # The options are invalid, or this platform has no compiler.
     except (TypeError, RuntimeError, ValueError) as error:
         logger.warning("the model is not compiled, it runs eager: %s", error)
         return model
@@ -118,5 +121,6 @@ def compiled(model: Any, pt2: Any) -> Any:
     )
     import torch._dynamo.config as dynamo  # The import takes a second.
 
-    dynamo.suppress_errors = True  # A graph that does not compile runs eager, and torch warns.
+    # If a graph cannot be compiled, torch logs a warning and runs it in eager mode.
+    dynamo.suppress_errors = True
     return result

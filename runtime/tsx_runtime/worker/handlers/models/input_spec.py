@@ -1,6 +1,6 @@
 """The inputs of a model: the shape of a row and its dtype.
 
-They come from the model's program, from `input_shape`, or from its first layer.
+These are read from the model's program, from `input_shape`, or from its first layer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tsx_runtime.worker.handlers.models.precision import Cast
 
 Shape: TypeAlias = tuple[int | None, ...]
 
-# Sizes to try if the first layer takes any. Later layers may take only one of them. The most common
-# sizes come first.
-LENGTHS = (8, 16, 1, 32, 64, 128, 512)
-PIXELS = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 16, 8)
-GREY_PIXELS = (28, 32, 64, 224, 96, 128, 256, 299, 384, 512, 16, 8)
+# Sizes to try if the first layer takes any size, since later layers may take only one. The most
+# common sizes come first.
+LENGTHS_TO_TRY = (8, 16, 1, 32, 64, 128, 512)
+PIXELS_TO_TRY = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 16, 8)
+GREY_PIXELS_TO_TRY = (28, 32, 64, 224, 96, 128, 256, 299, 384, 512, 16, 8)
 
 _ONNX_TYPES = {
     "tensor(float)": torch.float32,
@@ -36,9 +36,9 @@ _ONNX_TYPES = {
     "tensor(bool)": torch.bool,
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# The number of free dimensions.
+# The number of dimensions of free size.
 _NORM_DIMENSIONS = {nn.BatchNorm1d: 0, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
-# Operations of TorchScript, with the positions of their weight and of their number of groups.
+# Operations of TorchScript, with the argument positions of the weight and of the number of groups.
 _SCRIPT_WEIGHTS = {
     "aten::linear": (1, None),
     "aten::conv1d": (1, 6),
@@ -56,8 +56,8 @@ class InputSpec(NamedTuple):
     Attributes:
         name: The name of the argument.
         shape: The shape of a row, without the batch; None for an unknown shape or a free size.
-        dtype: The dtype, if it is known.
-        certain: Whether the shape is known. If not, it is a guess from the first layer.
+        dtype: The dtype, or None if it is unknown.
+        certain: Whether the shape is known, and not only guessed from the first layer.
     """
 
     name: str = ""
@@ -94,7 +94,7 @@ class InputSpec(NamedTuple):
 
     @classmethod
     def from_json(cls, spec: Mapping[str, Any]) -> InputSpec:
-        """Return the spec of the JSON of `as_json`."""
+        """Read the JSON that `as_json` returns."""
         shape, kind = spec["shape"], spec["datatype"]
         return cls(
             spec["name"],
@@ -114,17 +114,17 @@ class InputSpec(NamedTuple):
 def input_specs(
     model: Any, shape: Shape | Mapping[str, Shape] | None = None, *, casts: bool = False
 ) -> tuple[InputSpec, ...]:
-    """Return the inputs of a model; there is at least one.
+    """Return the inputs of a model, at least one.
 
     Args:
         model: The model.
         shape: `input_shape` of model-config.yaml.
-        casts: Whether the model takes float32 with weights of any dtype.
+        casts: Whether the model takes float32 even if its weights have another dtype.
 
     Raises:
-        LoadError: `shape` names an input that the model lacks.
+        LoadError: `shape` names an input that the model does not have.
     """
-    specs = list(_of_program(model) or _of_layers(model))
+    specs = list(_specs_of_program(model) or _specs_of_layers(model))
     for index, spec in enumerate(specs):
         if casts and spec.dtype and spec.dtype.is_floating_point:
             specs[index] = spec._replace(dtype=torch.float32)
@@ -144,36 +144,36 @@ def input_specs(
 
 
 def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
-    """Yield rows to try for all inputs, the likeliest first.
+    """Yield example rows to try for all inputs, the most probable ones first.
 
-    Free and unknown sizes are the same in all inputs. Without any known shape, there is no row.
+    Free and unknown sizes are equal in all inputs. Nothing is yielded if no shape is known.
     """
-    first = specs[0].shape
-    if first is None:
+    first_shape = specs[0].shape
+    if first_shape is None:
         return
-    shapes = [first if spec.shape is None else spec.shape for spec in specs]
-    free = next((shape for shape in shapes if None in shape), ())
+    shapes = [first_shape if spec.shape is None else spec.shape for spec in specs]
+    free_shape = next((shape for shape in shapes if None in shape), ())
     sizes = (
         (0,)
-        if not free
-        else LENGTHS
-        if free.count(None) < 2
-        else GREY_PIXELS
-        if free[0] == 1
-        else PIXELS
+        if not free_shape
+        else LENGTHS_TO_TRY
+        if free_shape.count(None) < 2
+        else GREY_PIXELS_TO_TRY
+        if free_shape[0] == 1
+        else PIXELS_TO_TRY
     )
     for size in sizes:
-        filled = [
+        complete_shapes = [
             tuple(size if expected is None else expected for expected in shape) for shape in shapes
         ]
         yield [
             ExampleInput(spec.name, spec.kind, shape)
-            for spec, shape in zip(specs, filled, strict=True)
+            for spec, shape in zip(specs, complete_shapes, strict=True)
         ]
 
 
-def _of_program(model: Any) -> tuple[InputSpec, ...]:
-    """Return the inputs that a model describes: an exported program, an ONNX model, or a form."""
+def _specs_of_program(model: Any) -> tuple[InputSpec, ...]:
+    """Return the inputs that an exported program, an ONNX model or a form describes."""
     if isinstance(model, FormModel):
         return tuple(map(InputSpec.from_json, model.signature.requests))
     while isinstance(model, FixedBatch | Cast):
@@ -206,22 +206,23 @@ def _row_shape(shape: Sequence[Any]) -> Shape:
     return tuple(size if isinstance(size, int) else None for size in shape[1:])
 
 
-def _of_layers(model: Any) -> tuple[InputSpec, ...]:
-    """Return the inputs of the first layer, which most often are those of the model."""
-    model = getattr(model, "_orig_mod", model)  # the original of torch.compile
+def _specs_of_layers(model: Any) -> tuple[InputSpec, ...]:
+    """Return the inputs of the first layer, which in most cases are the model's inputs."""
+    model = getattr(model, "_orig_mod", model)  # the original model if torch.compile has wrapped it
     while isinstance(model, Cast):
         model = model.model
-    names = _names(model) or [""]
-    shape, dtype = next(_layers(model), (None, None))
+    names = _argument_names(model) or [""]
+    shape, dtype = next(_iterate_layer_inputs(model), (None, None))
     if dtype is None and isinstance(model, nn.Module):
         dtype = next(
             (tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None
         )
-    # The input of the first layer, by the position of the argument.
+    # The input of the first layer, by the position of the model's argument.
     layers: dict[int, tuple[Shape | None, Any]] = {1: (shape, dtype)}
     if isinstance(model, torch.jit.ScriptModule):
         layers |= {
-            position: (size, kind) for position, size, kind in reversed(list(_script_layers(model)))
+            position: (size, kind)
+            for position, size, kind in reversed(list(_iterate_script_layers(model)))
         }
     return tuple(
         InputSpec(name, *layers.get(position, (None, dtype)))
@@ -229,8 +230,8 @@ def _of_layers(model: Any) -> tuple[InputSpec, ...]:
     )
 
 
-def _names(model: Any) -> list[str]:
-    """Return the arguments of `forward` without a default."""
+def _argument_names(model: Any) -> list[str]:
+    """Return the names of the arguments of `forward` that have no default."""
     if isinstance(model, torch.jit.ScriptModule):
         schema = getattr(getattr(model, "forward", None), "schema", None)
         arguments = [] if schema is None else schema.arguments[1:]
@@ -246,13 +247,13 @@ def _names(model: Any) -> list[str]:
     ]
 
 
-def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
-    """Yield the inputs of the layers in the order of execution, else in that of creation."""
+def _iterate_layer_inputs(model: Any) -> Iterator[tuple[Shape, Any]]:
+    """Yield the layers' inputs in the order of execution, or else in the order of creation."""
     if isinstance(model, torch.jit.ScriptModule):
-        yield from ((shape, dtype) for _, shape, dtype in _script_layers(model))
+        yield from ((shape, dtype) for _, shape, dtype in _iterate_script_layers(model))
         return
     layer: Any
-    for layer in _modules(model) if isinstance(model, nn.Module) else ():
+    for layer in _modules_in_order(model) if isinstance(model, nn.Module) else ():
         if isinstance(layer, nn.Linear):
             yield (layer.in_features,), layer.weight.dtype
         elif isinstance(layer, _CONVOLUTIONS):
@@ -265,44 +266,59 @@ def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
             yield (layer.num_features, *[None] * _NORM_DIMENSIONS[type(layer)]), layer.weight.dtype
 
 
-def _modules(model: nn.Module) -> list[nn.Module]:
+def _modules_in_order(model: nn.Module) -> list[nn.Module]:
     try:
         graph = torch.fx.Tracer().trace(model)
-    except Exception:  # A trial: a `forward` that inspects its input may raise anything.
+    # This is only a trial: a `forward` that inspects its input may raise anything.
+    except Exception:
         return list(model.modules())
     return [
         model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
     ]
 
 
-def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, torch.dtype]]:
-    """Yield for each layer the position of its argument, and the shape and dtype of its input."""
+def _iterate_script_layers(
+    model: torch.jit.ScriptModule,
+) -> Iterator[tuple[int, Shape, torch.dtype]]:
+    """Yield the position of the model's argument, the shape and the dtype of each layer's input."""
     if not hasattr(model, "forward"):
         return
     arguments = list(model.inlined_graph.inputs())
-    origins = {value.debugName(): index for index, value in enumerate(arguments) if index}
+    argument_positions = {
+        value.debugName(): index for index, value in enumerate(arguments) if index
+    }
     for node in model.inlined_graph.nodes():
         inputs = list(node.inputs())
-        sources = [origins[value.debugName()] for value in inputs if value.debugName() in origins]
-        origins |= {value.debugName(): sources[0] for value in node.outputs() if sources}
-        position, groups = _SCRIPT_WEIGHTS.get(node.kind(), (None, None))
-        if position is None:
+        source_positions = [
+            argument_positions[value.debugName()]
+            for value in inputs
+            if value.debugName() in argument_positions
+        ]
+        argument_positions |= {
+            value.debugName(): source_positions[0] for value in node.outputs() if source_positions
+        }
+        weight_position, groups_position = _SCRIPT_WEIGHTS.get(node.kind(), (None, None))
+        if weight_position is None:
             continue
-        weight = _constant(inputs[position], model)
+        weight = _find_weight(inputs[weight_position], model)
         if not isinstance(weight, torch.Tensor):
             continue
-        origin = sources[0] if sources else 0
-        if position == 0:
-            yield origin, (None,), torch.int64
-        elif groups is None:
-            yield origin, (weight.shape[1],), weight.dtype
+        argument_position = source_positions[0] if source_positions else 0
+        if weight_position == 0:
+            yield argument_position, (None,), torch.int64
+        elif groups_position is None:
+            yield argument_position, (weight.shape[1],), weight.dtype
         else:
-            count: Any = inputs[groups].toIValue() or 1
-            yield origin, (weight.shape[1] * count, *[None] * (weight.ndim - 2)), weight.dtype
+            group_count: Any = inputs[groups_position].toIValue() or 1
+            yield (
+                argument_position,
+                (weight.shape[1] * group_count, *[None] * (weight.ndim - 2)),
+                weight.dtype,
+            )
 
 
-def _constant(value: Any, model: Any) -> Any:
-    """Return a weight: a constant of a frozen model's graph, or an attribute of a module."""
+def _find_weight(value: Any, model: Any) -> Any:
+    """Return a weight, which is a constant of a frozen graph or an attribute of a module."""
     node = value.node()
     if node.kind() != "prim::GetAttr":
         return (
@@ -312,5 +328,5 @@ def _constant(value: Any, model: Any) -> Any:
             if node.kind() == "prim::Param"
             else None
         )
-    owner = _constant(next(node.inputs()), model)
+    owner = _find_weight(next(node.inputs()), model)
     return None if owner is None else getattr(owner, node.s("name"), None)

@@ -1,4 +1,4 @@
-"""Model files of any kind, loaded as callables for a batch of tensors."""
+"""The loading of model files of any kind, as callables for a batch of tensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # torch.export shapes its results with it.
+from torch.utils._pytree import tree_map  # torch.export builds its results with this module.
 
 from tsx_archiver import ArchiveError, describe_model_file
 from tsx_archiver.metadata.onnx_file import data_files
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.models.compiling import compiled_ahead
+from tsx_runtime.worker.handlers.models.compiling import compile_ahead_of_time
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 from tsx_runtime.worker.handlers.models.weights import NO_ARGUMENTS, load_eager, read_weights
 
@@ -31,13 +31,13 @@ def load_model_file(
     init_args: Mapping[str, Any] = NO_ARGUMENTS,
     class_name: str | None = None,
 ) -> Any:
-    """Load a model file; its kind is detected by its bytes.
+    """Load a model file, whose kind is detected by its bytes.
 
-    On the CPU, workers share the weights as pages of the file.
+    On the CPU, the weights are pages of the file, which workers share.
 
     Args:
         path: The serialized file.
-        model_file: The file of the model's class, for files of weights.
+        model_file: The file with the model's class, for files with only weights.
         device: The device of the model.
         weights_only: Whether pickled code is refused.
         compile_ahead: Whether AOTInductor compiles an exported program.
@@ -48,7 +48,7 @@ def load_model_file(
         LoadError: The model cannot be loaded; the message says what to do.
     """
     check_present(path)
-    # The name of its directory may be one of the cache, which tells users nothing.
+    # Only the file's name is shown, since its directory may be one of the cache.
     file = describe_model_file(path, called=Path(path.name))
     if file.kind == "torchscript":
         return load_torchscript(path, device)
@@ -84,7 +84,7 @@ def load_model_file(
 
 
 def check_present(path: Path) -> None:
-    """Raise LoadError if the archive lacks a model file."""
+    """Raise LoadError if the archive does not have a model file."""
     if not path.is_file():
         raise LoadError(
             f"The model {path.name} is not in the archive. Name it with --serialized-file when"
@@ -111,7 +111,7 @@ def load_torchscript(path: Path, device: torch.device) -> Any:
 
 
 def constants_of(model: Any) -> list[torch.Tensor]:
-    """Return the tensors in the graph of a TorchScript model: its weights, if it is frozen."""
+    """Return the constant tensors in a TorchScript graph, which are the weights if it is frozen."""
     nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
     return [
         node.t("value")
@@ -138,7 +138,7 @@ def load_exported(path: Path, device: torch.device, *, compile_ahead: bool = Fal
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
-    model = compiled_ahead(program, path, device) if compile_ahead else None
+    model = compile_ahead_of_time(program, path, device) if compile_ahead else None
     if model is None:
         model = program.module()
         if device.type == "cpu":
@@ -193,7 +193,7 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # A spinning thread takes a core from other workers.
+    # Threads that spin would take cores from other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
@@ -212,7 +212,7 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
 
 
 def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
-    """Return the batch size of a program that takes one tensor of a fixed size, otherwise None."""
+    """Return the batch size if a program takes one tensor of a fixed size, or else None."""
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.name in names]
     shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
@@ -222,9 +222,9 @@ def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
 
 
 class FixedBatch:
-    """A model that splits any batch into those of the size that its program takes.
+    """A model whose program takes one batch size, into which other batches are split.
 
-    `torch.export` fixes the batch size unless its dimension is marked dynamic.
+    `torch.export` makes the batch size constant unless its dimension is marked dynamic.
     """
 
     def __init__(self, model: Any, size: int) -> None:
@@ -234,9 +234,13 @@ class FixedBatch:
     def __call__(self, rows: torch.Tensor) -> Any:
         if len(rows) == self.size:
             return self.model(rows)
-        short = -len(rows) % self.size
-        full = torch.cat([rows, rows[-1:].expand(short, *rows.shape[1:])]) if short else rows
-        results = [self.model(part) for part in torch.split(full, self.size)]
+        padding_rows = -len(rows) % self.size
+        padded_rows = (
+            torch.cat([rows, rows[-1:].expand(padding_rows, *rows.shape[1:])])
+            if padding_rows
+            else rows
+        )
+        results = [self.model(part) for part in torch.split(padded_rows, self.size)]
         return tree_map(lambda *parts: torch.cat(parts)[: len(rows)], *results)
 
     def __getattr__(self, name: str) -> Any:
@@ -246,15 +250,15 @@ class FixedBatch:
 class OnnxModel:
     """An onnxruntime session that takes and returns tensors.
 
-    It has the methods of the session too, such as `run` and `get_inputs`.
+    It also has the methods of the session, such as `run` and `get_inputs`.
     """
 
     def __init__(self, session: Any) -> None:
         self.session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
 
-    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        feed = dict(zip(self._inputs, inputs, strict=False)) | named
+    def __call__(self, *inputs: torch.Tensor, **named_inputs: torch.Tensor) -> Any:
+        feed = dict(zip(self._inputs, inputs, strict=False)) | named_inputs
         if missing := [name for name in self._inputs if name not in feed]:
             raise ValueError(
                 f"the ONNX model needs the inputs {', '.join(self._inputs)}; {', '.join(missing)}"

@@ -1,9 +1,9 @@
-"""`precision` of model-config.yaml: the floating point type in which a model computes.
+"""The setting `precision` of model-config.yaml: the floating point type in which a model computes.
 
-The weights are converted once, when the model is loaded. Unlike autocast at each call, that costs
-no time and halves their memory. Inputs are cast before the model and results to float32 after it,
-so the steps of a handler need no change. A compiled or exported model has a fixed precision, which
-is only checked.
+The weights are converted once, when the model is loaded. Unlike autocast at each call, this costs
+no time and halves their memory. Inputs are cast before the model, and results are cast to float32
+afterwards, so that the steps of a handler need no change. The precision of a compiled or exported
+model is fixed, and is only checked.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # torch.export shapes its results with it.
+from torch.utils._pytree import tree_map  # torch.export builds its results with this module.
 
-from tsx_runtime.worker.exceptions import LoadError, text_of
+from tsx_runtime.worker.exceptions import LoadError, error_text
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel, constants_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
-def wanted_precision(config: Mapping[str, Any]) -> str | None:
+def configured_precision(config: Mapping[str, Any]) -> str | None:
     """Return the configured precision, or None.
 
     Raises:
@@ -42,7 +42,7 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
     """Return the model in a precision; it takes and returns float32 as before.
 
     Raises:
-        LoadError: The model cannot be converted, or the device lacks the precision.
+        LoadError: The model cannot be converted, or the device does not support the precision.
     """
     dtype = DTYPES[precision]
     _check_device(precision, dtype, device)
@@ -78,7 +78,7 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
 
 
 class Cast:
-    """A model that is no plain module, with casts of its inputs and outputs."""
+    """A wrapper that casts the inputs and outputs of a model that is not an eager module."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model
@@ -96,7 +96,8 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
     """Cast all floating point tensors in nested values, and keep other values."""
     if isinstance(values, torch.Tensor):
         return values.to(dtype) if values.is_floating_point() else values
-    # Compilers cannot trace pytree once a library has registered types.
+    # Common types are handled here, since compilers cannot trace pytree after a library has
+    # registered types.
     if type(values) in (tuple, list):
         return type(values)([cast(value, dtype) for value in values])
     if type(values) is dict:
@@ -110,14 +111,14 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
     """Check that torch has the most common operations for a dtype on a device.
 
     Raises:
-        LoadError: It lacks one.
+        LoadError: An operation is missing.
     """
     try:
-        square = torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
-        nn.functional.linear(square, square[0, 0])
-        nn.functional.conv2d(square, square)
+        unit_tensor = torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
+        nn.functional.linear(unit_tensor, unit_tensor[0, 0])
+        nn.functional.conv2d(unit_tensor, unit_tensor)
     except (RuntimeError, TypeError) as error:  # Apple's devices raise TypeError.
-        text = text_of(error).strip().partition("\n")[0]
+        text = error_text(error).strip().partition("\n")[0]
         raise LoadError(
             f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
             f" {text}"
@@ -126,16 +127,16 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
 
 def _check_types(dtypes: set[torch.dtype | None], precision: str) -> None:
     if dtypes - {DTYPES[precision]}:
-        has = ", ".join(
+        precision_names = ", ".join(
             sorted(
                 "another" if dtype is None else str(dtype).removeprefix("torch.")
                 for dtype in dtypes
             )
         )
         raise LoadError(
-            f"precision: {precision} cannot be given to this model: it was exported in {has}, and"
-            f" its graph contains that precision. Export it in {precision}, or remove the key from"
-            " model-config.yaml."
+            f"precision: {precision} cannot be given to this model: it was exported in"
+            f" {precision_names}, and its graph contains that precision. Export it in {precision},"
+            " or remove the key from model-config.yaml."
         )
 
 
@@ -143,7 +144,7 @@ def _check_script(model: Any, precision: str) -> None:
     """Check the weights of a frozen model, which are constants of its graph.
 
     Raises:
-        LoadError: They have another precision.
+        LoadError: The weights have another precision.
     """
     if any(
         value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision]

@@ -1,13 +1,13 @@
-"""Weights that workers share: tensors become views of the mapped model file.
+"""Sharing of weights between workers, by tensors that are views of the mapped model file.
 
-Torch and safetensors files store tensors uncompressed and aligned. A tensor can therefore point
-into a private mapping of the file. All processes then share one copy of its pages, and a process
-that writes to a page gets its own copy.
+Files of torch and safetensors store tensors uncompressed and aligned. Therefore a tensor can point
+into a private mapping of the file. All processes share one copy of its pages; a process that writes
+to a page gets its own copy.
 
 `torch.load(mmap=True)` and safetensors map files themselves. `torch.jit.load` and
-`torch.export.load` copy, and `share_with_file` replaces their copies by the mapping afterwards. It
-finds a tensor in the file by its content. That works for every version of the formats, and cannot
-pick a wrong one.
+`torch.export.load` copy tensors, which `share_with_file` replaces by the mapping afterwards. It
+finds a tensor in the file by its content. This works for every version of the formats, and cannot
+find a wrong tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-MIN_SHARED_BYTES = 16 << 10  # For smaller tensors it does not pay.
+MIN_SHARED_BYTES = 16 << 10  # Sharing does not pay for smaller tensors.
 # The header of a zip member ends with the lengths of the name and of the extra field.
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
@@ -34,7 +34,7 @@ class Record(NamedTuple):
 
 
 def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
-    """Let CPU tensors use the pages of a file that holds them uncompressed.
+    """Let CPU tensors use the pages of a file that contains them uncompressed.
 
     Returns:
         The number of shared bytes.
@@ -49,32 +49,38 @@ def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
             groups[tensor.untyped_storage().data_ptr()].append(tensor)
     if not groups:
         return 0
-    by_size: dict[int, list[Record]] = defaultdict(list)
+    records_by_size: dict[int, list[Record]] = defaultdict(list)
     for record in stored_records(path):
-        by_size[record.size].append(record)
-    # In a private mapping, a handler that writes to a weight writes to a copy.
+        records_by_size[record.size].append(record)
+    # The mapping is private, so that a handler that writes to a weight writes to a copy.
     mapping: Any = torch.UntypedStorage.from_file(
         str(path), shared=False, nbytes=path.stat().st_size
     )
-    shared = 0
+    shared_bytes = 0
     for group in groups.values():
         storage = group[0].untyped_storage()
-        match = next(
-            (record for record in by_size[storage.nbytes()] if _is_equal(storage, mapping, record)),
+        matching_record = next(
+            (
+                record
+                for record in records_by_size[storage.nbytes()]
+                if _is_equal(storage, mapping, record)
+            ),
             None,
         )
-        if match is not None and all(match.offset % tensor.element_size() == 0 for tensor in group):
+        if matching_record is not None and all(
+            matching_record.offset % tensor.element_size() == 0 for tensor in group
+        ):
             for tensor in group:
-                start = match.offset // tensor.element_size() + tensor.storage_offset()
+                start = matching_record.offset // tensor.element_size() + tensor.storage_offset()
                 tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
                     mapping, start, tensor.size(), tensor.stride()
                 )
-            shared += match.size
-    return shared
+            shared_bytes += matching_record.size
+    return shared_bytes
 
 
 def stored_records(path: Path) -> list[Record]:
-    """Return the uncompressed members of a zip file; any other file has none."""
+    """Return the uncompressed members of a zip file, and nothing for other files."""
     records = []
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:

@@ -1,4 +1,4 @@
-"""Eager models: a class from a model file, and weights from a second file."""
+"""The loading of eager models: a class from a model file, and weights from a second file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import LoadError, in_words, presentable
+from tsx_runtime.worker.exceptions import LoadError, describe_error, shorten_and_escape
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
@@ -22,8 +22,8 @@ logger = logging.getLogger("tsx.worker")
 Entries: TypeAlias = Mapping[str, Any]
 
 NO_ARGUMENTS: Entries = {}
-MAX_FAULT_CHARS = 150  # each class in a message
-MAX_DIFFERENCE_CHARS = 600  # torch's message may fill pages
+MAX_FAULT_CHARS = 150  # the limit of the text for each class in a message
+MAX_DIFFERENCE_CHARS = 600  # a limit, since torch's message may be several pages long
 
 
 def load_eager(
@@ -52,39 +52,39 @@ def load_eager(
                 f"{weights.name} holds a {type(state).__name__}, not weights. Save it with"
                 " torch.save(model.state_dict(), file)."
             )
-        state = _of_checkpoint(state, weights.name)
+        state = _extract_state_dict(state, weights.name)
 
-    kinds = model_classes(model_file, class_name)
-    if len(kinds) == 1:
-        check_arguments(kinds[0], init_args, model_file.name)
-    fitting, faults = [], []
-    for kind in kinds:
+    classes = model_classes(model_file, class_name)
+    if len(classes) == 1:
+        check_arguments(classes[0], init_args, model_file.name)
+    fitting_models, faults = [], []
+    for kind in classes:
         try:
             model: nn.Module = kind(**init_args)
             if state is not None and weights is not None:
                 fit_weights(
-                    model, state, weights, model_file.name if len(kinds) == 1 else kind.__name__
+                    model, state, weights, model_file.name if len(classes) == 1 else kind.__name__
                 )
-            fitting.append(model)
+            fitting_models.append(model)
         except Exception as error:  # the boundary to a user's code
-            if len(kinds) == 1:
+            if len(classes) == 1:
                 raise
-            faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT_CHARS]}")
-    names = ", ".join(type(model).__name__ for model in fitting)
-    if len(fitting) == 1:
-        if len(kinds) > 1:
+            faults.append(f"{kind.__name__}: {describe_error(error)[:MAX_FAULT_CHARS]}")
+    names = ", ".join(type(model).__name__ for model in fitting_models)
+    if len(fitting_models) == 1:
+        if len(classes) > 1:
             logger.info("of the classes of %s, %s is used", model_file.name, names)
-        return fitting[0]
+        return fitting_models[0]
     reason = (
         f"the weights fit several ({names})"
-        if fitting
+        if fitting_models
         else f"the weights fit none of them ({'; '.join(faults)})"
     )
     if weights is None:
         reason = "there are no weights to choose by"
     raise LoadError(
         f"The model file {model_file.name} defines several classes "
-        f"({', '.join(kind.__name__ for kind in kinds)}), and {reason}. "
+        f"({', '.join(kind.__name__ for kind in classes)}), and {reason}. "
         f"Name one when packing: --model-file {model_file.name}:CLASS."
     )
 
@@ -97,11 +97,11 @@ def check_class(
     The weights are read only to choose among several classes.
 
     Raises:
-        LoadError: It cannot.
+        LoadError: The model cannot be created.
     """
-    kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
-    if len(kinds) == 1:
-        check_arguments(kinds[0], init_args, model_file.name)
+    classes, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
+    if len(classes) == 1:
+        check_arguments(classes[0], init_args, model_file.name)
     else:
         load_eager(
             model_file,
@@ -111,20 +111,20 @@ def check_class(
         )
 
 
-def _of_checkpoint(state: Entries, weights: str) -> Entries:
-    """Return the only state dict in a training checkpoint; other content is not changed."""
+def _extract_state_dict(state: Entries, weights: str) -> Entries:
+    """Return the state dict in a training checkpoint that has only one; or else the content."""
     names = state_dicts(state)
     if len(names) != 1:
         return state
     logger.info(
         "%s is a training checkpoint: the weights of its entry %r are used", weights, names[0]
     )
-    chosen: Entries = state[names[0]]
-    return chosen
+    state_dict: Entries = state[names[0]]
+    return state_dict
 
 
 def state_dicts(entries: Entries) -> list[str]:
-    """Return the names of entries that are state dicts; a state dict itself has none."""
+    """Return the names of entries that are state dicts; none if this is a state dict itself."""
     if any(isinstance(value, torch.Tensor) for value in entries.values()):
         return []
     return [
@@ -137,10 +137,10 @@ def state_dicts(entries: Entries) -> list[str]:
 
 
 def model_classes(model_file: Path, class_name: str | None) -> list[type]:
-    """Return the class of this name, or without a name the classes that may be the model.
+    """Return the class with this name, or without a name all classes that may be the model.
 
     Raises:
-        LoadError: The file is missing, does not import, or lacks the class.
+        LoadError: The file or the class is missing, or the file cannot be imported.
     """
     if not model_file.is_file():
         raise LoadError(
@@ -150,14 +150,14 @@ def model_classes(model_file: Path, class_name: str | None) -> list[type]:
     module = import_file(model_file, "The model file")
     classes = classes_of(module)
     if class_name is not None:
-        named = getattr(module, class_name, None)
-        if not inspect.isclass(named):
+        named_class = getattr(module, class_name, None)
+        if not inspect.isclass(named_class):
             names = ", ".join(kind.__name__ for kind in classes) or "none"
             raise LoadError(
                 f"The model file {model_file.name} has no class {class_name}; its classes: {names}."
                 " Name one of them."
             )
-        return [named]
+        return [named_class]
     if not classes:
         raise LoadError(
             f"The model file {model_file.name} defines no class. Define the model in it, as a"
@@ -170,7 +170,7 @@ def check_arguments(kind: type, init_args: Entries, model_file: str) -> None:
     """Check that a class can be created with these arguments.
 
     Raises:
-        LoadError: It takes others.
+        LoadError: The class requires other arguments.
     """
     signature = inspect.signature(kind)
     try:
@@ -201,7 +201,9 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
         LoadError: The file cannot be read, or holds pickled code despite `weights_only`.
     """
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError  # Most models have no safetensors.
+        from safetensors import (
+            SafetensorError,  # Imported here, since most models do not use safetensors.
+        )
         from safetensors.torch import load_file
 
         try:
@@ -211,21 +213,21 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
                 f"{path.name} cannot be read as safetensors: {error}. Copy or download it again."
             ) from error
     try:
-        # The format of torch before 1.6 cannot be mapped.
-        zipped = path.open("rb").read(2) == b"PK"
-        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipped)
+        # Files of torch before 1.6 are not zip files, and cannot be mapped.
+        is_zip = path.open("rb").read(2) == b"PK"
+        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=is_zip)
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise LoadError(f"{path.name} cannot be read: {error}") from error
         raise LoadError(
             f"{path.name} holds more than weights, and loading it would run code from it"
-            f" ({_refused(error)}). Save it with torch.save(model.state_dict(), file), or, if you"
-            " trust it, set `weightsOnly: false` in model-config.yaml."
+            f" ({_refusal_reason(error)}). Save it with torch.save(model.state_dict(), file), or,"
+            " if you trust it, set `weightsOnly: false` in model-config.yaml."
         ) from error
 
 
-def _refused(error: Exception) -> str:
-    """Return the sentence of torch's long message that names the refused code."""
+def _refusal_reason(error: Exception) -> str:
+    """Extract from torch's long message the sentence about the refused code."""
     for sentence in str(error).replace("\n", " ").split(". "):
         if "GLOBAL" in sentence or "global" in sentence:
             return " ".join(sentence.split())[:200]
@@ -236,13 +238,13 @@ def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str
     """Put the weights into the model without copying them.
 
     Raises:
-        LoadError: They do not fit; the message names the differences.
+        LoadError: The weights do not fit; the message lists the differences.
     """
-    expected = model.state_dict()
-    cast = {
+    model_state = model.state_dict()
+    cast_state = {
         name: (
-            value.to(expected[name].dtype)
-            if isinstance(value, torch.Tensor) and name in expected
+            value.to(model_state[name].dtype)
+            if isinstance(value, torch.Tensor) and name in model_state
             else value
         )
         for name, value in state.items()
@@ -253,17 +255,19 @@ def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str
             parameter.name == "assign" or parameter.kind is parameter.VAR_KEYWORD
             for parameter in parameters
         ):
-            model.load_state_dict(cast, assign=True)
-        else:  # The model overrides the method, which may rename keys, and copies.
-            model.load_state_dict(cast)
+            model.load_state_dict(cast_state, assign=True)
+        else:  # The model overrides this method, to rename keys for example. It copies the weights.
+            model.load_state_dict(cast_state)
             share_with_file([*model.parameters(), *model.buffers()], weights)
-    # torch raises all of them for something that is no state dict.
+    # torch raises any of these errors if the content is not a state dict.
     except (RuntimeError, AttributeError, TypeError) as error:
-        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCE_CHARS)
-        raise LoadError(f"{weights.name} does not fit {model_file}: {text}{_hint(state)}") from None
+        text = shorten_and_escape(" ".join(str(error).split()), MAX_DIFFERENCE_CHARS)
+        raise LoadError(
+            f"{weights.name} does not fit {model_file}: {text}{_advice(state)}"
+        ) from None
 
 
-def _hint(state: Entries) -> str:
+def _advice(state: Entries) -> str:
     if state and all(str(name).startswith("module.") for name in state):
         return (
             ". The keys begin with 'module.', as DataParallel writes them: save"

@@ -15,7 +15,7 @@ import torch
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.codecs.requests import media_type_of
-from tsx_runtime.worker.exceptions import PredictionException, in_words
+from tsx_runtime.worker.exceptions import PredictionException, describe_error
 
 JSON, CSV, NPY, NPZ, LINES = (
     "application/json",
@@ -31,7 +31,7 @@ UNSUPPORTED = 415
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
-    """Return the numbers of a body; those of a text are float32, others keep their dtype.
+    """Return the numbers of a body as float32 for text formats, or else in their own dtype.
 
     Raises:
         PredictionException: The content type is not supported.
@@ -51,7 +51,9 @@ def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
             torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
         )
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
-        raise BadRequest(f"The body is not {kind} with numbers: {in_words(error)}.") from error
+        raise BadRequest(
+            f"The body is not {kind} with numbers: {describe_error(error)}."
+        ) from error
 
 
 def _read(body: str | bytes, kind: str) -> Any:
@@ -79,7 +81,7 @@ def _checked(array: Any) -> Any:
 
 
 def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, str]:
-    """Return a body of the supported type that the client prefers, and this type.
+    """Return the body, and its type: the supported type that the client prefers.
 
     Raises:
         PredictionException: The client accepts no supported type.

@@ -36,7 +36,7 @@ from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.codecs.requests import media_type_of
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.diagnostics.failures import log_failure
-from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
+from tsx_runtime.worker.exceptions import LoadError, PredictionException, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
@@ -57,8 +57,8 @@ from tsx_runtime.worker.handlers.steps.tensor_requests import (
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 DEFAULT_NAMES = "model.pth", "model.pt"
-FAILED = 500  # the status of a function's failure
-# The functions, and their numbers of arguments.
+FAILED = 500  # the status if a function fails
+# The number of arguments of each function.
 ARGUMENTS = {
     "pre_model_fn": 1,
     "model_fn": 1,
@@ -73,18 +73,18 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ToolkitRequest(NamedTuple):
-    """A request as the functions get it."""
+    """The arguments that the functions get for a request."""
 
     data: Any
     content_type: str
     accept: str
-    default: str  # the type of the response if the client accepts any
+    default: str  # the type of the response if the client accepts any type
 
 
 class ToolkitHandler:
-    """A handler that calls the functions of a program for SageMaker's toolkit."""
+    """A handler that calls the functions of a program written for SageMaker's toolkit."""
 
-    takes_raw_bodies = True  # `input_fn` decodes them.
+    takes_raw_bodies = True  # `input_fn` decodes bodies itself.
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -102,7 +102,7 @@ class ToolkitHandler:
             LoadError: The program or the model cannot be used.
         """
         model_dir = str(context.system_properties["model_dir"])
-        # The front end has checked the level.
+        # The front end has checked that the level is valid.
         if level := os.environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip():
             logging.getLogger().setLevel(int(level) if level.isdigit() else level.upper())
         self.device = choose_device(context.system_properties.get("gpu_id"))
@@ -170,7 +170,7 @@ class ToolkitHandler:
         return to_tensor(request.data, request.content_type).to(self.device)
 
     def _predictions(self, inputs: list[Any], context: Context) -> list[Any]:
-        """Return a prediction for each input; a failure stays as it is."""
+        """Return a prediction for each input; failures among the inputs are kept."""
         positions = [
             index for index, value in enumerate(inputs) if not isinstance(value, _FunctionFailure)
         ]
@@ -193,11 +193,11 @@ class ToolkitHandler:
         return results
 
     def _predict_all(self, inputs: list[Any], context: Context) -> list[Any]:
-        """Predict for each input alone, or in one call if rows are independent."""
+        """Predict for each input separately, or in one call if rows are independent."""
         is_table = [isinstance(value, torch.Tensor) and value.ndim > 1 for value in inputs]
         if self._rows_are_independent and len(inputs) > 1 and all(is_table):
             batch = TensorBatch([TensorRequest((rows,), single=False) for rows in inputs])
-            with suppress(UnusableRows):  # Below, each request gets its own error.
+            with suppress(UnusableRows):  # On errors, each request is run separately below.
                 return list(
                     batch.run(lambda rows: self._predict(rows, context), self._joinable).outputs
                 )
@@ -206,7 +206,7 @@ class ToolkitHandler:
     def _predict(self, value: Any, context: Context) -> Any:
         if "predict_fn" in self._functions:
             return self._call("predict_fn", context, value, self.model)
-        # An output_fn may compute on with the tensor, which inference_mode would restrict.
+        # inference_mode would restrict what an output_fn can do with the tensor.
         with torch.no_grad():
             return self.model(value.to(self.device) if isinstance(value, torch.Tensor) else value)
 
@@ -238,7 +238,7 @@ class ToolkitHandler:
             return act(*arguments)
         except Exception as error:  # the boundary to a user's code
             if is_out_of_device_memory(error):
-                raise  # A smaller batch may succeed.
+                raise  # The worker retries with a smaller batch.
             return _FunctionFailure(name, error)
 
     def _load(self, model_dir: Path) -> Any:
@@ -271,7 +271,9 @@ class _FunctionFailure:
             log_failure([str(context.get_request_id(index))], error, self._function)
             status, body = (
                 FAILED,
-                error_body(FAILED, TsxError.type, f"{self._function} failed: {in_words(error)}"),
+                error_body(
+                    FAILED, TsxError.type, f"{self._function} failed: {describe_error(error)}"
+                ),
             )
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)
@@ -279,7 +281,7 @@ class _FunctionFailure:
 
 
 def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
-    """Import the program; its modules lie in its directory `code`."""
+    """Import the program, whose modules are in the directory `code`."""
     if not layout.get("program"):
         return None
     code = own_file(model_dir / layout["code"], model_dir).absolute()
@@ -288,7 +290,7 @@ def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
 
 
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a program by name, which take the context as first argument.
+    """Return the program's functions by name, wrapped to take the context as first argument.
 
     Raises:
         LoadError: Some functions exclude each other, or have wrong parameters.
@@ -312,7 +314,7 @@ def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
 
 
 def _with_context(name: str, function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return a function of (context, *arguments), which passes the context on if wanted."""
+    """Wrap a function; the context is passed on only if the function has a parameter for it."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a function in C

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import PredictionException, in_words
+from tsx_runtime.worker.exceptions import PredictionException, describe_error
 
 # Steps of integrated gradients: as in TorchServe, and over words, where a step costs little.
 INPUT_STEPS, TOKEN_STEPS = 15, 50
@@ -62,7 +62,7 @@ def input_attributions(model: Any, inputs: Any, target: Any) -> torch.Tensor:
 
 
 def _scores(output: Any) -> Any:
-    """Return one number for each class; numbers of pixels are averaged."""
+    """Return one score for each class, averaged over pixels."""
     if isinstance(output, Mapping):
         output = output.get("out")
     return (
@@ -116,7 +116,7 @@ def token_attributions(
 
 @contextmanager
 def _use_embeddings(bag: nn.EmbeddingBag, value: torch.Tensor) -> Iterator[None]:
-    """Let the bag use the embeddings `value` of shape (texts, tokens, features)."""
+    """Let the EmbeddingBag pool the embeddings `value`, of shape (texts, tokens, features)."""
     pools: dict[str, Callable[[], torch.Tensor]] = {
         "sum": lambda: value.sum(dim=1),
         "mean": lambda: value.mean(dim=1),
@@ -157,7 +157,7 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
             output = _scores(model(inputs))
         except RuntimeError as error:
             raise PredictionException(
-                f"The model cannot be explained by gradients: {in_words(error)}", 501
+                f"The model cannot be explained by gradients: {describe_error(error)}", 501
             ) from error
     column = _class_of(output, target)
     if not output.requires_grad:
@@ -173,7 +173,7 @@ def _class_of(output: Any, target: Any) -> int | None:
     """Return the number of the class, or None for a model with one number for each row.
 
     Raises:
-        PredictionException: `target` is no class, or the output is no tensor.
+        PredictionException: `target` is not a class, or the output is not a tensor.
     """
     if not isinstance(output, torch.Tensor):
         raise PredictionException(

@@ -1,4 +1,4 @@
-"""Requests with tensors, converted to rows of a model's input, and outputs in the same form.
+"""The conversion of requests to tensors, and of the model's outputs to responses.
 
 A body is a .npy file or JSON:
 
@@ -26,15 +26,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
 from tsx_runtime.worker.codecs.v2_binary import (
+    DEFAULT_OUTPUT_NAME,
     DTYPES,
-    OUTPUT,
     OutputRequest,
     as_response,
     output_request_of_json,
     parse_output_request,
 )
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
-from tsx_runtime.worker.exceptions import field_names, form_advice, text_of
+from tsx_runtime.worker.exceptions import error_text, form_advice, quote_field_names
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
@@ -63,7 +63,7 @@ class TensorRequest:
 
     Attributes:
         inputs: The tensors, rows first.
-        single: Whether the request is one row, and its response too.
+        single: Whether the request and its response are a single row.
         form: The form of the response; an OutputRequest belongs to the Open Inference Protocol.
         ambiguous: Whether `single` is a guess, which only the model can confirm.
     """
@@ -75,7 +75,7 @@ class TensorRequest:
 
     @property
     def shape(self) -> list[int]:
-        """The shape of the first input as it was sent."""
+        """The shape in which the first input was sent."""
         return list(self.inputs[0].shape[1:] if self.single else self.inputs[0].shape)
 
     @property
@@ -84,13 +84,13 @@ class TensorRequest:
         return len(self.inputs[0])
 
     def otherwise(self) -> TensorRequest:
-        """Return the same numbers read as one row instead of several, or the reverse."""
+        """Return the request with its numbers read as one row instead of several, or vice versa."""
         inputs = tuple(tensor[0] if self.single else tensor[None] for tensor in self.inputs)
         return TensorRequest(inputs, not self.single, self.form)
 
 
 class UnusableRows(Exception):
-    """The errors of requests that ran alone, by their positions."""
+    """The errors of single requests, by position."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         super().__init__(str(errors))
@@ -99,13 +99,13 @@ class UnusableRows(Exception):
 
 @dataclass
 class TensorBatch:
-    """The requests of a batch, and later the model's output for each."""
+    """The requests of a batch, and after the call the model's output for each."""
 
     requests: list[TensorRequest]
     outputs: Sequence[Any] = ()
 
     def run(self, call: Callable[..., Any], joinable: dict[Any, bool]) -> TensorBatch:
-        """Run the model for all requests, with those of matching shapes in one call.
+        """Run the model for all requests; requests with equal shapes run in one call.
 
         Args:
             call: The model.
@@ -136,7 +136,7 @@ class TensorBatch:
                 try:
                     requests[position], outputs[position] = _run_alone(call, requests[position])
                     errors.pop(position, None)
-                except Exception as error:  # It becomes the response to this request.
+                except Exception as error:  # The error becomes the response to this request.
                     if is_out_of_resources(error) or is_device_lost(error):
                         raise
                     errors.setdefault(position, error)
@@ -145,7 +145,7 @@ class TensorBatch:
         return TensorBatch(requests, [outputs[position] for position in range(len(requests))])
 
     def answers(self, context: Context, names: Mapping[str, str] | None = None) -> list[Any]:
-        """Return a response for each request; `names` are those of the classes."""
+        """Return a response for each request; `names` are the names of the classes."""
         return [
             answer_of(request, output, context, names)
             for request, output in zip(self.requests, self.outputs, strict=True)
@@ -153,10 +153,10 @@ class TensorBatch:
 
 
 def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
-    """Return the request in a row of a handler's data.
+    """Read the request in a row of a handler's data.
 
     Raises:
-        MalformedTensors: The row holds no tensors that the model takes.
+        MalformedTensors: The row has no tensors that the model accepts.
     """
     values, form, is_row = _content(row)
     if len(values) == 1 and len(specs) == 1:
@@ -199,7 +199,7 @@ def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
 def answer_of(
     request: TensorRequest, output: Any, context: Context, names: Mapping[str, str] | None = None
 ) -> Any:
-    """Return the response to a request in its form."""
+    """Convert the model's output to the response, in the form of the request."""
     if request.form in (PLAIN, PREDICTIONS):
         if request.single:
             row = _numbers(_row(output, 0, 1))
@@ -209,7 +209,7 @@ def answer_of(
             rows = [_named(row, names) for row in rows]
         return {"predictions": rows} if request.form == PREDICTIONS else rows
     if isinstance(output, list | tuple):
-        output = {f"{OUTPUT}-{number}": value for number, value in enumerate(output)}
+        output = {f"{DEFAULT_OUTPUT_NAME}-{number}": value for number, value in enumerate(output)}
     if request.single:
         output = _row(output, 0, 1)
     if not isinstance(request.form, OutputRequest):
@@ -224,8 +224,8 @@ def answer_of(
 
 
 def reason_of(error: Exception) -> str:
-    """Return the line with the reason of a model's error, without TorchScript's traceback."""
-    lines = text_of(error).strip().splitlines() or [type(error).__name__]
+    """Return the reason of a model's error, without TorchScript's traceback."""
+    lines = error_text(error).strip().splitlines() or [type(error).__name__]
     return (
         lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]
     ).rstrip(".")
@@ -237,7 +237,7 @@ def reason_of(error: Exception) -> str:
 def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
     """Return the values by name, the form of the response, and whether they are a single row.
 
-    The last item is None if the form does not determine it.
+    The last item is None if the form of the request does not tell.
     """
     if not isinstance(row, dict):  # an instance of an envelope
         return (
@@ -260,13 +260,13 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
         raise MalformedTensors("The request is empty.")
     if advice := form_advice(row):
         raise MalformedTensors(
-            f"The fields of the form ({field_names(row)}) have no value.{advice}"
+            f"The fields of the form ({quote_field_names(row)}) have no value.{advice}"
         )
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
 
 
 def _parsed(value: Any) -> Any:
-    """Return the JSON value or the .npy array of a body.
+    """Parse a body as JSON or as a .npy file.
 
     Raises:
         MalformedTensors: The body is neither.
@@ -346,7 +346,7 @@ def _of_inputs(
     ):
         return _of_json(inputs, is_row=None)
     tensors = [read_input(entry) for entry in inputs]
-    # A response in bytes is encoded by the worker.
+    # The worker encodes binary responses itself.
     form = TENSORS if output_request_of_json(request) is not None else parse_output_request(request)
     return {str(tensor["name"]): _typed(tensor) for tensor in tensors}, form, None
 
@@ -367,7 +367,7 @@ def _of_table(request: dict[str, Any]) -> list[Any]:
 
 
 def _typed(tensor: dict[str, Any]) -> Any:
-    """Return the data of a tensor of the protocol with its datatype."""
+    """Convert the data of a protocol's tensor to its datatype."""
     data, datatype = tensor["data"], tensor["datatype"]
     if isinstance(data, np.ndarray) or datatype not in DTYPES:
         return data
@@ -380,9 +380,9 @@ def _typed(tensor: dict[str, Any]) -> Any:
 
 
 def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
-    """Return a tensor of the model's dtype.
+    """Convert a value to a tensor of the model's dtype.
 
-    If that is unknown, the dtype is that of the request, with float32 as the default.
+    If this dtype is unknown, the tensor keeps the request's dtype, or float32 by default.
     """
     typed = isinstance(value, np.ndarray)
     try:
@@ -400,7 +400,7 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
     if tensor.is_floating_point() and not wanted.is_floating_point:
         if not spec.certain:
-            return tensor.float()  # The spec is only a guess.
+            return tensor.float()  # The dtype of the spec is only a guess.
         if not torch.equal(tensor, tensor.trunc()):
             raise MalformedTensors(f"The request has fractions, and the model takes {spec.kind}.")
     return tensor.to(wanted)
@@ -453,11 +453,12 @@ def _run(
     ]
     output = call(*columns)
     is_rows = all(_has_rows(leaf, len(columns[0])) for leaf in tree_leaves(output))
-    if kind not in joinable:  # A constant output may have as many rows by chance.
+    # A constant output may have this number of rows by chance, so another call checks it.
+    if kind not in joinable:
         joinable[kind] = is_rows and all(
             _has_rows(leaf, first.rows) for leaf in tree_leaves(call(*first.inputs))
         )
-    if not is_rows or not joinable[kind]:  # The output describes the batch as a whole.
+    if not is_rows or not joinable[kind]:  # The output does not have a row for each input row.
         return [call(*request.inputs) for request in requests]
     ends = list(accumulate(request.rows for request in requests))
     parts = [slice(end - request.rows, end) for end, request in zip(ends, requests, strict=True)]
@@ -467,7 +468,7 @@ def _run(
 def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[TensorRequest, Any]:
     """Run the model for one request.
 
-    If it fails for an ambiguous request, the request is read in the other way.
+    If this fails and the request is ambiguous, it is read in the other way and run again.
     """
     try:
         return request, call(*request.inputs)

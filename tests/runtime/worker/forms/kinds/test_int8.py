@@ -16,7 +16,7 @@ from torch import nn
 from tests.support.forms import compared, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.kinds.integers import StaticInt8Form, no_linear
+from tsx_runtime.worker.forms.kinds.integers import StaticInt8Form, check_linear_layers
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm
 
 pytest.importorskip("torchao")
@@ -107,7 +107,7 @@ def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolut
     subject = subject_of(images_model(), IMAGES)
     for name in ("int8-dynamic", "int4-weights"):
         assert "only 0%" in str(known_forms()[name].applies(subject))
-    assert no_linear(subject_of(nn.ReLU(), IMAGES)) == "the model has no linear layer"
+    assert check_linear_layers(subject_of(nn.ReLU(), IMAGES)) == "the model has no linear layer"
 
 
 def test_quantized_forms_say_which_layers_they_miss(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tsx_runtime.worker.forms.kinds import known_forms, neuron
 def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Install a double of torch_neuronx on a machine with one device."""
     (tmp_path / "neuron0").touch()
-    monkeypatch.setattr(neuron, "DEVICES", tmp_path)
+    monkeypatch.setattr(neuron, "DEVICE_DIRECTORY", tmp_path)
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
     monkeypatch.delenv("NEURON_RT_NUM_CORES")
     yield from documented("torch_neuronx", monkeypatch)

@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.worker.handlers.huggingface.conftest import Serve, assert_near
 from tests.support.huggingface_models import WORDS, byte_pairs, corpus, wordpiece
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.texts import beginning, shortened
+from tsx_runtime.worker.handlers.huggingface.texts import cut_long_pair, cut_long_text
 
 MOST = 16
 LETTERS = [
@@ -96,7 +96,7 @@ def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(
     )
     for _ in range(10):
         text = "".join(random_text(chance) for _ in range(chance.randrange(1, 20)))
-        used = beginning(loaded, text)
+        used = cut_long_text(loaded, text)
         whole_ids, ids = (tokenizer(source, verbose=False)["input_ids"] for source in (text, used))
         assert (whole_ids[:MOST], len(whole_ids) > MOST) == (ids[:MOST], len(ids) > MOST)
         cut += len(used) < len(text) / 8
@@ -106,20 +106,20 @@ def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(
 def test_the_end_of_a_long_text_is_not_tokenized(served: Serve) -> None:
     loaded: Loaded = served("bert").handler.loaded
     most = loaded.max_tokens or 0
-    assert beginning(loaded, LONG) == LONG[: 8 * most]
-    assert shortened(loaded, "the file", LONG) == ("the file", LONG[: 8 * most])
-    assert shortened(loaded, LONG, LONG + "x") == (LONG[: 8 * most], LONG[: 8 * most])
+    assert cut_long_text(loaded, LONG) == LONG[: 8 * most]
+    assert cut_long_pair(loaded, "the file", LONG) == ("the file", LONG[: 8 * most])
+    assert cut_long_pair(loaded, LONG, LONG + "x") == (LONG[: 8 * most], LONG[: 8 * most])
     # The tokenizer would take half a minute for two such words.
     letters = "x" * 100_000
-    assert [len(piece or "") for piece in shortened(loaded, letters, letters)] == [
+    assert [len(piece or "") for piece in cut_long_pair(loaded, letters, letters)] == [
         64 * most,
         64 * most,
     ]
     short = "x" * 8 * most
-    assert beginning(loaded, short) is short
+    assert cut_long_text(loaded, short) is short
     try:
         loaded.tokenizer.truncation_side = "left"
-        assert beginning(loaded, LONG) is LONG
+        assert cut_long_text(loaded, LONG) is LONG
     finally:
         loaded.tokenizer.truncation_side = "right"
 

@@ -16,7 +16,7 @@ from tests.runtime.worker.handlers.huggingface.conftest import (
     assert_refused_alone,
 )
 from tests.support.huggingface_models import image, sound
-from tsx_runtime.worker.handlers.huggingface.media import plain, resampled
+from tsx_runtime.worker.handlers.huggingface.media import resample, to_json_value
 
 SIZES = [(40, 33), (64, 64), (40, 33), (90, 32)]
 IMAGES = [image(*size, seed=number) for number, size in enumerate(SIZES)]
@@ -48,7 +48,7 @@ def test_images_are_answered_as_by_the_pipeline(
 ) -> None:
     model = served(kind)
     pipeline = model.pipeline()
-    wanted = [plain(pipeline(decoded(data), **parameters)) for data in IMAGES]
+    wanted = [to_json_value(pipeline(decoded(data), **parameters)) for data in IMAGES]
     assert_near(
         wanted,
         model.values(*[{"inputs": base64_of(data), "parameters": parameters} for data in IMAGES]),
@@ -149,7 +149,7 @@ def test_sounds_are_answered_as_by_the_pipeline(
     model = served(kind)
     pipeline = model.pipeline()
     wanted = [
-        plain(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters))
+        to_json_value(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters))
         for data in SOUNDS
     ]
     assert_near(
@@ -180,7 +180,7 @@ def test_speech_may_be_generated_with_parameters(served: Serve) -> None:
 def test_a_sound_of_another_rate_is_resampled() -> None:
     times = np.arange(44100) / 44100
     wanted = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
-    samples = resampled(np.sin(2 * np.pi * 440 * times).astype(np.float32), 44100, 16000)
+    samples = resample(np.sin(2 * np.pi * 440 * times).astype(np.float32), 44100, 16000)
     assert len(samples) == 16000
     assert np.abs(samples - wanted).max() < 1e-3
 

@@ -19,7 +19,7 @@ from tests.runtime.worker.handlers.huggingface.conftest import (
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS
 from tsx_runtime.worker.generation.interface import TaskRequest
-from tsx_runtime.worker.handlers.huggingface.media import plain
+from tsx_runtime.worker.handlers.huggingface.media import to_json_value
 
 
 @pytest.mark.parametrize("kind", ["bert-classification", "roberta-classification"])
@@ -57,7 +57,7 @@ def test_token_classification_equals_the_pipeline(served: Serve, strategy: str) 
     texts = mixed_texts(9, seed=1)
     wanted = model.pipeline()(texts, aggregation_strategy=strategy)
     bodies = [{"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in texts]
-    assert_near(plain(wanted), model.values(*bodies))
+    assert_near(to_json_value(wanted), model.values(*bodies))
 
 
 def test_token_classification_reads_a_long_text_in_parts_where_stride_is_given(
@@ -70,7 +70,7 @@ def test_token_classification_reads_a_long_text_in_parts_where_stride_is_given(
         {"inputs": "the file"},
         {"inputs": text, "parameters": {"stride": 16, "aggregation_strategy": "simple"}},
     )[1]
-    assert_near(plain(wanted), answer)
+    assert_near(to_json_value(wanted), answer)
 
 
 def test_masked_words_equal_the_pipeline(served: Serve) -> None:

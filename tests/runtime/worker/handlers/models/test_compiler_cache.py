@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.worker.handlers.models.compiler_cache import VARIABLE, protect_compiler_cache
+from tsx_runtime.worker.handlers.models.compiler_cache import CACHE_VARIABLE, protect_compiler_cache
 
 STRANGER = 54321
 
@@ -17,8 +17,8 @@ STRANGER = 54321
 def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # monkeypatch restores only variables that it has seen.
-    monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+    monkeypatch.delenv(CACHE_VARIABLE)
     return tmp_path
 
 
@@ -28,16 +28,16 @@ def test_the_cache_is_made_where_torch_looks_for_it(temporary_directory: Path) -
     # The import takes seconds, which each process that collects tests would spend.
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    assert os.environ[VARIABLE] == default_cache_dir()
-    assert Path(os.environ[VARIABLE]).stat().st_mode & 0o777 == 0o700
+    assert os.environ[CACHE_VARIABLE] == default_cache_dir()
+    assert Path(os.environ[CACHE_VARIABLE]).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_cache_that_the_user_has_set_stays(
     temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "/somewhere")
+    monkeypatch.setenv(CACHE_VARIABLE, "/somewhere")
     protect_compiler_cache()
-    assert os.environ[VARIABLE] == "/somewhere"
+    assert os.environ[CACHE_VARIABLE] == "/somewhere"
     assert list(temporary_directory.iterdir()) == []
 
 
@@ -49,10 +49,10 @@ def test_a_cache_of_another_user_is_replaced_by_a_new_one(
     temporary_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     protect_compiler_cache()
-    taken = Path(os.environ.pop(VARIABLE))
+    taken = Path(os.environ.pop(CACHE_VARIABLE))
     os.chown(taken, STRANGER, STRANGER)
     protect_compiler_cache()
-    chosen = Path(os.environ[VARIABLE])
+    chosen = Path(os.environ[CACHE_VARIABLE])
     assert chosen != taken
     assert (chosen.stat().st_uid, chosen.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
     assert f"{taken} belongs to another user" in caplog.text

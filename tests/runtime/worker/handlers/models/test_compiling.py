@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tsx_archiver.metadata.compile_settings import compile_options
-from tsx_runtime.worker.handlers.models.compiling import compiled
+from tsx_runtime.worker.handlers.models.compiling import compile_model
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_cannot_be_compiled_runs_eager_with_a_warning(
     pt2: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Identity()
-    assert compiled(model, pt2) is model
+    assert compile_model(model, pt2) is model
     assert len(caplog.records) == 1
 
 
@@ -62,11 +62,11 @@ def test_the_log_says_how_a_model_is_compiled(
     pt2: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "tsx.worker"):
-        compiled(torch.nn.Identity(), pt2)
+        compile_model(torch.nn.Identity(), pt2)
     assert caplog.messages == [f"Compiled model with {text}"]
 
 
 def test_only_eager_models_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
     script = torch.jit.script(torch.nn.Identity())
-    assert compiled(script, "eager") is script
+    assert compile_model(script, "eager") is script
     assert "does not support" in caplog.text

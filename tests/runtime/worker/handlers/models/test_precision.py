@@ -20,7 +20,7 @@ from tsx_runtime.worker.handlers.models.model_files import (
     load_onnx,
     load_torchscript,
 )
-from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
+from tsx_runtime.worker.handlers.models.precision import cast, configured_precision, in_precision
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
@@ -79,7 +79,7 @@ def test_keys_that_a_handler_does_not_apply_are_warned_of(
 @pytest.mark.parametrize("value", ["int8", 16, True])
 def test_another_precision_is_refused_with_those_that_there_are(value: Any) -> None:
     with pytest.raises(LoadError, match="it must be fp32, fp16, bf16"):
-        wanted_precision({"precision": value})
+        configured_precision({"precision": value})
 
 
 def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
