@@ -64,10 +64,10 @@ class Client:
         self,
         store: SqliteStore,
         owner: str = "one",
-        largest: int = 1000,
+        max_size: int = 1000,
         credentials: Collection[bytes] = (),
     ) -> None:
-        self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
+        self.runs = KeyedRuns(store, owner, DAY, max_size, store.open)
         self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts(), credentials)
 
     async def ask(
@@ -258,7 +258,7 @@ async def test_a_stream_goes_out_in_parts_and_comes_again_whole(client, model):
 
 
 async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store, model):
-    client = Client(store, largest=10)
+    client = Client(store, max_size=10)
     model.parts = 3
     assert len((await client.ask(model))[2]) == 18
     status, _, body = await client.ask(model)

@@ -29,13 +29,13 @@ def test_a_receiver_is_the_beginning_of_its_urls() -> None:
 def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -> None:
     receivers = Receivers(Clock(0.0))
     for _ in range(MAX_CALLS):
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
         receivers.begin(A)
-    assert receivers.closed() == {A: math.inf}
+    assert receivers.pauses() == {A: math.inf}
     receivers.end(A, failed=True)
-    assert receivers.closed() == {A: math.inf}
+    assert receivers.pauses() == {A: math.inf}
     receivers.end(A, failed=False)
-    assert receivers.closed() == {}
+    assert receivers.pauses() == {}
 
 
 def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> None:
@@ -43,20 +43,20 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> 
     receivers = Receivers(clock)
     for _ in range(MAX_FAILURES - 1):
         call(receivers, A, failed=True)
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
     pauses = []
     # A float holds no power of two that large.
     for _ in range(1100):
         call(receivers, A, failed=True)
-        pauses.append(receivers.closed()[A])
+        pauses.append(receivers.pauses()[A])
         call(receivers, B, failed=False)
         clock.now += pauses[-1]
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
     assert pauses[:3] == [2.0**MAX_FAILURES, 2.0 ** (MAX_FAILURES + 1), 2.0 ** (MAX_FAILURES + 2)]
     assert pauses[-1] == MAX_PAUSE_S
     call(receivers, A, failed=False)
     call(receivers, A, failed=True)
-    assert receivers.closed() == {}
+    assert receivers.pauses() == {}
 
 
 def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
@@ -65,4 +65,4 @@ def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
     for name in names:
         for _ in range(MAX_FAILURES):
             call(receivers, name, failed=True)
-    assert list(receivers.closed()) == names[1:]
+    assert list(receivers.pauses()) == names[1:]

@@ -34,7 +34,7 @@ class Model:
         self.refusals: list[QueueFull] = []
         self.go = asyncio.Event()
 
-    def places(self, target: JobTarget) -> int | None:
+    def capacity(self, target: JobTarget) -> int | None:
         return self.space
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
@@ -63,7 +63,7 @@ class Work:
     async def add(self, *ids: str) -> None:
         for id in ids:
             await self.store.add(a_new_job(id), MOST)
-        self.runner.added(("m", ""))
+        self.runner.notify_queued(("m", ""))
 
     async def answers(self, count: int = 1) -> None:
         """Wait for so many more answers."""
@@ -125,7 +125,7 @@ async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(
         await work.runner.poll()
         assert await work.store.counts() == {("m", "queued"): 1}
         work.model.space = 1
-        work.runner.changed()
+        work.runner.notify_change()
         await work.answers()
 
 
@@ -179,7 +179,7 @@ async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path
 
         work.store.claim = claim_and_cancel  # type: ignore[method-assign]
         await work.add("a")
-        await work.until(lambda: bool(cancelled) and not work.runner._held)
+        await work.until(lambda: bool(cancelled) and not work.runner._claims)
         work.store.claim = claim  # type: ignore[method-assign]
         await work.add("b")
         await work.until(lambda: work.model.running == ["b"])
@@ -193,10 +193,10 @@ async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_cl
         await work.until(lambda: work.model.running == ["a"])
         await work.store.cancel("a", 60)
         await work.store.retry("a")
-        work.runner.added(("m", ""))
-        await work.until(lambda: len(work.runner._held) == 2)
+        work.runner.notify_queued(("m", ""))
+        await work.until(lambda: len(work.runner._claims) == 2)
         await work.runner.tend()
-        await work.until(lambda: list(work.runner._held) == [("a", 2)])
+        await work.until(lambda: list(work.runner._claims) == [("a", 2)])
         assert work.model.running == ["a"]
 
 

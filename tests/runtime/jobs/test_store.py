@@ -91,7 +91,7 @@ async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlS
     assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
     third = await store.get("c")
     assert third is not None
-    assert await store.ahead(third) == 2
+    assert await store.count_preceding(third) == 2
     assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
     (last,) = await claim(store, 3)
     assert (last.id, last.state, last.attempts) == ("d", "running", 1)

@@ -93,11 +93,11 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         if not await jobs.is_open():
             return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
         stored_state: JobState | None = "done" if state == "failed" else state
-        least_status = 400 if state == "failed" else None
+        min_status = 400 if state == "failed" else None
         records = await jobs.store.list_jobs(
             state=stored_state,
             model=model,
-            least_status=least_status,
+            min_status=min_status,
             before=following,
             limit=limit + 1,
         )
