@@ -23,8 +23,8 @@ MAX_LOG_BYTES = 64 << 20  # the size of the write-ahead log
 class SqliteStore(SqlStore):
     """A store in a SQLite file.
 
-    WAL mode with synchronous=FULL guarantees that a commit is on the disk. The server that follows a
-    killed one queues its running jobs again at once.
+    WAL mode with synchronous=FULL guarantees that a commit is on the disk. After a server
+    was killed, the next one queues its running jobs again at once.
     """
 
     dialect = {
