@@ -193,7 +193,10 @@ class CallbackSender:
             if not self._hosts.allows(url):  # The setting may have changed.
                 raise DownloadFailed("job_callback_hosts does not allow it any more")
             return post(
-                url, callback.answer.body, self._headers(callback), private=self._hosts.names(url)
+                url,
+                callback.answer.body,
+                self._headers(callback),
+                may_be_private=self._hosts.names_host(url),
             )
         except ModelNotFound as error:
             hint = "name the host in job_callback_hosts, not by a pattern, to allow that"

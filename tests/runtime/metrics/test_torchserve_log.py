@@ -221,10 +221,10 @@ def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
         server.register("talker.mar", initial_workers=1)
         log = log_of(server)
         server.call(log.write)
-        assert len(log._loaded) == 1
+        assert len(log._logged_starts) == 1
         server.call(lambda: server.registry.unregister("talker"))
         server.call(log.write)
-        assert not log._loaded
+        assert not log._logged_starts
 
 
 def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch, caplog, until):

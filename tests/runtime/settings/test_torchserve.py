@@ -13,7 +13,7 @@ from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import (
     JAVA_ONLY,
     KEYS,
-    RULES,
+    PERMISSION_KEYS,
     Snapshot,
     VersionSettings,
     interpret,
@@ -100,7 +100,7 @@ def test_every_key_of_torchserve_is_a_setting_or_is_warned_of(tmp_path: Path) ->
     names = {name for line in warnings for name in line.partition(": ")[2].split(", ")}
     read = "models model_snapshot python version tsConfigFile ts_open_inference_protocol"
     settings = set(Settings.model_fields) - NESTED
-    assert names == KEYS - settings - RULES - set(read.split())
+    assert names == KEYS - settings - PERMISSION_KEYS - set(read.split())
 
 
 def test_keys_without_effect_are_warned_of_by_their_reason(tmp_path: Path) -> None:

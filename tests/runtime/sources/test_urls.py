@@ -168,7 +168,7 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
     ],
 )
 def test_an_entry_names_the_host_that_it_spells_out(entry: str, url: str, named: bool) -> None:
-    assert bool(AllowList([entry]).names(parse_url(url))) is named
+    assert bool(AllowList([entry]).names_host(parse_url(url))) is named
 
 
 def test_an_empty_list_allows_nothing() -> None:

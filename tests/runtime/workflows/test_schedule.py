@@ -19,8 +19,8 @@ from tsx_runtime.workflows.schedule import (
     headers_for,
     join,
     merge,
-    needed,
-    startable,
+    needed_nodes,
+    startable_nodes,
 )
 
 
@@ -32,19 +32,19 @@ def test_every_node_starts_once_and_only_after_its_parents(
     done: list[str] = []
     running: list[str] = []
     while len(done) < len(edges):
-        for node in startable(parents, done, [*done, *running]):
+        for node in startable_nodes(parents, done, [*done, *running]):
             assert set(parents[node]) <= set(done)
             assert node not in running
             running.append(node)
         assert running, "no node runs, but some are not done"
-        assert set(done) - needed(edges, done, [*done, *running]) == {
+        assert set(done) - needed_nodes(edges, done, [*done, *running]) == {
             node
             for node in done
             if edges[node] and all(child in done or child in running for child in edges[node])
         }
         running.remove(node := random.choice(running))
         done.append(node)
-    assert set(leaves_of(edges)) <= needed(edges, done, done)
+    assert set(leaves_of(edges)) <= needed_nodes(edges, done, done)
 
 
 BODIES = st.dictionaries(

@@ -54,7 +54,7 @@ class Downloads:
 
     def serve(self, path: Path) -> None:
         """Let clients register again a file that the operator named at the start."""
-        self._fetcher.served.add(path)
+        self._fetcher.startup_archives.add(path)
 
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:
         """Return the file of a `file:` URL, or None for another URL.
@@ -72,7 +72,7 @@ class Downloads:
         """
         beside = frozenset(self._files.values()) if order.replaces else frozenset()
         work = partial(
-            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, occupied=beside
+            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, taken_paths=beside
         )
         return await self._call(work, lambda file: file.unlink(missing_ok=True))
 
