@@ -1,4 +1,4 @@
-"""A small convolutional network on a JPEG, on one thread; decoding costs time too."""
+"""A small convolutional network on one thread, for JPEG images, which it decodes."""
 
 import io
 

@@ -24,7 +24,7 @@ class ResNet18(nn.Module):
         self.stem = nn.Sequential(convolution(3, widths[0], 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
         self.first, self.second, self.shortcuts = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for before, after in itertools.pairwise(widths):
-            stride = after // before  # The sides halve when the width doubles.
+            stride = after // before  # The image's sides halve when the width doubles.
             self.first.append(nn.Sequential(convolution(before, after, 3, stride), nn.ReLU()))
             self.second.append(convolution(after, after, 3, 1))
             self.shortcuts.append(
