@@ -213,13 +213,13 @@ def main() -> None:
         body = directory / "body"
         body.write_bytes(b'{"x":1}')
         config: dict[str, object] = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}
-        quiet = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
-        busy = servers.archive(
+        quiet_archive = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
+        busy_archive = servers.archive(
             directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4}
         )
         for limits, values in (("off", {}), ("on", LIMITS)):
             settings = {**values, "inference_token": TOKEN}
-            with servers.tsx(directory, quiet, busy, **settings) as server:
+            with servers.tsx(directory, quiet_archive, busy_archive, **settings) as server:
                 wait_until_loaded(server)
                 pin(server.process.pid, options.server_cores)
                 rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]

@@ -141,7 +141,7 @@ def served(
 ) -> Round:
     (worker,) = json.loads(server.call(f"/models/{name}", management=True))[0]["workers"]
     process = psutil.Process(worker["pid"])
-    before, cpu_before = batches(metrics), process.cpu_times()
+    start_counts, cpu_before = batches(metrics), process.cpu_times()
     load = [
         "wrk",
         "-t1",
@@ -152,13 +152,13 @@ def served(
         f"{server.inference}/predictions/{name}",
     ]
     output = subprocess.run(load, capture_output=True, text=True, check=True).stdout
-    cpu_after, after = process.cpu_times(), batches(metrics)
+    cpu_after, end_counts = process.cpu_times(), batches(metrics)
     if "Non-2xx" in output or "Socket errors" in output:
         raise RuntimeError(f"not all requests were answered:\n{output}")
     (rate,) = re.findall(r"Requests/sec:\s+([\d.]+)", output)
-    requests = after[1] - before[1]
+    requests = end_counts[1] - start_counts[1]
     seconds = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
-    return Round(float(rate), seconds / requests, requests / (after[0] - before[0]))
+    return Round(float(rate), seconds / requests, requests / (end_counts[0] - start_counts[0]))
 
 
 def batches(metrics: str) -> tuple[float, float]:
@@ -178,8 +178,11 @@ def make_image(directory: Path, body: Path, batch: int) -> Path:
 
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
-    for before, after in ((3, 16), (16, 32), (32, 64)):
-        layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
+    for start_counts, end_counts in ((3, 16), (16, 32), (32, 64)):
+        layers += [
+            torch.nn.Conv2d(start_counts, end_counts, 3, stride=2, padding=1),
+            torch.nn.ReLU(),
+        ]
     net = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)
     ).eval()

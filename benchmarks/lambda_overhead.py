@@ -164,7 +164,7 @@ def measure_warm(
         for host in hosts.values():
             host.close()
     command = [sys.executable, "-c", PLAIN, str(directory), json.dumps(EVENT), str(3 * invocations)]
-    plain = float(
+    plain_s = float(
         subprocess.run(
             command,
             env=variables(directory, model, bare),
@@ -175,11 +175,11 @@ def measure_warm(
     )
     print(f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n")
     print("| | an invocation | beyond the handler's own time |\n|---|---|---|")
-    print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
+    print(f"| the handler in a plain loop | {plain_s * 1000:.2f} | |")
     for name, times in times_by_host.items():
         print(
             f"| {name} | {machine.median(times) * 1000:.2f} |"
-            f" {(machine.median(times) - plain) * 1000:.2f} |"
+            f" {(machine.median(times) - plain_s) * 1000:.2f} |"
         )
 
 

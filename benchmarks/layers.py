@@ -88,11 +88,11 @@ class Layers:
         routed: str | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self.spent = dict.fromkeys(
+        self.layer_seconds = dict.fromkeys(
             ("read and submit", "assign and send", "worker", "receive and answer"), 0.0
         )
         self.requests = 0
-        self.beside = 0.0  # processor seconds of other threads (the tracer's)
+        self.other_threads_s = 0.0  # processor seconds of other threads (the tracer's)
         self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, TRAFFIC.get(routed or ""))
@@ -155,8 +155,8 @@ class Layers:
         for connection in self.connections:
             connection.transport.written.clear()  # type: ignore[attr-defined]
         self.requests += len(self.connections)
-        for name, begin, end in zip(self.spent, times, times[1:], strict=False):
-            self.spent[name] += end - begin
+        for name, begin, end in zip(self.layer_seconds, times, times[1:], strict=False):
+            self.layer_seconds[name] += end - begin
 
 
 def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
@@ -185,13 +185,13 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
 async def measure(options: argparse.Namespace, tracer: Tracer | None = None) -> Layers:
     layers = Layers(options.batch, _body(options), options.new_heads, options.routed, tracer)
     layers.round()
-    layers.requests, layers.spent = 0, dict.fromkeys(layers.spent, 0.0)
-    layers.beside = time.thread_time() - time.process_time()
+    layers.requests, layers.layer_seconds = 0, dict.fromkeys(layers.layer_seconds, 0.0)
+    layers.other_threads_s = time.thread_time() - time.process_time()
     end = time.perf_counter() + options.seconds
     while time.perf_counter() < end:
         layers.round()
         await asyncio.sleep(0)  # This lets the callbacks of `call_soon` run.
-    layers.beside += time.process_time() - time.thread_time()
+    layers.other_threads_s += time.process_time() - time.thread_time()
     return layers
 
 
@@ -259,12 +259,14 @@ def main() -> None:
         f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes,"
         f" {layers.requests:,} requests"
     )
-    for name, seconds in layers.spent.items():
+    for name, seconds in layers.layer_seconds.items():
         print(f"{name:20} {1e6 * seconds / layers.requests:6.2f} us a request")
-    print(f"{'all':20} {1e6 * sum(layers.spent.values()) / layers.requests:6.2f} us a request")
+    print(
+        f"{'all':20} {1e6 * sum(layers.layer_seconds.values()) / layers.requests:6.2f} us a request"
+    )
     if options.traced:
         print(
-            f"{'beside it':20} {1e6 * layers.beside / layers.requests:6.2f} us a request, of the"
+            f"{'beside it':20} {1e6 * layers.other_threads_s / layers.requests:6.2f} us a request, of the"
             " thread that sends"
         )
 

@@ -122,18 +122,18 @@ def table(rows: list[Row]) -> str:
 
 # The offered fraction of the capacity, by the fraction of the elapsed time.
 SHAPES: dict[str, Callable[[float], float]] = {
-    "step": lambda at: 0.5 if at < 0.3 else 1.5,
-    "ramp": lambda at: 0.5 + 1.5 * at,
-    "bursts": lambda at: 2.0 if at * 10 % 2 < 0.8 else 0.5,
+    "step": lambda time_s: 0.5 if time_s < 0.3 else 1.5,
+    "ramp": lambda time_s: 0.5 + 1.5 * time_s,
+    "bursts": lambda time_s: 2.0 if time_s * 10 % 2 < 0.8 else 0.5,
 }
 
 
 def arrivals(shape: Callable[[float], float], capacity: float, seconds: float) -> list[float]:
     """Return random arrival times at a changing rate: those of the highest rate, some dropped."""
-    random_source, at, times = random.Random(22), 0.0, []
-    while (at := at + random_source.expovariate(2 * capacity)) < seconds:
-        if random_source.random() < shape(at / seconds) / 2:
-            times.append(at)
+    random_source, time_s, times = random.Random(22), 0.0, []
+    while (time_s := time_s + random_source.expovariate(2 * capacity)) < seconds:
+        if random_source.random() < shape(time_s / seconds) / 2:
+            times.append(time_s)
     return times
 
 
@@ -259,8 +259,10 @@ def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
 def offer_shape(
     shape: str, url: str, body: bytes, capacity: float, limit_s: float, options: argparse.Namespace
 ) -> str:
-    arrival_times = arrivals(SHAPES.get(shape, lambda at: 0.5), capacity, options.seconds)
-    payloads = [Payload(body, "application/octet-stream", (), at=at) for at in arrival_times]
+    arrival_times = arrivals(SHAPES.get(shape, lambda time_s: 0.5), capacity, options.seconds)
+    payloads = [
+        Payload(body, "application/octet-stream", (), at=time_s) for time_s in arrival_times
+    ]
     plan = LoadPlan(
         url,
         "",

@@ -93,16 +93,16 @@ def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence
     )
     table = rows(results)
     elapsed = time.monotonic() - start
-    missing = [
+    missing_trials = [
         str(trial.as_configuration()) for trial in results.trials if trial.state == "predicted"
     ]
-    if not missing and elapsed > limit - START_S:
+    if not missing_trials and elapsed > limit - START_S:
         # The last trial may not have reached its best load.
-        missing = [str(results.trials[-1].as_configuration())]
+        missing_trials = [str(results.trials[-1].as_configuration())]
     content = {
         "machine": machine.describe(),
         "seconds": round(earlier_seconds + elapsed, 1),
-        "missing": missing,
+        "missing": missing_trials,
         "rows": table,
     }
     content["disturbed"] = results.disturbed.says
@@ -116,9 +116,9 @@ def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence
         f"{len(table)} configurations in {content['seconds']:.0f} s: {directory / TABLE}",
         flush=True,
     )
-    if missing:
+    if missing_trials:
         print(
-            f"{len(missing)} are missing, such as {missing[0]}: the same command goes on with them"
+            f"{len(missing_trials)} are missing, such as {missing_trials[0]}: the same command goes on with them"
         )
     else:
         shutil.rmtree(run)
@@ -181,7 +181,7 @@ def searches(
         for row in table["rows"]
     }
     best = max(throughputs, key=lambda configuration: throughputs[configuration])
-    needed = STRESSED_SHARE if stress else QUIET_SHARE
+    min_fraction = STRESSED_SHARE if stress else QUIET_SHARE
     good_runs = 0
     print(
         f"best of the table: {best}, {throughputs[best]:.1f} requests/s; {len(throughputs)}"
@@ -189,7 +189,7 @@ def searches(
         flush=True,
     )
     lines = []
-    for at in range(number):
+    for index in range(number):
         with tempfile.TemporaryDirectory() as temporary, stressed(stress, limit):
             start = time.monotonic()
             bench([str(archive), *arguments, "--output", f"{temporary}/run"], limit)
@@ -199,11 +199,11 @@ def searches(
             None if results.winner is None else results.trials[results.winner].as_configuration()
         )
         share = 0.0 if winner is None else throughputs.get(winner, 0.0) / throughputs[best]
-        good_runs += share >= needed
-        chosen = "none" if winner is None else str(winner)
+        good_runs += share >= min_fraction
+        choice = "none" if winner is None else str(winner)
         tie_text = f", tied with {len(results.tied)}" if results.tied else ""
         lines.append(
-            f"{at + 1}: {chosen}{tie_text}: {throughputs.get(winner, 0.0) if winner else 0.0:.1f}"
+            f"{index + 1}: {choice}{tie_text}: {throughputs.get(winner, 0.0) if winner else 0.0:.1f}"
             f" requests/s in the table, {share:.1%} of the best; {elapsed:.0f} s,"
             f" {elapsed / table['seconds']:.1%} of the exhaustive time; {sum(bool(trial.points) for trial in results.trials)}"
             f" configurations measured; {results.disturbed.says or 'undisturbed'}"
@@ -212,7 +212,7 @@ def searches(
     print("\n".join(lines))
     is_short = limit <= MAX_TIME_SHARE * table["seconds"]
     print(
-        f"\n{good_runs} of {number} within {1 - needed:.0%} of the best; the time limit is"
+        f"\n{good_runs} of {number} within {1 - min_fraction:.0%} of the best; the time limit is"
         f" {'' if is_short else 'not '}under a tenth of it"
     )
     return is_short and good_runs >= number - number // 5

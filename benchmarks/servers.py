@@ -111,11 +111,11 @@ def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Ite
     """
     scratch = directory / "torchserve"
     scratch.mkdir(exist_ok=True)
-    quiet = (
+    log_settings = (
         "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name ="
         " a\nrootLogger.appenderRef.a.ref = a\n"
     )
-    (scratch / "log4j2.properties").write_text(quiet)
+    (scratch / "log4j2.properties").write_text(log_settings)
     command = [
         environment_of_peer / "bin" / "torchserve",
         "--log-config",

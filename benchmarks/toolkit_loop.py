@@ -70,15 +70,15 @@ class Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        body, kind = b"", JSON
+        body, default_type = b"", JSON
         if self._parser.get_method() == b"POST":
-            answer, kind = self._transformer.transform(
+            answer, default_type = self._transformer.transform(
                 self._body, self._headers["content-type"], self._headers.get("accept", "")
             )
             body = answer if isinstance(answer, bytes) else answer.encode()
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (kind.encode(), len(body), body)
+            % (default_type.encode(), len(body), body)
         )
 
 

@@ -201,8 +201,8 @@ def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[C
     signals = (signal.SIGUSR1, signal.SIGUSR2)
     turns: tuple[list[list[tuple[Point, Point]]], list[list[tuple[Point, Point]]]] = ([], [])
     for _ in range(blocks):
-        for blocks_of_way in turns:
-            blocks_of_way.append([])
+        for blocks_of_mode in turns:
+            blocks_of_mode.append([])
         for mode in ORDER:
             switch.to(signals[mode])
             time.sleep(SETTLE_S)
@@ -210,7 +210,7 @@ def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[C
             time.sleep(seconds)
             turns[mode][-1].append((start_point, load.point()))
     length = load.end()
-    costs = [[_cost(block, length) for block in blocks_of_way] for blocks_of_way in turns]
+    costs = [[_cost(block, length) for block in blocks_of_mode] for blocks_of_mode in turns]
     return costs[0], costs[1]
 
 

@@ -117,11 +117,11 @@ def _template(node: ast.expr) -> str:
 def with_part(text: str, name: str, part: str) -> str:
     """Replace the text between the comments that mark the generated section `name`."""
     begin, end = f"<!-- {name}: made by scripts/update_docs.py -->\n", f"<!-- end of {name} -->"
-    before, has_begin, tail = text.partition(begin)
-    _, has_end, after = tail.partition(end)
+    text_before, has_begin, tail = text.partition(begin)
+    _, has_end, text_after = tail.partition(end)
     if not (has_begin and has_end):
         raise SystemExit(f"the comments around {name} are missing: {begin}...{end}")
-    return before + begin + part + end + after
+    return text_before + begin + part + end + text_after
 
 
 def main() -> int:

@@ -155,7 +155,7 @@ class Server:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(str(error)) from error
 
-    async def left_over(self) -> list[int]:
+    async def surviving_processes(self) -> list[int]:
         """Return the processes that still exist some seconds after the server's end."""
         end = time.monotonic() + MAX_SURVIVAL_S
         # Polling is needed, since they are not children of this process.

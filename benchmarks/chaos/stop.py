@@ -74,7 +74,7 @@ async def _stop(server: Server, scale: Scale, run_log: Path, report: Report) -> 
     ][:5]
     if code != 0:
         report.problems.append(f"the server ended with exit code {code}")
-    if survivors := await server.left_over():
+    if survivors := await server.surviving_processes():
         report.problems.append(f"processes outlived the server: {survivors}")
 
 

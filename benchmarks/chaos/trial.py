@@ -275,11 +275,11 @@ async def _counted(trial: Trial, model: str) -> Counted:
     Some of these belong to clients that left without waiting.
     """
 
-    async def quiet() -> bool:
+    async def is_settled() -> bool:
         counts = await trial.server.counted(model)
         return counts.accepted <= sum(counts.statuses.values())
 
-    await trial.eventually(f"all that {model} accepted is answered", quiet)
+    await trial.eventually(f"all that {model} accepted is answered", is_settled)
     counts, earlier_counts = await trial.server.counted(model), trial.before[model]
     return Counted(
         counts.accepted - earlier_counts.accepted, counts.statuses - earlier_counts.statuses
@@ -298,7 +298,7 @@ async def _look_back(trial: Trial) -> None:
     code = await trial.server.stop()
     trial.check(code == 0, f"the server ended with exit code {code}")
     trial.check(
-        not (survivors := await trial.server.left_over()),
+        not (survivors := await trial.server.surviving_processes()),
         f"processes outlived the server: {survivors}",
     )
     log = trial.server.log.read_text(errors="replace")

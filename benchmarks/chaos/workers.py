@@ -39,10 +39,10 @@ async def stop_one(trial: Trial) -> None:
 async def wait_until_replaced(trial: Trial, pid: int) -> None:
     """Wait until the server has replaced a worker."""
 
-    async def replaced() -> bool:
+    async def is_replaced() -> bool:
         return pid not in await trial.server.pids("victim")
 
-    await trial.eventually(f"worker {pid} is replaced", replaced)
+    await trial.eventually(f"worker {pid} is replaced", is_replaced)
 
 
 async def out_of_memory(trial: Trial) -> None:
@@ -54,22 +54,22 @@ async def out_of_memory(trial: Trial) -> None:
         answer = await client.ask("leak_memory 96")
         await client.close()
         # The status is 200 if the request was in a batch with others and was retried elsewhere.
-        good_count = answer is not None and answer.status in (200, 507)
-        trial.check(good_count, f"who used up the memory got {answer}")
+        is_good = answer is not None and answer.status in (200, 507)
+        trial.check(is_good, f"who used up the memory got {answer}")
         trial.check(group.kills() == 1, f"the kernel killed {group.kills()} processes")
         await wait_until_replaced(trial, pid)
 
-        async def removed() -> bool:
+        async def is_removed() -> bool:
             return group.remove()
 
-        await trial.eventually("the control group is empty", removed)
+        await trial.eventually("the control group is empty", is_removed)
 
 
 async def memory_error(trial: Trial) -> None:
-    earlier = await trial.server.pids("victim")
+    old_pids = await trial.server.pids("victim")
     await trial.command("exhaust_memory", 507)
     trial.check(
-        await trial.server.pids("victim") == earlier,
+        await trial.server.pids("victim") == old_pids,
         "a MemoryError, which the worker survives, cost the worker",
     )
 
@@ -81,26 +81,26 @@ async def leak_memory(trial: Trial) -> None:
 
 async def leak_until_replaced(trial: Trial) -> None:
     """Leak memory until workers are replaced, which clients must not notice."""
-    earlier = await recycled(trial)
+    earlier_count = await count_recycled(trial)
 
-    async def replaced() -> bool:
+    async def is_replaced() -> bool:
         await trial.command("leak_memory 50")
-        return await recycled(trial) > earlier
+        return await count_recycled(trial) > earlier_count
 
-    await trial.eventually("a worker that leaks is replaced", replaced)
+    await trial.eventually("a worker that leaks is replaced", is_replaced)
 
 
 async def replace_often(trial: Trial) -> None:
     """Replace workers after a few requests, under constant load."""
-    earlier = await recycled(trial)
+    earlier_count = await count_recycled(trial)
 
-    async def replaced() -> bool:
-        return await recycled(trial) >= earlier + 2
+    async def is_replaced() -> bool:
+        return await count_recycled(trial) >= earlier_count + 2
 
-    await trial.eventually("workers are replaced after so many requests", replaced)
+    await trial.eventually("workers are replaced after so many requests", is_replaced)
 
 
-async def recycled(trial: Trial) -> float:
+async def count_recycled(trial: Trial) -> float:
     samples = await trial.server.samples()
     return sum(
         value
@@ -136,10 +136,10 @@ async def poisoned_batch(trial: Trial, poison: str) -> None:
     blocking_client = trial.client()
     blocking_request = asyncio.create_task(blocking_client.ask(f"wait {gate}"))
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return gate.with_suffix(".begun").exists()
 
-    await trial.eventually("the worker is held", begun)
+    await trial.eventually("the worker is held", has_begun)
     clients = [trial.client() for _ in range(32)]
     request_tasks = [
         asyncio.create_task(client.ask(poison if number == 13 else ""))

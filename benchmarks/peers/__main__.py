@@ -192,10 +192,10 @@ def main() -> None:
     except environments.Missing as error:
         sys.exit(f"nothing can be measured: {error}")
     results, noise = measure.Results(), machine.Noise()
-    busy = machine.busy_before()
+    disturbance = machine.busy_before()
     for name in dict.fromkeys(workload.model for workload in measure.WORKLOADS):
         run_model(name, options, results, noise)
-    disturbed = [*([busy] if busy else []), *noise.disturbed()]
+    disturbed = [*([disturbance] if disturbance else []), *noise.disturbed()]
     head = (
         f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s (open"
         f" loop: {options.open_seconds:g} s), one worker, batches of up to {field.BATCH}, one"

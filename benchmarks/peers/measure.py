@@ -102,9 +102,9 @@ def closed_round(
     key = Key(workload.name, contender.name, connections)
     try:
         with contender.turn():
-            before = contender.cpu_seconds()
+            start_cpu_s = contender.cpu_seconds()
             load = wrk.load(contender.url, connections, seconds, body)
-            cpu = (contender.cpu_seconds() - before) * 1e6 / load.requests
+            cpu = (contender.cpu_seconds() - start_cpu_s) * 1e6 / load.requests
     except (wrk.NotAnswered, psutil.Error) as error:
         results.failed[key] = str(error)
         return f"{contender.name}: {error}"
@@ -188,12 +188,12 @@ def open_rounds(
     for number in range(1, count + 1):
         for workload, body in workloads:
             for level in LEVELS:
-                for kind in arrivals:
+                for arrival_kind in arrivals:
                     texts = [
-                        open_round(contender, workload, body, level, kind, seconds, results)
+                        open_round(contender, workload, body, level, arrival_kind, seconds, results)
                         for contender in contenders
                     ]
                     yield (
-                        f"{workload.name}, {kind} arrivals at {level} %, round {number}: "
+                        f"{workload.name}, {arrival_kind} arrivals at {level} %, round {number}: "
                         + ", ".join(texts)
                     )

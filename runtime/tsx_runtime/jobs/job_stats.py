@@ -20,7 +20,7 @@ class JobStats:
         self.ran: defaultdict[str, Durations] = defaultdict(Durations)
         self.callbacks: Counter[str] = Counter()  # attempts by outcome
 
-    def answered(self, job: JobRecord, status: int) -> None:
+    def count_answer(self, job: JobRecord, status: int) -> None:
         """Count a stored answer."""
         started = job.created if job.started is None else job.started
         self.finished[job.model, "succeeded" if status < 400 else "failed"] += 1

@@ -30,13 +30,15 @@ class Receivers:
     def pauses(self) -> dict[str, float]:
         """Return the receivers to skip and the seconds left (inf: until one of its calls ends)."""
         now = self._clock()
-        failing = {name: until - now for name, (_, until) in self._failing.items() if until > now}
-        busy = [
+        failing_receivers = {
+            name: until - now for name, (_, until) in self._failing.items() if until > now
+        }
+        busy_receivers = [
             name
             for name, calls in self._calls.items()
             if calls >= (1 if name in self._failing else MAX_CALLS)
         ]
-        return failing | dict.fromkeys(busy, math.inf)
+        return failing_receivers | dict.fromkeys(busy_receivers, math.inf)
 
     def begin(self, receiver: str) -> None:
         self._calls[receiver] += 1

@@ -76,9 +76,9 @@ class Runner:
         self._on_answer = on_answer
         self._stats = stats or JobStats()
         self._waiting: set[JobTarget] = set()  # targets that may have queued jobs
-        self._known: set[JobTarget] = set()  # targets that have been registered
+        self._registered_targets: set[JobTarget] = set()  # targets that have been registered
         # The time since which a target is neither registered here nor running on another server.
-        self._missing: dict[JobTarget, float] = {}
+        self._missing_since: dict[JobTarget, float] = {}
         self._claims: dict[Claim, asyncio.Task[None]] = {}
         self._running_models: dict[Claim, str] = {}  # the models of jobs that have no answer yet
         self._seconds: dict[str, float] = {}  # moving average of a job's seconds, by model
@@ -125,7 +125,7 @@ class Runner:
         with suppress(*STORE_ERRORS):  # `tend` reports them.
             queued, running = await self._store.waiting()
             for target in running:
-                self._missing.pop(target, None)
+                self._missing_since.pop(target, None)
             self._waiting |= queued
             self.notify_change()
 
@@ -218,8 +218,8 @@ class Runner:
         for target in self._waiting:
             limit = self._executor.capacity(target)
             if limit is not None:
-                self._known.add(target)
-                self._missing.pop(target, None)
+                self._registered_targets.add(target)
+                self._missing_since.pop(target, None)
             elif self._is_orphan(target):
                 limit = MAX_ORPHANS
             if (free_places := (limit or 0) - running[target[0]]) > 0:
@@ -232,10 +232,10 @@ class Runner:
 
         For a while, another server of the store may have the model, or it may be loading.
         """
-        if target in self._known and not self._store.shared:
+        if target in self._registered_targets and not self._store.shared:
             return True
         now = time.monotonic()
-        return now - self._missing.setdefault(target, now) > (
+        return now - self._missing_since.setdefault(target, now) > (
             self._keep if self._store.shared else LOADING_GRACE_S
         )
 
@@ -253,7 +253,7 @@ class Runner:
         if await _retry(
             f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)
         ):
-            self._stats.answered(job, answer.status or 500)
+            self._stats.count_answer(job, answer.status or 500)
         self._on_answer(job)
 
     def _forget(self, claim: Claim, task: asyncio.Task[None]) -> None:

@@ -179,15 +179,15 @@ class SqlStore(SqlThread):
         state: JobState | None = None,
         model: str | None = None,
         min_status: int | None = None,
-        before: int | None = None,
+        before_number: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
-        """Return jobs, newest first; `before` is the number of the previous page's last job."""
+        """Return jobs, newest first; `before_number` is that of the previous page's last job."""
         filters = {
             "state = ?": state,
             "model = ?": model,
             "status >= ?": min_status,
-            "number < ?": before,
+            "number < ?": before_number,
         }
         conditions = {test: value for test, value in filters.items() if value is not None}
         condition = f"WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -341,14 +341,14 @@ class SqlStore(SqlThread):
 
         An answer without a status means that another owner has the key.
         """
-        free = (
+        condition = (
             "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers ="
             " excluded.headers)"
         )
         values = "?, ?, ?, NULL, ?, ?, ?, {now} + ?"
         sql = (
             f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE}"
-            f" WHERE {free}"
+            f" WHERE {condition}"
         )
         if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
             return None

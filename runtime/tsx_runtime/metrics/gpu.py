@@ -54,7 +54,7 @@ async def gpu_processes() -> dict[int, Mapping[int, int]]:
 async def _run_nvidia_smi(timeout_s: float) -> list[Gpu]:
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
-        _, output = await run_program(command, timeout_s, quiet=True)
+        _, output = await run_program(command, timeout_s, drop_stderr=True)
     except OSError:  # includes TimeoutError
         return []
     return parse(output.decode(errors="replace"))
@@ -65,8 +65,12 @@ def parse(output: str) -> list[Gpu]:
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 6:
-            utilization, memory_utilization, used, total = map(_number, fields[2:])
-            gpus.append(Gpu(fields[0], fields[1], utilization, memory_utilization, used, total))
+            utilization, memory_utilization, memory_used, memory_total = map(_number, fields[2:])
+            gpus.append(
+                Gpu(
+                    fields[0], fields[1], utilization, memory_utilization, memory_used, memory_total
+                )
+            )
     return gpus
 
 

@@ -120,12 +120,12 @@ async def run_program(
     command: Sequence[str],
     timeout_s: float,
     *,
-    quiet: bool = False,
+    drop_stderr: bool = False,
     env: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """Run a program and return its exit code and its stdout.
 
-    The program is killed after `timeout_s` and when this call is cancelled. `quiet` drops its
+    The program is killed after `timeout_s` and when this call is cancelled. `drop_stderr` drops its
     stderr. By default it gets the environment of this process.
 
     Raises:
@@ -133,7 +133,7 @@ async def run_program(
         TimeoutError: It ran for longer than `timeout_s`.
     """
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if drop_stderr else None, env=env
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)

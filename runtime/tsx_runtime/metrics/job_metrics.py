@@ -57,14 +57,14 @@ def add_jobs(families: Families, reading: JobReading, host: str) -> None:
     families.add(
         "tsx_jobs_finished_total", "counter", "asynchronous requests by outcome", outcome_samples
     )
-    waits = [
+    wait_samples = [
         ({"model_name": model, **host_labels}, reading.oldest.get(model, 0.0)) for model in models
     ]
     families.add(
         "tsx_jobs_oldest_seconds",
         "gauge",
         "seconds for which the oldest queued asynchronous request has waited",
-        waits,
+        wait_samples,
     )
     for name, text, durations in (
         ("wait", "from the acceptance of an asynchronous request to its start", stats.waited),

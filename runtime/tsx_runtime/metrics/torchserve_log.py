@@ -132,7 +132,7 @@ class MetricLog:
         )
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
             duration_ms, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
-            dimensions = f"ModelName:{_plain(model)},Level:Model"
+            dimensions = f"ModelName:{_sanitize(model)},Level:Model"
             self._models.add(
                 f"{PREDICTION_TIME}.ms:{duration_ms}|#{dimensions}|#hostname:{self._host},"
                 f"requestID:{ids},timestamp:{int(timestamp)}",
@@ -150,13 +150,13 @@ class MetricLog:
             self._all_models or self._config.declares(value["name"], value["type"])
         ):
             dimensions = ",".join(
-                f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items()
+                f"{_sanitize(name)}:{_sanitize(text)}" for name, text in value["dimensions"].items()
             )
             context = (
                 f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(timestamp)}"
             )
             self._models.add(
-                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}"
+                f"{_sanitize(value['name'])}.{_sanitize(value['unit'])}:{value['value']}"
                 f"|#{dimensions}|#{context}",
                 timestamp,
             )
@@ -219,7 +219,7 @@ def _to_ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 
 
-def _plain(text: str) -> str:
+def _sanitize(text: str) -> str:
     """Return a handler's text with `_` for each character that separates the fields of a line."""
     if text.isprintable() and not _SEPARATOR.search(text):
         return text

@@ -109,7 +109,7 @@ def accepted(field: FieldInfo) -> str:
     for annotation in annotations:
         if isinstance(annotation, Accepts):
             return annotation.text
-    unit = next(
+    unit_text = next(
         (
             f", or {annotation.text}"
             for annotation in annotations
@@ -131,10 +131,14 @@ def accepted(field: FieldInfo) -> str:
             if minimum is None
             else f"a number from {minimum} to {maximum}"
         )
-    if unit or kind is int:
+    if unit_text or kind is int:
         if maximum is not None:
-            return f"a whole number from {minimum} to {maximum}{unit}"
-        return "a whole number" if minimum is None else f"a whole number, at least {minimum}{unit}"
+            return f"a whole number from {minimum} to {maximum}{unit_text}"
+        return (
+            "a whole number"
+            if minimum is None
+            else f"a whole number, at least {minimum}{unit_text}"
+        )
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -282,7 +286,7 @@ def _check_names(values: Iterable[_SourceValue]) -> list[_SourceValue]:
     Raises:
         SettingError: There are unknown settings; the message has a line for each.
     """
-    values, unknown = list(values), []
+    values, problems = list(values), []
     for value in values:
         table, _, key = value.name.rpartition(".")
         if not table.startswith(f"{MODELS}."):
@@ -294,9 +298,9 @@ def _check_names(values: Iterable[_SourceValue]) -> list[_SourceValue]:
             hint = suggestion(key, known_names) or "; `tsx config show` lists all settings"
             if key in _ALTERNATIVES and not table:
                 hint = f"; did you mean {_ALTERNATIVES[key]}?"
-            unknown.append(f"unknown setting '{key}' in {location}{hint}")
-    if unknown:
-        raise SettingError("\n".join(unknown))
+            problems.append(f"unknown setting '{key}' in {location}{hint}")
+    if problems:
+        raise SettingError("\n".join(problems))
     return values
 
 

@@ -60,7 +60,7 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
         ("ipex_enable", "ipex_gpu_enable"),
         "Intel has discontinued its extension, and torch contains its optimisations",
     ),
-    "keystore_type": "tsx detects the type of a keystore from its first_error bytes",
+    "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
     **dict.fromkeys(_CONNECTION_AGE_NAMES, "connections have no maximum age"),
     **dict.fromkeys(

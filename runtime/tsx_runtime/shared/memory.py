@@ -25,11 +25,13 @@ def free_memory() -> int:
 
     Cached files count as free.
     """
-    free = int(psutil.virtual_memory().available)
+    free_bytes = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):
-        limit, current = (
+        limit, usage = (
             int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
         )
-        cached = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = min(free, limit - current + int(cached.get("inactive_file", 0)))
-    return max(0, free)
+        memory_stat = dict(
+            line.split() for line in (CGROUP / "memory.stat").read_text().splitlines()
+        )
+        free_bytes = min(free_bytes, limit - usage + int(memory_stat.get("inactive_file", 0)))
+    return max(0, free_bytes)

@@ -141,14 +141,14 @@ def install_lossy_output() -> None:
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
         # There is no buffer, so a printed line survives the death of the process.
-        raw = LossyOutput(fd)
+        output = LossyOutput(fd)
         if hasattr(os, "register_at_fork"):  # Windows has no fork.
-            os.register_at_fork(after_in_child=raw.reset_lock_after_fork)
+            os.register_at_fork(after_in_child=output.reset_lock_after_fork)
         setattr(
             sys,
             name,
             io.TextIOWrapper(
-                cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True
+                cast("BinaryIO", output), encoding, "backslashreplace", line_buffering=True
             ),
         )
 

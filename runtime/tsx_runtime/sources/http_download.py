@@ -135,7 +135,7 @@ class _TcpConnection(HTTPConnection):
     _is_timed_out = False
 
     def getresponse(self) -> Any:
-        timer = threading.Timer(HEAD_TIMEOUT_S, self._cut)
+        timer = threading.Timer(HEAD_TIMEOUT_S, self._shut_down)
         timer.daemon = True
         timer.start()
         try:
@@ -149,7 +149,7 @@ class _TcpConnection(HTTPConnection):
             )
         return response
 
-    def _cut(self) -> None:
+    def _shut_down(self) -> None:
         self._is_timed_out = True
         with suppress(OSError):
             if self.sock is not None:

@@ -80,7 +80,7 @@ class Workflow:
 
     async def answer(self, request: WorkflowRequest) -> Output:
         """Answer a request, or raise an error of `run`."""
-        with self._counted():
+        with self._count_running():
             return await run(self.archive.spec, self.nodes, request)
 
     async def wait_idle(self) -> None:
@@ -88,7 +88,7 @@ class Workflow:
         await self._idle.wait()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_running(self) -> Iterator[None]:
         self._running += 1
         self._idle.clear()
         try:

@@ -37,13 +37,13 @@ class Input(NamedTuple):
 
 
 def startable_nodes(
-    parents: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
+    parents: Mapping[str, Collection[str]], finished: Collection[str], started: Collection[str]
 ) -> list[str]:
     """Return the nodes that have not started and whose parents are done, in the graph's order."""
     return [
         node
         for node, node_parents in parents.items()
-        if node not in started and all(parent in done for parent in node_parents)
+        if node not in started and all(parent in finished for parent in node_parents)
     ]
 
 
@@ -59,7 +59,7 @@ def row_positions(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
 
 
 def needed_nodes(
-    edges: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
+    edges: Mapping[str, Collection[str]], finished: Collection[str], started: Collection[str]
 ) -> set[str]:
     """Return the finished nodes whose outputs are still needed.
 
@@ -67,7 +67,7 @@ def needed_nodes(
     """
     return {
         node
-        for node in done
+        for node in finished
         if not edges[node] or any(successor not in started for successor in edges[node])
     }
 

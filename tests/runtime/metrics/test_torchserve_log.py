@@ -17,7 +17,7 @@ from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal,
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.torchserve_log import ENTRIES_PER_TURN, MetricLog, _plain, metric_tasks
+from tsx_runtime.metrics.torchserve_log import ENTRIES_PER_TURN, MetricLog, _sanitize, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.anyio
@@ -90,8 +90,8 @@ def test_metrics_of_handlers_name_the_requests_of_their_batch(log):
 
 
 def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
-    assert _plain("Size") == "Size"
-    assert _plain('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
+    assert _sanitize("Size") == "Size"
+    assert _sanitize('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
 
 
 def test_the_machine_is_reported_with_units(log):

@@ -98,7 +98,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
             state=stored_state,
             model=model,
             min_status=min_status,
-            before=following,
+            before_number=following,
             limit=limit + 1,
         )
         queue, oldest = await jobs.queue()
