@@ -27,7 +27,7 @@ def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(
     served: Serve, kind: str
 ) -> None:
     model = served(kind)
-    texts = mixed_texts(24, longest=9)
+    texts = mixed_texts(24, max_words=9)
     expected = model.pipeline()(texts, top_k=None)
     assert_near(
         [[entry] for entry in expected], model.values(*[{"inputs": text} for text in texts])
