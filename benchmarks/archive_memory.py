@@ -2,9 +2,9 @@
 
     python benchmarks/archive_memory.py [--gigabytes 4] [--format default] [--directory DIR]
 
-The file is random in its first half and sparse in its second, so it costs half its size on disk. As
-it does not compress, it costs that twice, and again when it is opened. The promise is less than
-300 MB for 4 GB.
+The file is random in its first half and sparse in its second, so it needs half its size on disk.
+Since random bytes do not compress, the archive and the unpacked files need as much each. The goal
+is a peak of less than 300 MB for a file of 4 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = {
 }
 
 
-# The peak in kilobytes. On Linux ru_maxrss begins with the parent's, so the own mark is read.
+# The peak in kilobytes. On Linux, ru_maxrss starts with the parent's value, so VmHWM is read there.
 PEAK = """
 import re, resource, sys
 if sys.platform == "linux":

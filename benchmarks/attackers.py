@@ -1,7 +1,7 @@
 """Clients that attack a server from outside, each in its own process.
 
 Usage: `python benchmarks/attackers.py NAME HOST:PORT SECONDS`. The docstring of an attack describes
-it. Each stops by itself after the given seconds, and prints how many requests and bytes it sent.
+it. Each attacker stops after SECONDS, and prints how many requests and bytes it sent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HANDSHAKE += b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Version: 13\r\n\r\n" % bas
     bytes(16)
 )
 CHUNKED = b"POST /predictions/busy HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" % HOST
-SOURCE = "127.0.0.2"  # another address than that of the other clients
-Sent = tuple[int, int]  # requests, bytes
+SOURCE = "127.0.0.2"  # differs from the other clients' address
+Sent = tuple[int, int]  # numbers of requests and bytes
 
 
 class Attack(NamedTuple):
     does: str
-    role: str  # role of the attacked address
+    role: str  # the role of the attacked address
     run: Callable[[tuple[str, int], float], Sent]
 
 
@@ -61,7 +61,7 @@ def connect(address: tuple[str, int], head: bytes = b"") -> socket.socket:
 
 
 def frame(opcode: int, body: bytes = b"") -> bytes:
-    """Return a frame of a WebSocket client whose mask changes nothing (RFC 6455, 5.2)."""
+    """Return a frame of a WebSocket client with a mask of zeros (RFC 6455, section 5.2)."""
     return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
 
 
@@ -69,120 +69,122 @@ def push(
     address: tuple[str, int],
     seconds: float,
     connections: int,
-    endless: bytes,
+    repeated_bytes: bytes,
     *,
-    reads: bool,
+    reads_responses: bool,
     max_bytes: int = 1 << 62,
     head: bytes = b"",
 ) -> Sent:
     """Send `head`, then `endless` repeatedly, on each connection, without waiting for responses."""
-    until, sent = time.monotonic() + seconds, 0
+    end, sent_bytes = time.monotonic() + seconds, 0
     selector = selectors.DefaultSelector()
-    opened = [connect(address, head) for _ in range(connections)]
-    for sock in opened:
+    socks = [connect(address, head) for _ in range(connections)]
+    for sock in socks:
         sock.setblocking(False)
-        selector.register(sock, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
-    while (remaining_s := until - time.monotonic()) > 0 and selector.get_map():
+        selector.register(
+            sock, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads_responses else 0), [0]
+        )
+    while (remaining_s := end - time.monotonic()) > 0 and selector.get_map():
         for key, events in selector.select(min(remaining_s, 0.5)):
             sock, offset = key.fileobj, key.data
             assert isinstance(sock, socket.socket)
             try:
                 if events & selectors.EVENT_READ and not sock.recv(RECEIVE_BYTES):
                     raise ConnectionError
-                if events & selectors.EVENT_WRITE and sent < max_bytes:
-                    count = sock.send(memoryview(endless)[offset[0] :])
-                    offset[0] = (offset[0] + count) % len(endless)
-                    sent += count
+                if events & selectors.EVENT_WRITE and sent_bytes < max_bytes:
+                    count = sock.send(memoryview(repeated_bytes)[offset[0] :])
+                    offset[0] = (offset[0] + count) % len(repeated_bytes)
+                    sent_bytes += count
             except BlockingIOError:
                 continue
             except OSError:
                 selector.unregister(sock)
                 sock.close()
-                with suppress(OSError):  # An attacker connects again.
+                with suppress(OSError):  # A real attacker would connect again.
                     replacement = connect(address, head)
                     replacement.setblocking(False)
                     selector.register(
                         replacement,
-                        selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0),
+                        selectors.EVENT_WRITE | (selectors.EVENT_READ if reads_responses else 0),
                         [0],
                     )
-                    opened.append(replacement)
-        if sent >= max_bytes:
+                    socks.append(replacement)
+        if sent_bytes >= max_bytes:
             time.sleep(0.05)
-    for sock in opened:
+    for sock in socks:
         sock.close()
-    return sent // len(endless), sent
+    return sent_bytes // len(repeated_bytes), sent_bytes
 
 
 def ask(
     address: tuple[str, int], seconds: float, connections: int, requests: Iterator[bytes]
 ) -> Sent:
-    """Send requests on each connection, one when the response before has begun."""
-    until, request_count, sent = time.monotonic() + seconds, 0, 0
+    """Send requests on each connection; the next one when the previous response begins."""
+    end, request_count, sent_bytes = time.monotonic() + seconds, 0, 0
     selector = selectors.DefaultSelector()
     for _ in range(connections):
         selector.register(connect(address), selectors.EVENT_READ)
-    waiting = [key.fileobj for key in selector.get_map().values()]
-    while (remaining_s := until - time.monotonic()) > 0:
-        lost = []
-        for sock in waiting:
+    ready_socks = [key.fileobj for key in selector.get_map().values()]
+    while (remaining_s := end - time.monotonic()) > 0:
+        broken_socks = []
+        for sock in ready_socks:
             assert isinstance(sock, socket.socket)
             data = next(requests)
             try:
                 sock.settimeout(min(10, remaining_s))
                 sock.sendall(data)
-                request_count, sent = request_count + 1, sent + len(data)
+                request_count, sent_bytes = request_count + 1, sent_bytes + len(data)
             except OSError:
-                lost.append(sock)
-        waiting = []
-        for key, _ in selector.select(0 if lost else min(remaining_s, 0.5)):
+                broken_socks.append(sock)
+        ready_socks = []
+        for key, _ in selector.select(0 if broken_socks else min(remaining_s, 0.5)):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             with suppress(OSError):
-                if sock in lost or sock.recv(RECEIVE_BYTES):
-                    waiting.append(sock)
+                if sock in broken_socks or sock.recv(RECEIVE_BYTES):
+                    ready_socks.append(sock)
                     continue
-            lost.append(sock)
-        waiting = [sock for sock in waiting if sock not in lost]
-        for sock in lost:
+            broken_socks.append(sock)
+        ready_socks = [sock for sock in ready_socks if sock not in broken_socks]
+        for sock in broken_socks:
             selector.unregister(sock)
             sock.close()
-            with suppress(OSError):  # An attacker connects again.
+            with suppress(OSError):  # A real attacker would connect again.
                 replacement = connect(address)
                 selector.register(replacement, selectors.EVENT_READ)
-                waiting.append(replacement)
-    return request_count, sent
+                ready_socks.append(replacement)
+    return request_count, sent_bytes
 
 
 def hold(address: tuple[str, int], seconds: float, connections: int, data: bytes) -> Sent:
-    """Open connections, and send only the same beginning of a request on each."""
-    until, opened, sent = time.monotonic() + seconds, [], 0
+    """Open connections, send the beginning of a request on each, and wait."""
+    end, socks, sent_bytes = time.monotonic() + seconds, [], 0
     for _ in range(connections):
         with suppress(OSError):
             sock = connect(address)
-            opened.append(sock)
+            socks.append(sock)
             sock.settimeout(5)
             sock.sendall(data)
-            sent += len(data)
-    time.sleep(max(0.0, until - time.monotonic()))
-    for sock in opened:
+            sent_bytes += len(data)
+    time.sleep(max(0.0, end - time.monotonic()))
+    for sock in socks:
         sock.close()
-    return len(opened), sent
+    return len(socks), sent_bytes
 
 
 def pipelined_livez(address: tuple[str, int], seconds: float) -> Sent:
     """Send `GET /livez` on 40 connections without reading the responses."""
-    return push(address, seconds, 40, request(b"GET /livez") * 4000, reads=False)
+    return push(address, seconds, 40, request(b"GET /livez") * 4000, reads_responses=False)
 
 
 def pipelined_predictions(address: tuple[str, int], seconds: float) -> Sent:
-    """Send 50 MB of small predictions ahead on a connection, and read the responses."""
+    """Send 50 MB of small predictions on a connection without waiting, and read the responses."""
     return push(
         address,
         seconds,
         1,
         request(b"POST /predictions/busy", b"1") * 4000,
-        reads=True,
+        reads_responses=True,
         max_bytes=50 << 20,
     )
 
@@ -218,7 +220,7 @@ def traffic(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def silent_bodies(address: tuple[str, int], seconds: float) -> Sent:
-    """Send 6.4 of 6.5 MB on 200 connections, and then nothing."""
+    """Send 6.4 MB of a body of 6.5 MB on 200 connections, and then nothing."""
     return hold(
         address,
         seconds,
@@ -238,28 +240,35 @@ def unknown_model(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def full_queue(address: tuple[str, int], seconds: float) -> Sent:
-    """Ask a busy model with a full queue on 256 connections, as fast as they are answered."""
+    """Ask a busy model with a full queue on 256 connections, as fast as they are refused."""
     return ask(address, seconds, 256, repeat(request(b"POST /predictions/busy", b"slow")))
 
 
 def many_connections(address: tuple[str, int], seconds: float) -> Sent:
-    """Send half a head on each of 3,000 connections."""
+    """Send half a request head on each of 3,000 connections."""
     return hold(address, seconds, 3000, b"POST /predictions/quiet HTTP/1.1\r\n" + HOST)
 
 
 def websocket_pongs(address: tuple[str, int], seconds: float) -> Sent:
     """Send unsolicited pongs on 4 WebSocket connections."""
-    return push(address, seconds, 4, frame(0x8A) * 10_000, reads=True, head=HANDSHAKE)
+    return push(address, seconds, 4, frame(0x8A) * 10_000, reads_responses=True, head=HANDSHAKE)
 
 
 def websocket_pings(address: tuple[str, int], seconds: float) -> Sent:
     """Send pings on 4 WebSocket connections, and read no pongs."""
-    return push(address, seconds, 4, frame(0x89) * 10_000, reads=False, head=HANDSHAKE)
+    return push(address, seconds, 4, frame(0x89) * 10_000, reads_responses=False, head=HANDSHAKE)
 
 
 def websocket_empty_fragments(address: tuple[str, int], seconds: float) -> Sent:
     """Send messages of endless empty fragments on 4 WebSocket connections."""
-    return push(address, seconds, 4, frame(0x00) * 10_000, reads=True, head=HANDSHAKE + frame(0x02))
+    return push(
+        address,
+        seconds,
+        4,
+        frame(0x00) * 10_000,
+        reads_responses=True,
+        head=HANDSHAKE + frame(0x02),
+    )
 
 
 def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
@@ -269,25 +278,32 @@ def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
         seconds,
         4,
         frame(0x00, b"1") * 10_000,
-        reads=True,
+        reads_responses=True,
         head=HANDSHAKE + frame(0x02, b"1"),
     )
 
 
 def websocket_messages(address: tuple[str, int], seconds: float) -> Sent:
-    """Send small messages ahead on 4 WebSocket connections, and read the responses."""
-    return push(address, seconds, 4, frame(0x82, b"1") * 10_000, reads=True, head=HANDSHAKE)
+    """Send small messages on 4 WebSocket connections without waiting, and read the responses."""
+    return push(
+        address, seconds, 4, frame(0x82, b"1") * 10_000, reads_responses=True, head=HANDSHAKE
+    )
 
 
 def small_chunks(address: tuple[str, int], seconds: float) -> Sent:
     """Send chunked bodies in chunks of one byte on 4 connections."""
-    return push(address, seconds, 4, b"1\r\n1\r\n" * 10_000, reads=True, head=CHUNKED)
+    return push(address, seconds, 4, b"1\r\n1\r\n" * 10_000, reads_responses=True, head=CHUNKED)
 
 
 def trailers(address: tuple[str, int], seconds: float) -> Sent:
     """Send endless trailers after a chunked body on 4 connections."""
     return push(
-        address, seconds, 4, b"a:b\r\n" * 10_000, reads=True, head=CHUNKED + b"1\r\n1\r\n0\r\n"
+        address,
+        seconds,
+        4,
+        b"a:b\r\n" * 10_000,
+        reads_responses=True,
+        head=CHUNKED + b"1\r\n1\r\n0\r\n",
     )
 
 
@@ -304,20 +320,20 @@ def streams(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def grpc_messages(address: tuple[str, int], seconds: float) -> Sent:
-    """Send small requests for an unknown model on 4 gRPC streams, as fast as they are taken."""
-    import grpc  # Only this attack needs it.
+    """Send small requests for an unknown model on 4 gRPC streams, as fast as they are accepted."""
+    import grpc  # only for this attack
 
     from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 
     message = grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString()
-    until = time.monotonic() + seconds
+    end = time.monotonic() + seconds
     answers = [0] * 4
 
     def attack(number: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"{address[0]}:{address[1]}", options) as channel:
             call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-            requests = takewhile(lambda _: time.monotonic() < until, repeat(message))
+            requests = takewhile(lambda _: time.monotonic() < end, repeat(message))
             for _ in call(requests, timeout=seconds + 5):
                 answers[number] += 1
 
@@ -357,12 +373,12 @@ def main() -> None:
     name, address, seconds = sys.argv[1:]
     host, _, port = address.rpartition(":")
     if hasattr(os, "SCHED_IDLE"):
-        # The attacker gets what the other processes on its core leave.
+        # The attacker gets only the time that other processes on its core leave idle.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-    requests, sent = ATTACKS[name].run((host, int(port)), float(seconds))
-    print(f"{requests} requests, {sent / 1e6:.1f} MB")
+    requests, sent_bytes = ATTACKS[name].run((host, int(port)), float(seconds))
+    print(f"{requests} requests, {sent_bytes / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a quiet model's clients notice of attacks: goodput, latency, and the front end's growth.
+"""The effect of attacks on a quiet model's clients: goodput, latency, and the front end's growth.
 
     python benchmarks/attacks.py [--seconds 12] [--only NAME ...] [--tsx COMMAND]
     python benchmarks/attacks.py --soak 30
@@ -8,11 +8,11 @@ with and without an attack. The good client asks a quiet model at a fixed rate a
 within a second. `--tsx` measures the command of another environment, such as an older version.
 Attacks are in `attackers.py`; they attack only 127.0.0.1.
 
-With `--soak` the attackers take turns, two at a time, for so many minutes. The server is configured
-as for clients from other machines: each client is limited, and the attackers have another address
-than the good client. Its front end has one core; its workers and the good client have the other,
-whose rest is for the attackers. The exit code is 1 if the good client's p99 is more than three
-times that of the turns without attackers, or if a process of the server grows.
+With `--soak` the attackers take turns, two at a time, for the given minutes. The server has limits
+per client, and the attackers' address differs from the good client's. The front end has one core.
+The workers and the good client share the added_histogram, whose idle time is for the attackers. The
+exit code is 1 if the good client's p99 is more than three times as long as in turns without
+attackers, or if a process of the server grows.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ ROW = "{:<25} {:>8} {:>8} {:>9} {:>9} {:>9} {:>11}  {}"
 
 
 class MemoryWatch:
-    """The peak memory of a process during its life."""
+    """A thread that watches the peak memory of a process."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self.first = self.peak = self._process.memory_info().rss
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._stop_event.wait(0.1):
             try:
                 self.peak = max(self.peak, self._process.memory_info().rss)
             except psutil.Error:
                 return
 
     def growth(self) -> float:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
         return (self.peak - self.first) / MIB
 
@@ -103,16 +103,16 @@ def serving(
     with servers.tsx(directory, *archives, **grpc, **settings) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
-        front, *workers = family(server)
-        front.cpu_affinity([0])
+        front_end, *workers = family(server)
+        front_end.cpu_affinity([0])
         for process in workers:
             process.cpu_affinity([worker_core])
         yield server
 
 
 def family(server: servers.Server) -> list[psutil.Process]:
-    front = psutil.Process(server.process.pid)
-    return [front, *front.children(recursive=True)]
+    front_end = psutil.Process(server.process.pid)
+    return [front_end, *front_end.children(recursive=True)]
 
 
 def attack(server: servers.Server, name: str, seconds: float) -> subprocess.Popen[str]:
@@ -140,10 +140,12 @@ def ask(server: servers.Server, seconds: float, body: Path) -> openloop.Result:
 
 def measure(directory: Path, archives: list[Path], name: str | None, seconds: float) -> None:
     with serving(directory, archives) as server:
-        watched = MemoryWatch(server.process.pid)
+        memory_watch = MemoryWatch(server.process.pid)
         attacker = attack(server, name, seconds) if name is not None else None
         result = ask(server, seconds, directory / "body")
-        sent = attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
+        attacker_report = (
+            attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
+        )
         figures = (
             f"{result.goodput:.1f}",
             f"{result.goodput / RATE:.0%}",
@@ -151,13 +153,18 @@ def measure(directory: Path, archives: list[Path], name: str | None, seconds: fl
             f"{result.p99:.1f}",
             f"{result.most:.0f}",
         )
-        print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", sent), flush=True)
+        print(
+            ROW.format(
+                name or "(none)", *figures, f"{memory_watch.growth():+.0f}", attacker_report
+            ),
+            flush=True,
+        )
 
 
 def soak(
     directory: Path, archives: list[Path], minutes: float, attacks: list[str], turn: float = 20.0
 ) -> bool:
-    """Run attacks in turns; return whether the good client hardly noticed and no process grows.
+    """Run attacks in turns; return whether the good client's p99 stays low and no process grows.
 
     Each round begins with a turn without attackers.
     """
@@ -167,66 +174,69 @@ def soak(
         )
         pairs: list[Sequence[str]] = [
             (),
-            *(attacks[at : at + 2] for at in range(0, len(attacks), 2)),
+            *(attacks[index : index + 2] for index in range(0, len(attacks), 2)),
         ]
         samples: dict[str, list[Usage]] = {}
-        alone, attacked = Histogram(), Histogram()
+        quiet_latencies, attack_latencies = Histogram(), Histogram()
         rounds, begin = 0, time.monotonic()
         while time.monotonic() - begin < minutes * 60:
             rounds += 1
             for names in pairs:
                 attackers = [attack(server, name, turn) for name in names]
-                measured = measure_load(plan)
-                merge(attacked if names else alone, measured.histogram)
+                result = measure_load(plan)
+                merge(attack_latencies if names else quiet_latencies, result.histogram)
                 for attacker in attackers:
                     attacker.communicate(timeout=60)
-                row = openloop.row(plan, measured, LIMIT_MS)
-                reported = (
+                row = openloop.row(plan, result, LIMIT_MS)
+                figures = (
                     f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most"
                     f" {row.most:.0f} ms"
                 )
-                print(f"{rounds} {' and '.join(names) or '(none)'}: {reported}", flush=True)
+                print(f"{rounds} {' and '.join(names) or '(none)'}: {figures}", flush=True)
             for process in family(server):
                 usage = process.memory_info().rss, process.num_fds(), process.num_threads()
                 samples.setdefault(f"{process.name()} {process.pid}", []).append(
                     Usage(time.monotonic(), *usage)
                 )
-        return verdict(rounds, alone, attacked, samples)
+        return verdict(rounds, quiet_latencies, attack_latencies, samples)
 
 
-def merge(histogram: Histogram, added: Histogram) -> None:
-    histogram.counts.update(added.counts)
-    histogram.total += added.total
-    histogram.greatest = max(histogram.greatest, added.greatest)
+def merge(histogram: Histogram, added_histogram: Histogram) -> None:
+    histogram.counts.update(added_histogram.counts)
+    histogram.total += added_histogram.total
+    histogram.greatest = max(histogram.greatest, added_histogram.greatest)
 
 
 def verdict(
-    rounds: int, alone: Histogram, attacked: Histogram, samples: dict[str, list[Usage]]
+    rounds: int,
+    quiet_latencies: Histogram,
+    attack_latencies: Histogram,
+    samples: dict[str, list[Usage]],
 ) -> bool:
-    """Print the result; samples count after a fifth of the rounds, when caches are full."""
-    flat = True
+    """Print the result. The first fifth of the samples is ignored, while caches fill."""
+    is_flat = True
     for name, usages in samples.items():
         warm_usages = usages[len(usages) // 5 :]
         if len(warm_usages) <= max(2, rounds // 2):
             continue
-        flat = flat and not rising(warm_usages)
-        first = warm_usages[0].memory / MIB
-        last = warm_usages[-1].memory / MIB
+        is_flat = is_flat and not rising(warm_usages)
+        first_mib = warm_usages[0].memory / MIB
+        last_mib = warm_usages[-1].memory / MIB
         rate = mib_per_hour(warm_usages)
         print(
-            f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour)"
+            f"{name}: {first_mib:.1f} -> {last_mib:.1f} MiB ({rate:+.1f} an hour)"
             f" {', '.join(rising(warm_usages)) or 'flat'}"
         )
-    for name, of in (("alone", alone), ("attacked", attacked)):
+    for name, of in (("alone", quiet_latencies), ("attacked", attack_latencies)):
         print(
             f"{name}: {len(of)} answers, "
             + ", ".join(
                 f"p{100 * q:g} {1000 * of.quantile(q):.1f} ms" for q in (0.5, 0.9, 0.99, 0.999)
             )
         )
-    ratio = attacked.quantile(0.99) / alone.quantile(0.99)
+    ratio = attack_latencies.quantile(0.99) / quiet_latencies.quantile(0.99)
     print(f"p99 under attack is {ratio:.1f} times the undisturbed one (at most 3)")
-    return flat and ratio <= 3
+    return is_flat and ratio <= 3
 
 
 def main() -> int:

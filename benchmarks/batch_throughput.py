@@ -1,18 +1,18 @@
-"""The rows/s of `tsx batch` beside the bare loop of its handler and the server at its best.
+"""The rows/s of `tsx batch`, compared with a bare loop of the handler and with the server.
 
     python benchmarks/batch_throughput.py [image] [tokens] [--rows N] [--rounds 5] [--batch 32]
     [--seconds 5] [--json FILE]
 
-The models are an image classifier and a transformer. All three have one copy of the model with one
-thread, and batches of the same size; with --batch 0, `tsx batch` finds its own.
+The models are an image classifier and a transformer. All three contenders have one copy of the
+model with one thread, and batches of the same size. With --batch 0, `tsx batch` chooses the size.
 
-bare    the handler on batches of all rows, which are in memory before; its results are thrown away.
+bare    a loop that calls the handler with batches of rows from memory, and discards the results.
         No process of tsx runs.
-batch   `tsx batch`: rows from files, responses to JSON lines, by its own summary: from the first
-        row read to the last one on the disk.
-online  `tsx serve` under `wrk`, with the best of CONNECTIONS in a first pass.
+batch   `tsx batch`, which reads rows from files and writes JSON Lines. Its summary gives the time
+        from the first row read to the last one on the disk.
+online  `tsx serve` under `wrk`, with the best number of CONNECTIONS in a first pass.
 
-They run in turns, in another order each round; the results are the medians of each round's ratios.
+They run in turns, in a different order each round. The results are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import servers
 import wrk
 
 CONNECTIONS = (16, 64, 128, 256)
-DISTINCT_INPUTS = 64  # The rows repeat them.
-ROWS = {"image": 4000, "tokens": 40_000}  # rows for some ten seconds
-WIDTHS = (16, 16, 16, 32, 32, 64, 64, 128, 128)  # a quarter of ResNet-18's
+DISTINCT_INPUTS = 64  # The rows repeat these inputs.
+ROWS = {"image": 4000, "tokens": 40_000}  # rows for about ten seconds
+WIDTHS = (16, 16, 16, 32, 32, 64, 64, 128, 128)  # a quarter of the channels of ResNet-18
 MIN_BARE_SHARE = 0.95
 
 
@@ -107,43 +107,43 @@ def measure(
         def measured_rate(connections: int) -> float:
             try:
                 return online(connections)
-            except wrk.NotAnswered:  # There are too many connections.
+            except wrk.NotAnswered:  # The server refused some of the connections.
                 return 0.0
 
-        best = max(CONNECTIONS, key=measured_rate)
-        ways: dict[str, Callable[[], float]] = {
+        best_connections = max(CONNECTIONS, key=measured_rate)
+        contenders: dict[str, Callable[[], float]] = {
             "bare": lambda: bare(directory, bodies, options.batch, count),
             "batch": lambda: batch(rows, parent, options.batch),
-            "online": lambda: online(best),
+            "online": lambda: online(best_connections),
         }
-        turns: list[dict[str, float]] = []
+        rounds: list[dict[str, float]] = []
         for number in range(options.rounds):
             noise.sample()
-            order = [*ways][number % 3 :] + [*ways][: number % 3]
-            turns.append({way: ways[way]() for way in order})
+            order = [*contenders][number % 3 :] + [*contenders][: number % 3]
+            rounds.append({name: contenders[name]() for name in order})
     return {
         "rows": count,
         "batch_size": options.batch,
-        "connections": best,
-        "rounds": turns,
-        "ratios": ratios(turns),
+        "connections": best_connections,
+        "rounds": rounds,
+        "ratios": ratios(rounds),
     }
 
 
-def ratios(turns: Sequence[dict[str, float]]) -> dict[str, float]:
+def ratios(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the medians over the rounds."""
     return {
-        way: machine.median([turn["batch"] / turn[way] for turn in turns])
-        for way in ("bare", "online")
+        name: machine.median([turn["batch"] / turn[name] for turn in rounds])
+        for name in ("bare", "online")
     }
 
 
 def show(name: str, results: dict[str, Any]) -> None:
     rates = {
-        way: machine.median([turn[way] for turn in results["rounds"]])
-        for way in ("bare", "batch", "online")
+        name: machine.median([turn[name] for turn in results["rounds"]])
+        for name in ("bare", "batch", "online")
     }
-    text = ", ".join(f"{way} {rate:,.0f} rows/s" for way, rate in rates.items())
+    text = ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in rates.items())
     verdict = "holds" if results["ratios"]["bare"] >= MIN_BARE_SHARE else "DOES NOT HOLD"
     print(f"{name}: {text} (at {results['connections']} connections)")
     print(
@@ -221,7 +221,7 @@ def bare_loop(directory: Path, bodies: Path, batch_size: int, count: int) -> Non
     for begin in range(0, count, batch_size):
         answer(begin)
     print(count / (time.perf_counter() - start), flush=True)
-    os._exit(0)  # It does not wait for threads of the library.
+    os._exit(0)  # This exit does not wait for threads of the library.
 
 
 def make_image(directory: Path, count: int, batch_size: int) -> Rows:
@@ -251,8 +251,8 @@ def make_image(directory: Path, count: int, batch_size: int) -> Rows:
     for number in range(count):
         file = files / f"{number:06}.jpg"
         if number < DISTINCT_INPUTS:
-            small = Image.fromarray(random.integers(0, 256, (14, 16, 3), dtype=np.uint8))
-            small.resize((320, 280), Image.Resampling.BICUBIC).save(file, quality=90)
+            thumbnail = Image.fromarray(random.integers(0, 256, (14, 16, 3), dtype=np.uint8))
+            thumbnail.resize((320, 280), Image.Resampling.BICUBIC).save(file, quality=90)
             bodies.append(file.read_bytes())
         else:
             file.write_bytes(bodies[number % DISTINCT_INPUTS])

@@ -1,8 +1,8 @@
-"""A switch for the metrics of a running server: SIGUSR1 turns them on, SIGUSR2 off.
+"""A switch for the metrics of a running server: SIGUSR1 turns them on, and SIGUSR2 off.
 
-`cost_of_metrics.py` makes this file the `sitecustomize` that Python imports at its start. A
-counting function has two bodies, its own and one without counting, and the signal exchanges them.
-The process stays the same, with all that it holds.
+`cost_of_metrics.py` makes this file the `sitecustomize` that Python imports at its start. Each
+counting function gets a second body, without counting, and the signal exchanges the two. Everything
+else in the process stays the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 
 def changed_body(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeType]:
-    """Return the function, and its body with these changes.
+    """Return the function, and its body with these textual changes.
 
-    A server in which a change does not apply exits.
+    If a change does not apply to the source, the server exits.
     """
     source = textwrap.dedent(inspect.getsource(function))
     for text, replacement in changes.items():
@@ -49,7 +49,7 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
         f"batch = (\n{items}    )": "batch = ()",
         "self.stats.add_batch(batch, jobs)": "pass",
     }
-    # A batch that is sent without counting may come back with counting.
+    # Counting may be switched on while a batch is at a worker; its reply then needs a sending time.
     vars(channel)["just_now"] = struct.Struct("d").pack
     return [
         changed_body(channel.Channel.send, {"pack_arrivals(jobs)": "just_now(now) * len(jobs)"}),
@@ -59,7 +59,7 @@ def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
 
 
 def worker_bodies() -> list[tuple[FunctionType, CodeType]]:
-    """Return the bodies of a worker whose handler has no steps; steps would still be timed."""
+    """Return the bodies of a worker, for a handler without steps, which would still be timed."""
     from tsx_runtime.worker import main
 
     changes = {

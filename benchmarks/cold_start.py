@@ -1,8 +1,8 @@
-"""The time until a person sees something: `tsx --help`, and `tsx serve` to its first response.
+"""The time until a user sees a result: of `tsx --help`, and of `tsx serve` until its first response.
 
     python benchmarks/cold_start.py [--rounds 5]
 
-The import of torch is the measure.
+The times are compared with the time of importing torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def seconds(command: list[str | Path]) -> float:
     return time.perf_counter() - start
 
 
-def printed_seconds(program: str) -> float:
+def program_seconds(program: str) -> float:
     return float(
         subprocess.run(
             [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -53,7 +53,7 @@ def printed_seconds(program: str) -> float:
     )
 
 
-def to_first_answer(*model: str | Path) -> float:
+def first_answer_seconds(*model: str | Path) -> float:
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         with servers.tsx(Path(directory), *model) as server:
@@ -71,16 +71,16 @@ def main() -> None:
     measures: dict[str, Callable[[], float]] = {
         "help": lambda: seconds([servers.TSX, "--help"]),
         "import torch": lambda: seconds([sys.executable, "-c", "import torch"]),
-        "load digits.pth": lambda: printed_seconds(LOAD_EAGER),
-        "load digits.pt2": lambda: printed_seconds(LOAD_EXPORTED),
-        "serve digits.pth": lambda: to_first_answer(
+        "load digits.pth": lambda: program_seconds(LOAD_EAGER),
+        "load digits.pt2": lambda: program_seconds(LOAD_EXPORTED),
+        "serve digits.pth": lambda: first_answer_seconds(
             DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", *HANDLER
         ),
-        "serve digits.pt2": lambda: to_first_answer(DIGITS / "digits.pt2", *HANDLER),
+        "serve digits.pt2": lambda: first_answer_seconds(DIGITS / "digits.pt2", *HANDLER),
     }
     times: dict[str, list[float]] = {name: [] for name in measures}
     for measure in measures.values():
-        measure()  # All later runs find the files in memory.
+        measure()  # After this run, all files are in memory.
     for _ in range(options.rounds):
         noise.sample()
         for name, measure in measures.items():
@@ -92,12 +92,12 @@ def main() -> None:
         f" {median['import torch']:.3f} s"
     )
     for file in ("digits.pth", "digits.pt2"):
-        allowed = 1.5 * median["import torch"] + median[f"load {file}"]
-        needed = median[f"serve {file}"]
+        max_s = 1.5 * median["import torch"] + median[f"load {file}"]
+        needed_s = median[f"serve {file}"]
         print(
-            f"tsx serve {file} to the first answer: {needed:.3f} s; allowed are 1.5 x"
+            f"tsx serve {file} to the first answer: {needed_s:.3f} s; allowed are 1.5 x"
             f" {median['import torch']:.3f} s + {median[f'load {file}']:.3f} s to load ="
-            f" {allowed:.3f} s: ratio {needed / allowed:.2f} (at most 1)"
+            f" {max_s:.3f} s: ratio {needed_s / max_s:.2f} (at most 1)"
         )
     print(f"\n{noise}")
 

@@ -1,15 +1,15 @@
-"""The cost of times, histograms and counters, on a server that counts in turns of milliseconds.
+"""The cost of metrics, on a server that switches counting on and off every few milliseconds.
 
     python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--servers 8] [--blocks
     24] [--turn 0.015]
 
-`blind.py` lists what a server leaves out when it does not count: in the front end the counters of
-requests and the records of batches, in the worker the times. `ok` is a handler that only answers
-`OK`, so that the share is as large as possible; `mlp` is a small model. Each block of turns (see
-`turns.py`) gives two ratios: of a request's time (1 / throughput), and of the processor time of
-front end and worker. The results are medians over the blocks of all servers, which start one after
-the other, with their 95 % intervals, and whether they are under the allowed 3 %. It needs Linux and
-`wrk`.
+`blind.py` lists the code that a server skips when it does not count: in the front end the counters
+of requests and the records of batches, in the worker the times. `ok` is a handler that only answers
+`OK`, so that the relative cost is as large as possible; `mlp` is a small model. Each block of turns
+(see `turns.py`) gives two ratios: of a request's time (1 / throughput), and of the processor time
+of front end and worker. The results are medians over the blocks of all servers, which run one after
+the other, with 95 % intervals, and whether they are below the allowed 3 %. The benchmark needs
+Linux and `wrk`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def serving(directory: Path, model: Path) -> Iterator[servers.Server]:
 
 
 def stored_requests(server: servers.Server) -> int:
-    """Return how many of the slowest hundred requests the server has; none without counting."""
+    """Return how many slow requests the server has stored (up to 100); it stores them by counting."""
     return len(json.loads(server.call("/debug/slowest", management=True))["requests"])
 
 
@@ -77,34 +77,37 @@ class Load(NamedTuple):
 
 
 class CostPair(NamedTuple):
-    """The costs of requests on one server in both ways, block by block."""
+    """The costs of requests on one server with and without counting, block by block."""
 
-    seeing: list[Cost]
-    blind: list[Cost]
+    with_metrics: list[Cost]
+    without_metrics: list[Cost]
 
 
 def row(name: str, pairs: Sequence[CostPair]) -> tuple[str, Effect, Effect]:
-    """Return a line of the table and its effects on a request's time and processor time."""
-    of_time = effect(
-        [[seeing.time / blind.time for seeing, blind in zip(*pair, strict=True)] for pair in pairs]
-    )
-    of_processor = effect(
+    """Return a line of the table, and the effects of counting on time and processor time."""
+    time_effect = effect(
         [
-            [seeing.processor / blind.processor for seeing, blind in zip(*pair, strict=True)]
+            [cost.time / base_cost.time for cost, base_cost in zip(*pair, strict=True)]
             for pair in pairs
         ]
     )
-    sides = [[cost for pair in pairs for cost in pair[index]] for index in (0, 1)]
-    rates = [f"{1 / median(cost.time for cost in side):,.0f}" for side in sides]
+    processor_effect = effect(
+        [
+            [cost.processor / base_cost.processor for cost, base_cost in zip(*pair, strict=True)]
+            for pair in pairs
+        ]
+    )
+    costs_by_mode = [[cost for pair in pairs for cost in pair[index]] for index in (0, 1)]
+    rates = [f"{1 / median(cost.time for cost in mode_costs):,.0f}" for mode_costs in costs_by_mode]
     parts = [
-        f"{1e6 * median(cost.front for cost in side):.2f} +"
-        f" {1e6 * median(cost.worker for cost in side):.2f}"
-        for side in sides
+        f"{1e6 * median(cost.front for cost in mode_costs):.2f} +"
+        f" {1e6 * median(cost.worker for cost in mode_costs):.2f}"
+        for mode_costs in costs_by_mode
     ]
     return (
-        f"| {' | '.join((name, *rates, *parts, str(of_time), str(of_processor)))} |",
-        of_time,
-        of_processor,
+        f"| {' | '.join((name, *rates, *parts, str(time_effect), str(processor_effect)))} |",
+        time_effect,
+        processor_effect,
     )
 
 
@@ -154,24 +157,25 @@ def main() -> None:
     )
     parser.add_argument("--turn", type=float, default=0.015, help="seconds")
     options = parser.parse_args()
-    amount = f"{options.blocks} blocks of {len(turns.ORDER)} turns of {options.turn:g} s"
-    print(f"{machine.describe()}; {options.servers} servers, {amount} with each\n")
+    amount_text = f"{options.blocks} blocks of {len(turns.ORDER)} turns of {options.turn:g} s"
+    print(f"{machine.describe()}; {options.servers} servers, {amount_text} with each\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     verdicts: list[str] = []
     for name, connections in options.loads.items():
         with tempfile.TemporaryDirectory() as root:
             load = Load(MODELS / f"{name}.py", Path(root) / "body", connections)
-            bare_round(load.model, load.body, 0)  # It writes the model's own sample.
+            # This writes the model's sample into the body's file.
+            bare_round(load.model, load.body, 0)
             pairs_by_server = [
                 measure(load, options.blocks, options.turn, Path(root) / str(number))
                 for number in range(options.servers)
             ]
         for count, pairs in zip(connections, zip(*pairs_by_server, strict=True), strict=True):
-            line, of_time, of_processor = row(f"{name}, {count}", pairs)
+            line, time_effect, processor_effect = row(f"{name}, {count}", pairs)
             print(line, flush=True)
             verdicts.append(
-                f"- {name}, {count}: time {of_time.verdict(MAX_PERCENT)}; processor"
-                f" {of_processor.verdict(MAX_PERCENT)}"
+                f"- {name}, {count}: time {time_effect.verdict(MAX_PERCENT)}; processor"
+                f" {processor_effect.verdict(MAX_PERCENT)}"
             )
     print("\n" + "\n".join(verdicts))
 

@@ -6,8 +6,8 @@
 Each case runs with the limits per client off and then on. The quiet model takes 20 ms for a batch
 and gets 45 requests a second; a response later than `--limit-ms` is useless. The attacker repeats
 the same request on 64 connections, each time as soon as the previous response arrives. If cores are
-given, the server has the same cores in every round, even without an attacker; otherwise both share
-all cores. The promise is that the quiet model keeps 80 % of its goodput.
+given, the server has the same cores in every round, even without an attacker; otherwise server and
+attacker share all cores. The goal is that the quiet model keeps 80 % of its goodput.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import servers
 
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 TOKEN = "quiet-and-right"
-ATTACKER_HOST = "127.0.0.2"  # not the quiet client's 127.0.0.1; macOS lacks this address
-# Limits that the attacker exceeds.
+ATTACKER_HOST = "127.0.0.2"  # differs from the quiet client's 127.0.0.1; macOS lacks this address
+# limits per client, which the attacker exceeds
 LIMITS = {
     "max_connections_per_client": 64,
     "max_requests_per_client": 1000,
@@ -69,7 +69,7 @@ def attack(
 ) -> None:
     """Attack until the pipe has a message.
 
-    Then send back the number of responses and of connections that the server closed.
+    Then send back the numbers of responses and of connections that the server closed.
     """
     pin(os.getpid(), cores)
     selector = selectors.DefaultSelector()
@@ -89,8 +89,8 @@ def attack(
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             try:
-                received = sock.recv(65536)
-                if received:
+                data = sock.recv(65536)
+                if data:
                     responses += 1
                     sock.send(request)
                     continue
@@ -107,7 +107,7 @@ def attack(
 def flooding(
     server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Attack during the context; the list receives the number of the attacker's responses."""
+    """Attack during the `with` block; afterwards the list has the number of attacker's responses."""
     response_counts: list[int] = []
     if flood is None:
         yield response_counts
@@ -124,7 +124,7 @@ def flooding(
     )
     process.start()
     try:
-        time.sleep(1)  # The attacker opens its connections, and the server sees each head.
+        time.sleep(1)  # This gives the attacker time to open its connections.
         yield response_counts
     finally:
         parent_pipe.send("stop")
@@ -175,10 +175,10 @@ def measure(
 
 
 def table(rows: list[Row]) -> str:
-    alone = {row.limits: row.goodput for row in rows if row.flood == "alone"}
+    undisturbed_goodput = {row.limits: row.goodput for row in rows if row.flood == "alone"}
     lines = ["| limits | flood | goodput/s | of alone | p99 ms | refusals/s |", "|---" * 6 + "|"]
     lines += [
-        f"| {row.limits} | {row.flood} | {row.goodput:.1f} | {row.goodput / alone[row.limits]:.0%}"
+        f"| {row.limits} | {row.flood} | {row.goodput:.1f} | {row.goodput / undisturbed_goodput[row.limits]:.0%}"
         f" | {row.p99:.1f} | {row.refused:,.0f} |"
         for row in rows
     ]
@@ -213,13 +213,13 @@ def main() -> None:
         body = directory / "body"
         body.write_bytes(b'{"x":1}')
         config: dict[str, object] = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}
-        quiet = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
-        busy = servers.archive(
+        quiet_archive = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
+        busy_archive = servers.archive(
             directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4}
         )
         for limits, values in (("off", {}), ("on", LIMITS)):
             settings = {**values, "inference_token": TOKEN}
-            with servers.tsx(directory, quiet, busy, **settings) as server:
+            with servers.tsx(directory, quiet_archive, busy_archive, **settings) as server:
                 wait_until_loaded(server)
                 pin(server.process.pid, options.server_cores)
                 rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]

@@ -1,13 +1,13 @@
-"""The share of a runtime's speed that `tsx serve` reaches with the same graph, ResNet-18 in int8.
+"""The speed of `tsx serve`, relative to a runtime that runs the same graph: ResNet-18 in int8.
 
     python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5]
     [--batch 8] [--threads 1] [--connections 32]
 
-The bare loop is a process that runs the form's graph by the library's own API on one array in
-memory, with batches of the same size and as many threads. Served, each image is an HTTP request
-with its bytes as the body. Both run in turns. `wall` is requests/s served divided by requests/s
-bare. With only two cores, the front end and the load generator take time from the model. `cpu`
-leaves that out: it is the processor time per request of the bare loop divided by the worker's.
+The bare loop is a process that runs the form's graph with the library's API on one array in memory,
+with batches of the same size and as many threads. The server gets each image as an HTTP request
+with raw bytes. Both run in turns. `wall` is the server's requests/s divided by the bare loop's.
+With only two cores, the front end and the load generator take time from the model. `cpu` is free of
+this effect: it is the processor time per request of the bare loop divided by the worker's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from handler_efficiency import Round, served
 
 MODELS = Path(__file__).with_name("models")
 FORMS = ("openvino-int8", "onnx-int8")
-CALIBRATION_ROWS = (1, 4, 8, 8)  # rows of each calibration batch
+CALIBRATION_ROWS = (1, 4, 8, 8)  # numbers of rows in the calibration batches
 
 
 def main() -> None:
@@ -56,11 +56,11 @@ def main() -> None:
     for form in options.forms or FORMS:
         with tempfile.TemporaryDirectory() as name:
             rounds = measure(form, Path(name), options, noise)
-        rate = [statistics.median(pair[kind].rate for pair in rounds) for kind in (0, 1)]
-        cpu = [statistics.median(pair[kind].cpu for pair in rounds) * 1e6 for kind in (0, 1)]
-        wall = statistics.median(after.rate / before.rate for before, after in rounds)
-        processor = statistics.median(before.cpu / after.cpu for before, after in rounds)
-        batch = statistics.median(after.batch for _, after in rounds)
+        rate = [statistics.median(pair[index].rate for pair in rounds) for index in (0, 1)]
+        cpu = [statistics.median(pair[index].cpu for pair in rounds) * 1e6 for index in (0, 1)]
+        wall = statistics.median(served.rate / bare.rate for bare, served in rounds)
+        processor = statistics.median(bare.cpu / served.cpu for bare, served in rounds)
+        batch = statistics.median(served.batch for _, served in rounds)
         print(
             f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}"
             f"{processor:8.1%}{batch:8.1f}",
@@ -142,14 +142,14 @@ def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    model, kind = make(), known_forms()[form]
+    model, index = make(), known_forms()[form]
     calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION_ROWS]
     signature = Signature.of(model, calls)
     files = directory / FORMS_DIRECTORY / form
     files.mkdir(parents=True)
     with torch.no_grad():
-        settings = kind.build(Subject(model, calls, signature, "", device), files)
-    record = FormRecord(form, describe_bound(kind, device), settings, signature.as_json())
+        settings = index.build(Subject(model, calls, signature, "", device), files)
+    record = FormRecord(form, describe_bound(index, device), settings, signature.as_json())
     (directory / FORMS_FILE).write_bytes(FormIndex((record,)).content())
     return files
 
@@ -169,18 +169,18 @@ def bare_loop(files: Path, options: argparse.Namespace) -> None:
     for _ in range(3):
         run(batch)
     requests, start, cpu = 0, time.perf_counter(), time.process_time()
-    while (elapsed := time.perf_counter() - start) < options.seconds:
+    while (elapsed_s := time.perf_counter() - start) < options.seconds:
         run(batch)
         requests += options.batch
     print(
         json.dumps(
             Round(
-                requests / elapsed, (time.process_time() - cpu) / requests, options.batch
+                requests / elapsed_s, (time.process_time() - cpu) / requests, options.batch
             )._asdict()
         ),
         flush=True,
     )
-    os._exit(0)  # It does not wait for threads of the library.
+    os._exit(0)  # This exit does not wait for threads of the library.
 
 
 def openvino_loop(files: Path, threads: int) -> Callable[[Any], Any]:

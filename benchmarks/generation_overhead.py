@@ -1,11 +1,11 @@
-"""The cost of a token from transformers' continuous batching to a client's text.
+"""The cost of tsx per token, on top of transformers' continuous batching.
 
     python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32]
     [--tokens 64] [--rounds 5]
 
-The bare loop counts the tokens of the manager, with attention as transformers computes it. The
-engine adds admission, streams and its sampler; the generator adds text, stop strings and metrics.
-Rounds alternate in one process; the result is the median of their ratios.
+The bare loop uses the manager of transformers with its own attention, and counts the tokens. The
+engine of tsx adds admission, streams and its sampler. The generator adds text, stop strings and
+metrics. The three take turns in one process; the results are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 class Bare:
-    """transformers' manager with the same cache, used as in its documentation."""
+    """The manager of transformers with a cache of the same size, used as documented."""
 
     def __init__(self, model: Any) -> None:
         ours = batching_config(model, HuggingFaceConfig(), 1, 0)
@@ -51,23 +51,23 @@ class Bare:
         generation = copy.deepcopy(model.generation_config)
         generation.update(do_sample=False, eos_token_id=-1)
         self.manager = model.init_continuous_batching(generation, config)
-        patched, continuous_api.ModelRunner = continuous_api.ModelRunner, ModelRunner
+        original_runner, continuous_api.ModelRunner = continuous_api.ModelRunner, ModelRunner
         try:
             self.manager.batch_processor = self.manager._create_batch_processor()
         finally:
-            continuous_api.ModelRunner = patched
+            continuous_api.ModelRunner = original_runner
         with torch.inference_mode():
             self.manager.start()
         self._names = map(str, itertools.count())
 
     async def run(self, prompt: list[int], tokens: int) -> None:
         name = next(self._names)
-        done = asyncio.get_running_loop().create_future()
+        is_done = asyncio.get_running_loop().create_future()
         self.manager.register_result_handler(
-            name, lambda output: done.set_result(None) if output.is_finished() else None
+            name, lambda output: is_done.set_result(None) if output.is_finished() else None
         )
         self.manager.add_request(prompt, name, max_new_tokens=tokens, streaming=True)
-        await done
+        await is_done
 
 
 async def main() -> None:
@@ -109,20 +109,20 @@ async def main() -> None:
             async for _ in pieces:
                 pass
 
-    ways: dict[str, Callable[[], Awaitable[None]]] = {
+    contenders: dict[str, Callable[[], Awaitable[None]]] = {
         "bare": lambda: bare.run(prompt, options.tokens),
         "engine": by_engine,
         "generator": by_generator,
     }
     for sequences in options.sequences:
-        rates: dict[str, list[float]] = {name: [] for name in ways}
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(options.rounds + 1):
-            for name, way in ways.items():
+            for name, run_sequence in contenders.items():
                 AttentionInterface.register(
                     "sdpa", sdpa_attention_forward if name == "bare" else attend
                 )
                 start = time.perf_counter()
-                await asyncio.gather(*(way() for _ in range(sequences)))
+                await asyncio.gather(*(run_sequence() for _ in range(sequences)))
                 if turn:  # The first turn warms up.
                     rates[name].append(sequences * options.tokens / (time.perf_counter() - start))
         line = [f"{sequences:3} sequences: bare {statistics.median(rates['bare']):7.0f} tokens/s"]

@@ -1,14 +1,15 @@
-"""Text generation beside `transformers serve`: tokens per second and time to the first token.
+"""Text generation by tsx and `transformers serve`: tokens per second, time to the first token.
 
     python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden
     256 --layers 4] [--leave 1000]
         [--device cuda --dtype bfloat16]
 
-Both serve the same small Llama on all cores, or on the same GPU, by OpenAI's chat completions as
+Both serve the same small Llama on all cores, or on the same GPU, with OpenAI's chat completions as
 event streams, in turns. Prompts have 4 to 60 words, and responses 32 greedy tokens. Clients are
-connections of one process that reads the events and records their times. `transformers serve` uses
-its own continuous batching. With --leave, so many clients of tsx then connect, read three tokens
-and leave, 50 at a time: the cache must be free again, and the worker's memory flat.
+connections of one process, which reads the events and records their times. `transformers serve`
+uses transformers' continuous batching. With --leave N, N clients of tsx then connect, read three
+tokens and leave, 50 at a time. Afterwards the cache must be free again, and the worker must not
+have grown.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ WORDS = [
 
 
 class Answer(NamedTuple):
-    """The times of a request in seconds, and its tokens."""
+    """The times of a request in seconds, and its number of tokens."""
 
-    first: float  # time to its first token
+    first: float  # time to the first token
     took: float
     tokens: int
 
@@ -71,8 +72,8 @@ class Peer(NamedTuple):
 
 
 def body_of(peer: Peer, number: int) -> bytes:
-    chance = random.Random(number)
-    text = " ".join(chance.choices(WORDS, k=chance.randint(4, 60)))
+    random_source = random.Random(number)
+    text = " ".join(random_source.choices(WORDS, k=random_source.randint(4, 60)))
     request = {
         "model": peer.model,
         "messages": [{"role": "user", "content": text}],
@@ -117,14 +118,14 @@ async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer
                 if events == leave_after:
                     break
         duration = time.perf_counter() - start
-        # The model may end a prompt without any token.
+        # A model may end its response without a token.
         return Answer(first or duration, duration, usage["completion_tokens"] if usage else events)
     finally:
         writer.close()
 
 
 async def load(peer: Peer, clients: int, seconds: float) -> list[Answer]:
-    """Run a closed loop: each client sends its next request after its response."""
+    """Run a closed loop: each client sends its next request after the response to the last."""
     end, numbers, answers = time.perf_counter() + seconds, count(), []
 
     async def client() -> None:
@@ -184,13 +185,13 @@ async def leaving(peer: Peer, client_count: int, process: psutil.Process, metric
         await asyncio.gather(*(ask(peer, begin + number, 3) for number in range(LEAVING_AT_ONCE)))
 
     await batch(0)
-    before = memory()
+    start_bytes = memory()
     for begin in range(0, client_count, LEAVING_AT_ONCE):
         await batch(begin)
     await asyncio.sleep(1.0)
-    after = memory()
+    end_bytes = memory()
     await ask(peer, 0)
-    sizes = f"worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB"
+    sizes = f"worker {start_bytes / 2**20:.0f} -> {end_bytes / 2**20:.0f} MiB"
     print(
         f"\n{client_count} clients read three tokens and left: {sizes};"
         f" {generation_metrics(metrics)}"
@@ -221,13 +222,16 @@ async def main() -> None:
     noise = machine.Noise()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        shape = {
+        model_shape = {
             "hidden_size": options.hidden,
             "intermediate_size": 2 * options.hidden,
             "num_hidden_layers": options.layers,
         }
-        shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2}
-        model = tiny_llama(directory / "llama", **shape, dtype=options.dtype)
+        model_shape |= {
+            "num_attention_heads": options.heads,
+            "num_key_value_heads": options.heads // 2,
+        }
+        model = tiny_llama(directory / "llama", **model_shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
         with (
@@ -249,18 +253,25 @@ async def main() -> None:
                         start = time.perf_counter()
                         answers = await load(peer, clients, options.seconds)
                         elapsed = time.perf_counter() - start
-                        firsts = sorted(1000 * answer.first for answer in answers)
-                        tail = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
+                        first_token_ms = sorted(1000 * answer.first for answer in answers)
+                        p99_ms = first_token_ms[
+                            min(len(first_token_ms) - 1, len(first_token_ms) * 99 // 100)
+                        ]
                         tokens = sum(answer.tokens for answer in answers) / elapsed
                         rounds[peer.name].append(
-                            (tokens, statistics.median(firsts), tail, len(answers) / elapsed)
+                            (
+                                tokens,
+                                statistics.median(first_token_ms),
+                                p99_ms,
+                                len(answers) / elapsed,
+                            )
                         )
                 for name, figures in rounds.items():
-                    tokens, median_ms, tail, rate = (
+                    tokens, median_ms, p99_ms, rate = (
                         statistics.median(column) for column in zip(*figures, strict=True)
                     )
                     print(
-                        f"| {clients} | {name} | {tokens:,.0f} | {median_ms:.1f} | {tail:.1f} |"
+                        f"| {clients} | {name} | {tokens:,.0f} | {median_ms:.1f} | {p99_ms:.1f} |"
                         f" {rate:.1f} |",
                         flush=True,
                     )

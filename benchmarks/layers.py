@@ -3,9 +3,9 @@
     python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed
     weights] [--traced 0.01]
 
-There are no sockets between, so the kernel's time for them is missing; `benchmarks/peers` measures
-the whole. The numbers are of one processor of this machine: compare them only within one run, or
-side by side.
+There are no sockets between the layers, so the kernel's time for them is missing;
+`benchmarks/peers` measures the whole. The numbers depend on this machine's processor: compare them
+only within one run, or side by side.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 VERSIONS = ("1.0", "2.0")
 SPLIT = {"1.0": 90, "2.0": 10}
-TRAFFIC = {  # traffic policies of the model; most measurements have none
+TRAFFIC = {  # traffic policies of the model; most measurements have no policy
     "weights": Traffic(weights=SPLIT),
     "header": Traffic(weights=SPLIT, sticky="header:host"),
     "field": Traffic(weights=SPLIT, sticky="field:user"),
@@ -54,7 +54,7 @@ HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written, in the place of a socket."""
+    """A transport that stores the written bytes, in the place of a socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,20 +88,20 @@ class Layers:
         routed: str | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self.spent = dict.fromkeys(
+        self.layer_seconds = dict.fromkeys(
             ("read and submit", "assign and send", "worker", "receive and answer"), 0.0
         )
         self.requests = 0
-        self.beside = 0.0  # processor seconds of other threads
+        self.other_threads_s = 0.0  # processor seconds of other threads (the tracer's)
         self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, TRAFFIC.get(routed or ""))
-        hidden = SimpleNamespace(for_model=lambda name: frozenset())
+        hidden_headers = SimpleNamespace(for_model=lambda name: frozenset())
         registry: Any = SimpleNamespace(
             route=lambda name, version, headers: route.route_for_headers(headers),
             models={},
             on_change=[],
-            hidden_headers=hidden,
+            hidden_headers=hidden_headers,
         )
         counts = ResponseCounts()
         app = ServerApp("layers", counts, Settings())
@@ -124,13 +124,13 @@ class Layers:
         self.new_heads = new_heads
 
     def round(self) -> None:
-        marks = [time.thread_time()]
+        times = [time.thread_time()]
         for number, connection in enumerate(self.connections):
             extra = b"X-Trace: %d\r\n" % (self.requests + number) if self.new_heads else b""
             connection.data_received(HEAD % (len(self.body), extra) + self.body)
-        marks.append(time.thread_time())
+        times.append(time.thread_time())
         self.dispatcher._flush()
-        marks.append(time.thread_time())
+        times.append(time.thread_time())
         frame = b"".join(self.channel_wire.written)
         self.channel_wire.written.clear()
         start = time.thread_time()
@@ -145,22 +145,22 @@ class Layers:
                 step_times.encode_times(start_time, time.monotonic(), []),
             )
         )
-        marks.append(marks[-1] + time.thread_time() - start)
+        times.append(times[-1] + time.thread_time() - start)
         start = time.thread_time()
-        for at in range(0, len(reply), 65536):
-            part = reply[at : at + 65536]
-            self.channel.get_buffer(-1)[: len(part)] = part
-            self.channel.buffer_updated(len(part))
-        marks.append(marks[-1] + time.thread_time() - start)
+        for offset in range(0, len(reply), 65536):
+            chunk = reply[offset : offset + 65536]
+            self.channel.get_buffer(-1)[: len(chunk)] = chunk
+            self.channel.buffer_updated(len(chunk))
+        times.append(times[-1] + time.thread_time() - start)
         for connection in self.connections:
             connection.transport.written.clear()  # type: ignore[attr-defined]
         self.requests += len(self.connections)
-        for name, begin, end in zip(self.spent, marks, marks[1:], strict=False):
-            self.spent[name] += end - begin
+        for name, begin, end in zip(self.layer_seconds, times, times[1:], strict=False):
+            self.layer_seconds[name] += end - begin
 
 
 def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
-    """Return a version, or for a traffic policy a split of two with one queue."""
+    """Return a version, or with a traffic policy a split of two versions that share a queue."""
     plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     versions: dict[str, Any] = {
         number: SimpleNamespace(
@@ -185,18 +185,18 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
 async def measure(options: argparse.Namespace, tracer: Tracer | None = None) -> Layers:
     layers = Layers(options.batch, _body(options), options.new_heads, options.routed, tracer)
     layers.round()
-    layers.requests, layers.spent = 0, dict.fromkeys(layers.spent, 0.0)
-    layers.beside = time.thread_time() - time.process_time()
+    layers.requests, layers.layer_seconds = 0, dict.fromkeys(layers.layer_seconds, 0.0)
+    layers.other_threads_s = time.thread_time() - time.process_time()
     end = time.perf_counter() + options.seconds
     while time.perf_counter() < end:
         layers.round()
-        await asyncio.sleep(0)  # The callbacks of `call_soon` run.
-    layers.beside += time.process_time() - time.thread_time()
+        await asyncio.sleep(0)  # This lets the callbacks of `call_soon` run.
+    layers.other_threads_s += time.process_time() - time.thread_time()
     return layers
 
 
 def measure_traced(options: argparse.Namespace) -> Layers:
-    """Measure with spans that go to a collector in its own process, which throws them away."""
+    """Measure with spans, which go to a collector in another process that discards them."""
     answers, port = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(
         target=_collect, args=(port,), daemon=True
@@ -259,12 +259,14 @@ def main() -> None:
         f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes,"
         f" {layers.requests:,} requests"
     )
-    for name, seconds in layers.spent.items():
+    for name, seconds in layers.layer_seconds.items():
         print(f"{name:20} {1e6 * seconds / layers.requests:6.2f} us a request")
-    print(f"{'all':20} {1e6 * sum(layers.spent.values()) / layers.requests:6.2f} us a request")
+    print(
+        f"{'all':20} {1e6 * sum(layers.layer_seconds.values()) / layers.requests:6.2f} us a request"
+    )
     if options.traced:
         print(
-            f"{'beside it':20} {1e6 * layers.beside / layers.requests:6.2f} us a request, of the"
+            f"{'beside it':20} {1e6 * layers.other_threads_s / layers.requests:6.2f} us a request, of the"
             " thread that sends"
         )
 

@@ -1,4 +1,4 @@
-"""The machine of the numbers, and its noise during the run."""
+"""A description of this machine, and of its noise during a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 BUSY_PERCENT = 10
-MAX_SPREAD = 1.2  # ratio to the shortest time
+MAX_SPREAD = 1.2  # allowed ratio of the longest to the shortest time
 
 
 def describe() -> str:
@@ -24,14 +24,14 @@ def describe() -> str:
 
 
 def processor() -> str:
-    info = Path("/proc/cpuinfo")
+    cpu_info = Path("/proc/cpuinfo")
     names = (
         [
             line.partition(":")[2].strip()
-            for line in info.read_text().splitlines()
+            for line in cpu_info.read_text().splitlines()
             if line.startswith("model name")
         ]
-        if info.exists()
+        if cpu_info.exists()
         else []
     )
     return names[0] if names else platform.machine()
@@ -48,7 +48,7 @@ def busy_before() -> str | None:
 
 
 class Noise:
-    """The times of a fixed computation between the rounds, which are equal on a quiet machine."""
+    """The times of a fixed computation between the rounds; on a quiet machine they are equal."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
@@ -62,10 +62,15 @@ class Noise:
 
     def disturbed(self) -> list[str]:
         """Return the signs of other activity; none on a quiet machine."""
-        shortest, typical = min(self.samples), sorted(self.samples)[len(self.samples) * 9 // 10]
+        shortest, ninth_decile = (
+            min(self.samples),
+            sorted(self.samples)[len(self.samples) * 9 // 10],
+        )
         return (
-            [f"a fixed computation took {typical / shortest - 1:.0%} longer in a tenth of its runs"]
-            if typical > MAX_SPREAD * shortest
+            [
+                f"a fixed computation took {ninth_decile / shortest - 1:.0%} longer in a tenth of its runs"
+            ]
+            if ninth_decile > MAX_SPREAD * shortest
             else []
         )
 

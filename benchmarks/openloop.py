@@ -1,9 +1,9 @@
-"""An open loop for these benchmarks: the generator of `tsx bench`, with figures in one row.
+"""An open loop for these benchmarks, with the generator of `tsx bench`.
 
 Every planned request ends as exactly one of: accepted (2xx), refused (429, 503), an error (its
 status, or `closed`), unanswered (no response five seconds after the end), unsent (no connection was
 free until the end). Latency counts from the planned time. A connection carries one request at a
-time, so a server never has more than `connections` at once; a full queue needs more of them.
+time, so a server never has more requests than `connections`; to fill a queue, use more of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tsx_cli.bench.load.results import Round
 
 
 class Result(NamedTuple):
-    """Figures of an open loop; latencies are milliseconds, of accepted requests by default."""
+    """Figures of an open loop; latencies are in milliseconds, of accepted requests unless named."""
 
     rate: float
     seconds: float
@@ -31,7 +31,7 @@ class Result(NamedTuple):
     errors: dict[str, int]
     unanswered: int
     unsent: int
-    # Accepted responses per second in time, and within `limit_ms` of their planned times.
+    # Accepted responses per second that came within `limit_ms` of their planned times.
     goodput: float
     p50: float
     p90: float
@@ -39,10 +39,10 @@ class Result(NamedTuple):
     p999: float
     most: float
     refused_p99: float
-    waited: int  # requests that found no free connection when due
-    late_p99: float  # delay of the requests that found one
-    generator_cpu: float  # share of one core
-    generator_starved: float  # share of the time in which it had work and got no core
+    waited: int  # requests that had to wait for a free connection
+    late_p99: float  # the delay of the requests that did not have to wait
+    generator_cpu: float  # fraction of one core
+    generator_starved: float  # fraction of the time in which it had work but no core
     limited: str | None
 
 
@@ -57,10 +57,10 @@ def run(
     headers: Sequence[str] = (),
     limit_ms: float | None = None,
 ) -> Result:
-    """Run an open loop in a process of its own.
+    """Run an open loop in another process.
 
     Raises:
-        CliError: The server takes no connections.
+        CliError: The server accepts no connections.
     """
     plan = planned(url, rate, seconds, connections, body, poisson=poisson, headers=headers)
     return row(plan, measure(plan), limit_ms)
@@ -94,15 +94,15 @@ def planned(
     )
 
 
-def row(plan: LoadPlan, reported: Round, limit_ms: float | None) -> Result:
-    latency, side = reported.latency, reported.generator
-    within = sum(
-        count for end, count in reported.histogram if limit_ms is not None and end <= limit_ms
+def row(plan: LoadPlan, report: Round, limit_ms: float | None) -> Result:
+    latency, generator = report.latency, report.generator
+    timely_count = sum(
+        count for end, count in report.histogram if limit_ms is not None and end <= limit_ms
     )
-    in_time = (
-        reported.throughput
+    goodput = (
+        report.throughput
         if limit_ms is None
-        else min(reported.throughput, within / reported.seconds)
+        else min(report.throughput, timely_count / report.seconds)
     )
     return Result(
         *(
@@ -112,20 +112,20 @@ def row(plan: LoadPlan, reported: Round, limit_ms: float | None) -> Result:
             plan.connections,
         ),
         *(
-            reported.sent + reported.unsent,
-            reported.ok,
-            reported.refused,
-            reported.errors,
-            reported.unanswered,
-            reported.unsent,
+            report.sent + report.unsent,
+            report.ok,
+            report.refused,
+            report.errors,
+            report.unanswered,
+            report.unsent,
         ),
-        *(in_time, latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms),
+        *(goodput, latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms),
         *(
-            reported.refused_p99_ms,
-            side.waited,
-            side.late_p99_ms,
-            side.cpu,
-            side.starved,
-            side.limited,
+            report.refused_p99_ms,
+            generator.waited,
+            generator.late_p99_ms,
+            generator.cpu,
+            generator.starved,
+            generator.limited,
         ),
     )

@@ -3,11 +3,11 @@
     python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m]
     [--directory DIR]
 
-They are the winning form, its speed relative to the archive's own model in the same run, and its
-loss. resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn
-in 224 x 224 pixels, and on synthetic texts of eight topics. The guard compares held-out rows with
-labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the boxes of the detector. Each
-run leaves its report in the directory.
+The results are the winning form, its speed relative to the archive's model in the same run, and its
+loss of accuracy. resnet18 and bert are trained once into the directory, which takes minutes: on the
+digits of scikit-learn in 224 x 224 pixels, and on synthetic texts of eight topics. The guard
+compares held-out rows with labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the
+boxes of the detector. Each run writes its report into the directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import servers
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 DIGITS, DETECTOR = ROOT / "examples" / "digits", ROOT / "examples" / "detector"
-ROWS = 3200  # inputs, half as many for larger models; 256 calibrate, and the others guard
+# inputs, of which larger models use half; 256 are for calibration, the others for the guard
+ROWS = 3200
 sys.path[:0] = [str(MODELS)]
 
 
@@ -160,10 +161,10 @@ def resnet18(directory: Path) -> Subject:
         )
 
         def batch(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            large = torch.nn.functional.interpolate(
+            resized = torch.nn.functional.interpolate(
                 pixels[rows], (side, side), mode="bicubic"
             ).clamp(0, 1)
-            return (((large - mean) / deviation).to(memory_format=torch.channels_last),)
+            return (((resized - mean) / deviation).to(memory_format=torch.channels_last),)
 
         _train(ResNet18(), batch, torch.from_numpy(split.train_labels), weights, steps=120, size=24)
     labels = _digits_inputs(
@@ -237,18 +238,18 @@ def _split() -> Any:
 
 
 def _digits_inputs(directory: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
-    """Write the held-out images in a size, repeatedly with different noise; return their labels."""
+    """Write the held-out images in a given size, several times with other noise; return the labels."""
     import numpy as np
     from PIL import Image
 
     directory.mkdir(exist_ok=True)
-    split, chance, labels = _split(), np.random.default_rng(0), {}
+    split, random_source, labels = _split(), np.random.default_rng(0), {}
     for number in range(rows):
         row = number % len(split.test_pixels)
-        noisy = np.clip(split.test_pixels[row] + chance.normal(0, 8, (8, 8)), 0, 255).astype(
-            np.uint8
-        )
-        Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(
+        noisy_image = np.clip(
+            split.test_pixels[row] + random_source.normal(0, 8, (8, 8)), 0, 255
+        ).astype(np.uint8)
+        Image.fromarray(noisy_image).resize((side, side), Image.Resampling.BICUBIC).save(
             directory / f"{number:04}.png"
         )
         labels[f"{number:04}.png"] = names[str(split.test_labels[row])]
@@ -260,19 +261,19 @@ def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
 
     A text has 6 to 60 common words, some words of its topic, and fewer of another topic.
     """
-    chance = random.Random(0)
+    random_source = random.Random(0)
     common = [f"word{number}" for number in range(500)]
     topic_words = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]
     texts, topic_numbers = [], []
     for _ in range(count):
-        topic, other_topic = chance.sample(range(topics), 2)
-        length = chance.randint(6, 60)
+        topic, other_topic = random_source.sample(range(topics), 2)
+        length = random_source.randint(6, 60)
         text = (
-            chance.choices(common, k=length)
-            + chance.choices(topic_words[topic], k=3 + length // 8)
-            + chance.choices(topic_words[other_topic], k=1 + length // 16)
+            random_source.choices(common, k=length)
+            + random_source.choices(topic_words[topic], k=3 + length // 8)
+            + random_source.choices(topic_words[other_topic], k=1 + length // 16)
         )
-        chance.shuffle(text)
+        random_source.shuffle(text)
         texts.append(" ".join(text))
         topic_numbers.append(topic)
     return texts, topic_numbers

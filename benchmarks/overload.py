@@ -1,17 +1,17 @@
-"""Goodput and latency under overload: 50 to 200 % of a model's capacity, in open loop.
+"""Goodput and latency at loads of 50 to 200 % of a model's capacity, in an open loop.
 
     python benchmarks/overload.py [--seconds 4] [--rounds 3] [--slo 'p99<50ms']
 
-The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's
-and the generator's, and only the model's goodput falls. Capacity is measured first, by more
-requests than the sleep allows. Then each load is offered by clients that wait for ever, and by
-clients that state their timeout (`x-tsx-timeout-ms`); of theirs, only responses within it count.
-The promise is a goodput within 10 % of its peak at 200 %, and a bounded p99.
+The handler sleeps 20 ms for a batch of any size, so that its capacity is far below that of the
+front end and the generator. Capacity is measured first, by more requests than the handler can
+process. Then each load is offered by clients that wait for ever, and by clients that state their
+timeout (`x-tsx-timeout-ms`); for the latter, only responses within the timeout count. The goal at
+200 % is a goodput within 10 % of its peak, and a bounded p99.
 
 With --slo, a latency target is compared with fixed batch sizes and queues of tsx, TorchServe and
-Mosec in turn. Arrivals step up, rise and come in bursts, from 50 to 200 % of the capacity with
-batches of half the target's time. Each request adds --request-ms to its batch. The peers have their
-own environments, as in `benchmarks/peers`.
+Mosec in turn. Arrivals step up, rise or come in bursts, from 50 to 200 % of the capacity. Capacity
+is that of batches that take half the target's time. Each request adds --request-ms to its batch.
+The peers have their own environments, as in `benchmarks/peers`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HANDLER = Path(__file__).parent / "models" / "slow.py"
 class Case(NamedTuple):
     name: str
     headers: tuple[str, ...]
-    limit_ms: float | None  # longest useful latency
+    limit_ms: float | None  # the longest useful latency
 
 
 class Row(NamedTuple):
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 def offer(
     server: servers.Server, body: Path, rate: float, seconds: float, case: Case
 ) -> openloop.Result:
-    """Offer a load on more connections than the queue has places, so that it fills."""
+    """Offer a load on more connections than the queue has places, so that the queue can fill."""
     url = f"{server.inference}/predictions/slow"
     return openloop.run(
         url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True
@@ -120,25 +120,25 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-# The offered share of the capacity by the share of the time.
+# The offered fraction of the capacity, by the fraction of the elapsed time.
 SHAPES: dict[str, Callable[[float], float]] = {
-    "step": lambda at: 0.5 if at < 0.3 else 1.5,
-    "ramp": lambda at: 0.5 + 1.5 * at,
-    "bursts": lambda at: 2.0 if at * 10 % 2 < 0.8 else 0.5,
+    "step": lambda time_s: 0.5 if time_s < 0.3 else 1.5,
+    "ramp": lambda time_s: 0.5 + 1.5 * time_s,
+    "bursts": lambda time_s: 2.0 if time_s * 10 % 2 < 0.8 else 0.5,
 }
 
 
 def arrivals(shape: Callable[[float], float], capacity: float, seconds: float) -> list[float]:
-    """Return random arrivals at a changing rate: those of the highest rate, thinned out."""
-    chance, at, times = random.Random(22), 0.0, []
-    while (at := at + chance.expovariate(2 * capacity)) < seconds:
-        if chance.random() < shape(at / seconds) / 2:
-            times.append(at)
+    """Return random arrival times at a changing rate: those of the highest rate, some dropped."""
+    random_source, time_s, times = random.Random(22), 0.0, []
+    while (time_s := time_s + random_source.expovariate(2 * capacity)) < seconds:
+        if random_source.random() < shape(time_s / seconds) / 2:
+            times.append(time_s)
     return times
 
 
 class Setting(NamedTuple):
-    """A server with its settings of batches and queue."""
+    """A server with settings of its batches and queue."""
 
     server: str
     config: dict[str, object]
@@ -147,12 +147,18 @@ class Setting(NamedTuple):
         return ", ".join([self.server, *(f"{key} {value}" for key, value in self.config.items())])
 
 
-def settings_of(target: str, half: int) -> list[Setting]:
-    """Return tsx with the target and with fixed settings, and peers with the best two of these."""
-    sizes = ((1, 100), (half, half), (half, 100), (2 * half, half))
-    fixed = [{"batchSize": size, "jobQueueSize": queue} for size, queue in sizes]
-    peers = [Setting(peer, config) for peer in ("TorchServe", "Mosec") for config in fixed[1:3]]
-    return [Setting("tsx", {"slo": target}), *(Setting("tsx", config) for config in fixed), *peers]
+def settings_of(target: str, half_batch: int) -> list[Setting]:
+    """Return the settings to compare: of tsx with the target, of tsx without it, and of peers."""
+    sizes = ((1, 100), (half_batch, half_batch), (half_batch, 100), (2 * half_batch, half_batch))
+    fixed_settings = [{"batchSize": size, "jobQueueSize": queue} for size, queue in sizes]
+    peers = [
+        Setting(peer, config) for peer in ("TorchServe", "Mosec") for config in fixed_settings[1:3]
+    ]
+    return [
+        Setting("tsx", {"slo": target}),
+        *(Setting("tsx", config) for config in fixed_settings),
+        *peers,
+    ]
 
 
 @contextmanager
@@ -195,11 +201,13 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
         return
     if setting.server == "TorchServe":
         environments.program("java", "openjdk-17-jre-headless")
-        packed = servers.archive(
+        packed_archive = servers.archive(
             directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1}
         )
         with servers.torchserve(
-            directory, packed, environments.environment_of("TorchServe", environments_directory)
+            directory,
+            packed_archive,
+            environments.environment_of("TorchServe", environments_directory),
         ) as server:
             yield server, "/predictions/slow"
         return
@@ -212,12 +220,12 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
 def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
     """Compare one server at a time, after a warm-up at half of the capacity.
 
-    Meanwhile a target's curve is learned, and Java compiles.
+    In the warm-up, tsx learns the curve for its target, and Java compiles.
     """
     target = latency_target(options.slo)
     batch_s, request_s = options.batch_ms / 1000, options.request_ms / 1000
-    half = max(1, int((target.seconds / 2 - batch_s) / request_s))
-    capacity = half / (batch_s + request_s * half)
+    half_batch = max(1, int((target.seconds / 2 - batch_s) / request_s))
+    capacity = half_batch / (batch_s + request_s * half_batch)
     print(
         f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n"
         f" ms; 100 %: {capacity:,.0f}/s\n"
@@ -227,7 +235,7 @@ def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
         " refused/s | p99 ms |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    for setting in settings_of(options.slo, half):
+    for setting in settings_of(options.slo, half_batch):
         if setting.server not in options.servers.split(","):
             continue
         try:
@@ -249,10 +257,12 @@ def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
 
 
 def offer_shape(
-    shape: str, url: str, body: bytes, capacity: float, bound: float, options: argparse.Namespace
+    shape: str, url: str, body: bytes, capacity: float, limit_s: float, options: argparse.Namespace
 ) -> str:
-    due = arrivals(SHAPES.get(shape, lambda at: 0.5), capacity, options.seconds)
-    payloads = [Payload(body, "application/octet-stream", (), at=at) for at in due]
+    arrival_times = arrivals(SHAPES.get(shape, lambda time_s: 0.5), capacity, options.seconds)
+    payloads = [
+        Payload(body, "application/octet-stream", (), at=time_s) for time_s in arrival_times
+    ]
     plan = LoadPlan(
         url,
         "",
@@ -264,16 +274,16 @@ def offer_shape(
         seconds=options.seconds,
         warm_up=0.0,
     )
-    result = openloop.row(plan, generate(plan), bound * 1000)
+    result = openloop.row(plan, generate(plan), limit_s * 1000)
     failed = (
         f" ({', '.join(f'{count} times {error}' for error, count in result.errors.items())})"
         if result.errors
         else ""
     )
-    good = result.goodput * result.seconds
+    good_count = result.goodput * result.seconds
     cells = (
-        f"{shape} | {len(due) / options.seconds:,.0f} | {good / len(due):.1%} |"
-        f" {good / max(1, result.accepted):.1%} | {result.goodput:,.0f}"
+        f"{shape} | {len(arrival_times) / options.seconds:,.0f} | {good_count / len(arrival_times):.1%} |"
+        f" {good_count / max(1, result.accepted):.1%} | {result.goodput:,.0f}"
     )
     return f"{cells} | {result.refused / options.seconds:,.0f}{failed} | {result.p99:.1f}"
 
@@ -316,7 +326,8 @@ def main() -> None:
             options.timeout_ms,
         ),
     ]
-    os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # the handler's setting
+    # The handler reads this setting.
+    os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)
     if options.slo:
         os.environ["BENCHMARK_REQUEST_SECONDS"] = str(options.request_ms / 1000)
         compare_with_target(b'{"x":1}', options)
@@ -326,8 +337,8 @@ def main() -> None:
         body = directory / "body"
         body.write_bytes(b'{"x":1}')
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": options.batch}
-        packed = servers.archive(*(directory, "slow", "--handler", HANDLER), config=config)
-        with servers.tsx(directory, packed, job_queue_size=options.queue) as server:
+        packed_archive = servers.archive(*(directory, "slow", "--handler", HANDLER), config=config)
+        with servers.tsx(directory, packed_archive, job_queue_size=options.queue) as server:
             servers.first_answer(server, "/predictions/slow", body.read_bytes())
             excess_rate = 1500 * options.batch / options.batch_ms  # requests/s
             goodputs = [

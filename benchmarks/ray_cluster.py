@@ -2,14 +2,14 @@
 
     python benchmarks/ray_cluster.py [lost] [scaling] [many] [throughput] [--json FILE]
 
-    lost        nodes are killed under load: repeatable requests are all answered, others by the
-                model or by an error that says so
+    lost        nodes are killed under load: all repeatable requests are answered; others get an
+                answer or an error that tells of the loss
     scaling     from no replica to three and back, without a failed request
     many        100 archives over two replicas that hold ten each
-    throughput  of a computing model with one replica and with two: at least 1.5 times as much
+    throughput  of a model that computes: two replicas reach at least 1.5 times the rate of one
                 (on two idle cores)
 
-Promises are asserted; the figures are printed, or written as JSON.
+Failed goals raise an error; the figures are printed, or written as JSON.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def deploy(directory: Path, models: list[dict[str, Any]], **options: Any) -> Non
 
 
 class Load:
-    """Clients in threads, each of which sends its next request after its response."""
+    """Clients in threads, each of which sends its next request after the last response."""
 
     def __init__(
         self, clients: int, ask: Callable[[httpx.Client, int], tuple[str, httpx.Response]]
@@ -170,10 +170,10 @@ def ask_model(
     )
 
 
-def wait_until(holds: Callable[[], bool]) -> float:
+def wait_until(condition: Callable[[], bool]) -> float:
     """Wait until a condition holds, and return the seconds."""
     start = time.monotonic()
-    while not holds():
+    while not condition():
         assert time.monotonic() < start + MAX_WAIT_S
         time.sleep(0.1)
     return time.monotonic() - start
@@ -220,17 +220,17 @@ def scaling(nodes: Nodes, directory: Path) -> dict[str, Any]:
     )
     assert replicas() == 0
     load = Load(8, lambda client, number: ("all", ask_model(client, x_work="sleep 0.1")))
-    up = wait_until(lambda: replicas() == 3)
+    seconds_to_three = wait_until(lambda: replicas() == 3)
     answers = load.stop()
-    down = wait_until(lambda: replicas() == 0)
+    seconds_to_none = wait_until(lambda: replicas() == 0)
     start = time.monotonic()
     with httpx.Client(timeout=MAX_WAIT_S) as client:
         assert ask_model(client).status_code == 200
     assert set(answers) == {("all", 200)}, answers
     wake_up_s = time.monotonic() - start
     return {
-        "seconds to three": up,
-        "seconds to none": down,
+        "seconds to three": seconds_to_three,
+        "seconds to none": seconds_to_none,
         "seconds of a request that wakes one": wake_up_s,
         "requests": sum(answers.values()),
     }
@@ -239,8 +239,8 @@ def scaling(nodes: Nodes, directory: Path) -> dict[str, Any]:
 def many(nodes: Nodes, directory: Path) -> dict[str, Any]:
     names = [f"m{number}" for number in range(100)]
     deploy(directory, archives(directory, names), multiplexed=10, replicas=2, replica=RESOURCES)
-    popular = [name for rank, name in enumerate(names) for _ in range(1 + 40 // (rank + 1))]
-    requested = [*names, *random.Random(1).choices(popular, k=400)]
+    weighted_names = [name for rank, name in enumerate(names) for _ in range(1 + 40 // (rank + 1))]
+    requested_names = [*names, *random.Random(1).choices(weighted_names, k=400)]
 
     def is_right(name: str) -> bool:
         with httpx.Client(timeout=MAX_WAIT_S) as client:
@@ -249,11 +249,11 @@ def many(nodes: Nodes, directory: Path) -> dict[str, Any]:
 
     start = time.monotonic()
     with ThreadPoolExecutor(8) as clients:
-        assert all(clients.map(is_right, requested))
+        assert all(clients.map(is_right, requested_names))
     return {
         "models": len(names),
-        "requests": len(requested),
-        "requests/s": len(requested) / (time.monotonic() - start),
+        "requests": len(requested_names),
+        "requests/s": len(requested_names) / (time.monotonic() - start),
     }
 
 
@@ -263,10 +263,11 @@ def throughput(nodes: Nodes, directory: Path) -> dict[str, Any]:
         deploy(directory, models, replicas=count, replica=RESOURCES)
         wait_until(lambda count=count: replicas() == count)
         load = Load(4 * count, lambda client, number: ("all", ask_model(client, x_work="500")))
-        time.sleep(WARM_UP_S)  # The nodes start processes ahead of time, on the same cores.
-        before, start = sum(load.answers.values()), time.monotonic()
+        # Wait until the nodes have started their spare processes, which use the same cores.
+        time.sleep(WARM_UP_S)
+        earlier_answers, start = sum(load.answers.values()), time.monotonic()
         time.sleep(25)
-        rates[count] = (sum(load.answers.values()) - before) / (time.monotonic() - start)
+        rates[count] = (sum(load.answers.values()) - earlier_answers) / (time.monotonic() - start)
         assert set(load.stop()) == {("all", 200)}
     ratio = rates[2] / rates[1]
     assert ratio >= 1.5, rates

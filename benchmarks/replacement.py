@@ -1,10 +1,10 @@
-"""What clients notice of `tsx serve --replace`: requests that fail, and the longest wait.
+"""The effect of `tsx serve --replace` on clients: failed requests, and the longest wait.
 
     python benchmarks/replacement.py [--replacements 3] [--connections 32] [--rate 500]
 
 Two loads run at once, each by the generator of `tsx bench`: busy keep-alive connections, and an
-open loop at a steady rate. Meanwhile one server after the other takes over the addresses of the
-last. The exit code is 1 if any request is refused, fails or has no response.
+open loop at a steady rate. Meanwhile one server after the other takes over the addresses from
+its predecessor. The exit code is 1 if any request is refused, fails or has no response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tsx_cli.bench.load.plan import LoadPlan
 from tsx_cli.bench.load.results import Round
 
 HANDLER = Path(__file__).parent / "models" / "ok.py"
-REPLACEMENT_S = 8.0  # load for a replacement, mostly during the new server's start
+REPLACEMENT_S = 8.0  # duration of the load per replacement, mostly during the new server's start
 BODY = b"x" * 7
 
 
@@ -52,7 +52,7 @@ def serving(
 def measure_replacements(
     directory: Path, options: argparse.Namespace
 ) -> tuple[list[Round], list[float]]:
-    """Return the rounds of both loads, and each replacement's seconds to the old server's end."""
+    """Return the rounds of both loads, and the seconds of each replacement."""
     packed = servers.archive(
         directory, "ok", "--handler", HANDLER, config={"batchSize": 64, "jobQueueSize": 1000}
     )
@@ -64,10 +64,10 @@ def measure_replacements(
     url = f"{addresses[names[0]]}/predictions/ok"
     payloads = [Payload(BODY, "application/octet-stream")]
     seconds = REPLACEMENT_S * options.replacements
-    closed = LoadPlan(
+    closed_plan = LoadPlan(
         url, "", payloads, "post", connections=options.connections, seconds=seconds, warm_up=0.0
     )
-    paced = LoadPlan(
+    paced_plan = LoadPlan(
         url,
         "",
         payloads,
@@ -79,17 +79,17 @@ def measure_replacements(
         warm_up=0.0,
     )
     with ExitStack() as stack:
-        old = stack.enter_context(serving(directory, addresses, packed))
-        servers.first_answer(old, "/predictions/ok", BODY)
+        old_server = stack.enter_context(serving(directory, addresses, packed))
+        servers.first_answer(old_server, "/predictions/ok", BODY)
         durations, load_start = [], time.monotonic()
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        loads = [pool.submit(measure, plan) for plan in (closed, paced)]
+        loads = [pool.submit(measure, plan) for plan in (closed_plan, paced_plan)]
         for _ in range(options.replacements):
             start = time.monotonic()
             new = stack.enter_context(serving(directory, addresses, packed, "--replace"))
-            old.process.wait()
+            old_server.process.wait()
             durations.append(time.monotonic() - start)
-            old = new
+            old_server = new
         assert time.monotonic() - load_start < seconds, (
             f"{options.replacements} replacements took longer than the load: {durations}"
         )
@@ -115,22 +115,22 @@ def main() -> None:
         "| load | requests | answered | refused | errors | not answered | p50 ms | p99 ms | longest"
         " ms |\n" + "|---" * 9 + "|"
     )
-    for load, round_ in zip(
+    for load, result in zip(
         (f"{options.connections} connections", f"{options.rate:g}/s"), rounds, strict=True
     ):
-        failed = ", ".join(f"{count} {error}" for error, count in round_.errors.items()) or "0"
+        failed = ", ".join(f"{count} {error}" for error, count in result.errors.items()) or "0"
         cells = (
-            f"{load} | {round_.sent:,} | {round_.ok:,} | {round_.refused} | {failed} |"
-            f" {round_.unanswered}"
+            f"{load} | {result.sent:,} | {result.ok:,} | {result.refused} | {failed} |"
+            f" {result.unanswered}"
         )
         print(
-            f"| {cells} | {round_.latency.p50_ms:.2f} | {round_.latency.p99_ms:.1f} |"
-            f" {round_.latency.max_ms:.0f} |"
+            f"| {cells} | {result.latency.p50_ms:.2f} | {result.latency.p99_ms:.1f} |"
+            f" {result.latency.max_ms:.0f} |"
         )
     sys.exit(
         any(
-            round_.refused or round_.errors or round_.unanswered or round_.ok != round_.sent
-            for round_ in rounds
+            result.refused or result.errors or result.unanswered or result.ok != result.sent
+            for result in rounds
         )
     )
 

@@ -1,12 +1,13 @@
-"""SageMaker's path of tsx beside the toolkit's loop of one request at a time.
+"""SageMaker's path of tsx, compared with the toolkit's loop of one request at a time.
 
     python benchmarks/sagemaker_path.py [mlp] [encoder] [--connections 16,64] [--rounds 5]
     [--seconds 2]
 
 Both serve the same directory in the toolkit's layout, with one process for the model and one thread
-of torch. tsx starts by the entry of its image, like in SageMaker, and answers at `/invocations`;
-the loop is `toolkit_loop.py`. They run side by side and get load in turns. The result is the ratio
-of each pair of turns, as its median and its range. Their responses are compared first.
+of torch. tsx is started by the entry point of its image, as in SageMaker, and answers at
+`/invocations`; the loop is `toolkit_loop.py`. They run side by side and get load in turns. The
+result is the ratio of each pair of turns, as its median and its range. Their responses are compared
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOOP = Path(__file__).with_name("toolkit_loop.py")
 ONE_THREAD = (
     "import torch\nfrom torch import nn\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n\n"
 )
-# Programs with the toolkit's own input_fn, predict_fn and output_fn.
+# Programs that use the toolkit's default input_fn, predict_fn and output_fn.
 PROGRAMS = {
     "mlp": (
         """
@@ -67,8 +68,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
     options = parser.parse_args()
-    if busy := machine.busy_before():
-        print(busy)
+    if disturbance := machine.busy_before():
+        print(disturbance)
     print(machine.describe())
     print(
         f"{'model':8}{'connections':>12}{'tsx/s':>10}{'loop/s':>10}{'tsx p50':>9}{'loop p50':>9}  "
@@ -96,18 +97,20 @@ def compare(
     turns = []
     for number in range(options.rounds):
         noise.sample()
-        # Alternating orders, so that a drift of the machine favours neither.
+        # The order alternates, so that a drift of the machine favours neither.
         order = urls if number % 2 == 0 else urls[::-1]
         results = {url: load(url, script, connections, options.seconds) for url in order}
         turns.append([results[url] for url in urls])
-    tsx_rounds, loop_rounds = ([turn[side] for turn in turns] for side in (0, 1))
-    ratios = [first.rate / second.rate for first, second in turns]
-    rates = [machine.median([round_.rate for round_ in side]) for side in (tsx_rounds, loop_rounds)]
-    p50 = [machine.median([round_.p50 for round_ in side]) for side in (tsx_rounds, loop_rounds)]
-    reported = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    tsx_rounds, loop_rounds = ([turn[index] for turn in turns] for index in (0, 1))
+    ratios = [tsx_round.rate / loop_round.rate for tsx_round, loop_round in turns]
+    rates = [
+        machine.median([round_.rate for round_ in index]) for index in (tsx_rounds, loop_rounds)
+    ]
+    p50 = [machine.median([round_.p50 for round_ in index]) for index in (tsx_rounds, loop_rounds)]
+    ratio_text = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return (
         f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}  "
-        f" {reported}"
+        f" {ratio_text}"
     )
 
 
@@ -164,8 +167,8 @@ def body_of(name: str) -> bytes:
 def lua(directory: Path, name: str) -> Path:
     (directory / "body").write_bytes(body_of(name))
     script = directory / "post.lua"
-    read = f'wrk.body = io.open("{directory / "body"}", "rb"):read("*a")'
-    script.write_text(f'wrk.method = "POST"\n{read}\nwrk.headers["Content-Type"] = "{NPY}"\n')
+    lua_body = f'wrk.body = io.open("{directory / "body"}", "rb"):read("*a")'
+    script.write_text(f'wrk.method = "POST"\n{lua_body}\nwrk.headers["Content-Type"] = "{NPY}"\n')
     return script
 
 

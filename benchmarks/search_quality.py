@@ -1,14 +1,14 @@
-"""Whether `tsx bench` finds a configuration near the best of its grid in a fraction of the time.
+"""A check that `tsx bench` quickly finds a configuration near the best of its grid.
 
     python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory
     docs/reference/bench/detector python benchmarks/search_quality.py detector.mar --searches 5
     --time-limit 100s --directory docs/reference/bench/detector python benchmarks/search_quality.py
     detector.mar --searches 5 --time-limit 100s --stress --directory docs/reference/bench/detector
 
-First comes an exhaustive measurement of the grid, then searches, judged by the exhaustive figures.
-The first can be interrupted; the same command continues it. It leaves exhaustive.json in the
-directory, and exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each search,
-for a machine that is not quiet, and ends it by its process id.
+The first command measures the whole grid. The other commands run searches and compare their results
+with that measurement. The measurement can be interrupted; the same command continues it. It writes
+exhaustive.json into the directory, and exhaustive.csv for people. `--stress` runs `stress-ng --cpu
+1` during each search, to simulate a busy machine.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ GRID = (
     "fp32,bf16",
 )
 TOLERANCE = ("--tolerance", "rtol=0.05,atol=0.05")
-# A round of the exhaustive measurement; its warm-up takes as long, and counts if it is none.
+# The duration of a round of the exhaustive measurement; its warm-up takes as long.
 ROUND_DURATION = "1s"
-START_S = 10.0  # A run that ends so long before its limit was not ended by the limit.
+START_S = 10.0  # A run that ends more than this time before its limit was not ended by the limit.
 TABLE, ROWS = "exhaustive.json", "exhaustive.csv"
-# Required share of the table's best on a quiet machine, and beside another process.
+# The required fraction of the table's best on a quiet machine, and with stress.
 QUIET_SHARE, STRESSED_SHARE = 0.95, 0.9
 MAX_TIME_SHARE = 0.1
 
@@ -66,9 +66,9 @@ def bench(arguments: Sequence[str], limit: float) -> None:
 
 
 def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence[str]) -> None:
-    """Measure each configuration with its own server, up and down the loads to its best.
+    """Measure each configuration with its own server, at several loads, to find its best.
 
-    The best load within the bound is measured twice.
+    The best load within the latency limit is measured twice.
     """
     run = directory / "exhaustive-run"
     start = time.monotonic()
@@ -86,23 +86,23 @@ def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence
         ]
     bench(arguments, limit)
     results = read_results(run / "results.json")
-    before = (
+    earlier_seconds = (
         json.loads((directory / TABLE).read_text())["seconds"]
         if (directory / TABLE).exists()
         else 0.0
     )
     table = rows(results)
     elapsed = time.monotonic() - start
-    missing = [
+    missing_trials = [
         str(trial.as_configuration()) for trial in results.trials if trial.state == "predicted"
     ]
-    if not missing and elapsed > limit - START_S:
+    if not missing_trials and elapsed > limit - START_S:
         # The last trial may not have reached its best load.
-        missing = [str(results.trials[-1].as_configuration())]
+        missing_trials = [str(results.trials[-1].as_configuration())]
     content = {
         "machine": machine.describe(),
-        "seconds": round(before + elapsed, 1),
-        "missing": missing,
+        "seconds": round(earlier_seconds + elapsed, 1),
+        "missing": missing_trials,
         "rows": table,
     }
     content["disturbed"] = results.disturbed.says
@@ -116,9 +116,9 @@ def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence
         f"{len(table)} configurations in {content['seconds']:.0f} s: {directory / TABLE}",
         flush=True,
     )
-    if missing:
+    if missing_trials:
         print(
-            f"{len(missing)} are missing, such as {missing[0]}: the same command goes on with them"
+            f"{len(missing_trials)} are missing, such as {missing_trials[0]}: the same command goes on with them"
         )
     else:
         shutil.rmtree(run)
@@ -127,7 +127,7 @@ def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence
 def rows(results: Results) -> list[dict[str, Any]]:
     """Return a row for each started configuration, the best first.
 
-    The throughput is 0 if the bound never held.
+    The throughput is 0 if no load was within the latency limit.
     """
     table_rows = []
     for trial in results.trials:
@@ -181,15 +181,15 @@ def searches(
         for row in table["rows"]
     }
     best = max(throughputs, key=lambda configuration: throughputs[configuration])
-    needed = STRESSED_SHARE if stress else QUIET_SHARE
-    good = 0
+    min_fraction = STRESSED_SHARE if stress else QUIET_SHARE
+    good_runs = 0
     print(
         f"best of the table: {best}, {throughputs[best]:.1f} requests/s; {len(throughputs)}"
         f" configurations in {table['seconds']:.0f} s\n",
         flush=True,
     )
     lines = []
-    for at in range(number):
+    for index in range(number):
         with tempfile.TemporaryDirectory() as temporary, stressed(stress, limit):
             start = time.monotonic()
             bench([str(archive), *arguments, "--output", f"{temporary}/run"], limit)
@@ -199,23 +199,23 @@ def searches(
             None if results.winner is None else results.trials[results.winner].as_configuration()
         )
         share = 0.0 if winner is None else throughputs.get(winner, 0.0) / throughputs[best]
-        good += share >= needed
-        chosen = "none" if winner is None else str(winner)
-        tied = f", tied with {len(results.tied)}" if results.tied else ""
+        good_runs += share >= min_fraction
+        choice = "none" if winner is None else str(winner)
+        tie_text = f", tied with {len(results.tied)}" if results.tied else ""
         lines.append(
-            f"{at + 1}: {chosen}{tied}: {throughputs.get(winner, 0.0) if winner else 0.0:.1f}"
+            f"{index + 1}: {choice}{tie_text}: {throughputs.get(winner, 0.0) if winner else 0.0:.1f}"
             f" requests/s in the table, {share:.1%} of the best; {elapsed:.0f} s,"
             f" {elapsed / table['seconds']:.1%} of the exhaustive time; {sum(bool(trial.points) for trial in results.trials)}"
             f" configurations measured; {results.disturbed.says or 'undisturbed'}"
         )
         print(f"\n{lines[-1]}\n", flush=True)
     print("\n".join(lines))
-    short = limit <= MAX_TIME_SHARE * table["seconds"]
+    is_short = limit <= MAX_TIME_SHARE * table["seconds"]
     print(
-        f"\n{good} of {number} within {1 - needed:.0%} of the best; the time limit is"
-        f" {'' if short else 'not '}under a tenth of it"
+        f"\n{good_runs} of {number} within {1 - min_fraction:.0%} of the best; the time limit is"
+        f" {'' if is_short else 'not '}under a tenth of it"
     )
-    return short and good >= number - number // 5
+    return is_short and good_runs >= number - number // 5
 
 
 def main() -> None:
@@ -238,13 +238,13 @@ def main() -> None:
         help="where the table is kept",
     )
     parser.epilog = "Options after -- are those of tsx bench, instead of the detector's grid."
-    own_arguments, bench_arguments = sys.argv[1:], [*GRID, *TOLERANCE]
-    if "--" in own_arguments:
-        own_arguments, bench_arguments = (
-            own_arguments[: own_arguments.index("--")],
-            own_arguments[own_arguments.index("--") + 1 :],
+    script_arguments, bench_arguments = sys.argv[1:], [*GRID, *TOLERANCE]
+    if "--" in script_arguments:
+        script_arguments, bench_arguments = (
+            script_arguments[: script_arguments.index("--")],
+            script_arguments[script_arguments.index("--") + 1 :],
         )
-    options = parser.parse_args(own_arguments)
+    options = parser.parse_args(script_arguments)
     if (warning := machine.busy_before()) is not None:
         print(f"NOT QUIET: {warning}", file=sys.stderr)
     if options.exhaustive:

@@ -56,10 +56,10 @@ class Server(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many ports of loopback that nothing listens on.
+    """Return free ports of loopback.
 
-    The system does not hand them out as arbitrary ports, so they stay free until they are used.
-    Another process finds others.
+    They are outside the range that the system assigns by itself, so they stay free until they are
+    used. Other processes that call this get other ports.
     """
     ports: list[int] = []
     while len(ports) < count:
@@ -72,15 +72,18 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def _ports(
-    process: int, low: int = 10_000, high: int = 32_000, stride: int = 1009
+    process: int, first_port: int = 10_000, end_port: int = 32_000, stride: int = 1009
 ) -> Iterator[int]:
-    """Return the ports between the two numbers in a cycle.
+    """Return the ports from `low` to `high`, rotated by the process's number.
 
-    They are below those that Linux and macOS hand out. Processes with neighbouring numbers begin
-    far apart.
+    They are below those that Linux and macOS assign. Processes with neighbouring numbers start far
+    apart.
     """
-    begin = process * stride % (high - low)
-    return itertools.cycle(low + (begin + step) % (high - low) for step in range(high - low))
+    begin = process * stride % (end_port - first_port)
+    return itertools.cycle(
+        first_port + (begin + step) % (end_port - first_port)
+        for step in range(end_port - first_port)
+    )
 
 
 @contextmanager
@@ -92,7 +95,8 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
         "TSX_MANAGEMENT_ADDRESS": management,
         "TSX_METRICS_ADDRESS": metrics,
         "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_ENABLE_GRPC": "false",  # Its ports are fixed.
+        # The ports of gRPC are fixed, so servers could not run in parallel.
+        "TSX_ENABLE_GRPC": "false",
     }
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     with running([TSX, "serve", *arguments], directory, environment, "tsx") as process:
@@ -103,22 +107,22 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
 def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Iterator[Server]:
     """Start TorchServe with its fastest settings.
 
-    It has no log lines per request, no tokens, no metrics of the machine, and a long queue.
+    These are no log lines per request, no tokens, no metrics of the machine, and a long queue.
     """
     scratch = directory / "torchserve"
     scratch.mkdir(exist_ok=True)
-    quiet = (
+    log_settings = (
         "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name ="
         " a\nrootLogger.appenderRef.a.ref = a\n"
     )
-    (scratch / "log4j2.properties").write_text(quiet)
+    (scratch / "log4j2.properties").write_text(log_settings)
     command = [
         environment_of_peer / "bin" / "torchserve",
         "--log-config",
         scratch / "log4j2.properties",
     ]
-    # TorchServe's Java process does not receive the signal of the end.
-    with _torchserve_command("TorchServe", command, scratch, archive, patience=5) as server:
+    # TorchServe's Java process does not receive the signal to end.
+    with _torchserve_command("TorchServe", command, scratch, archive, grace_s=5) as server:
         yield server
 
 
@@ -126,19 +130,19 @@ def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Ite
 def tsx_torchserve(directory: Path, archive: Path) -> Iterator[Server]:
     """Start tsx's `torchserve` command with the same settings.
 
-    Its log has a line for each request, and there is the metric log.
+    Unlike TorchServe here, it writes a log line per request and the metric log.
     """
     scratch = directory / "tsx-torchserve"
     scratch.mkdir(exist_ok=True)
     with _torchserve_command(
-        "tsx-torchserve", [TSX.with_name("torchserve")], scratch, archive, patience=20
+        "tsx-torchserve", [TSX.with_name("torchserve")], scratch, archive, grace_s=20
     ) as server:
         yield server
 
 
 @contextmanager
 def _torchserve_command(
-    name: str, command: list[str | Path], scratch: Path, archive: Path, patience: float
+    name: str, command: list[str | Path], scratch: Path, archive: Path, grace_s: float
 ) -> Iterator[Server]:
     inference, management, metrics, grpc, grpc_management = free_ports(5)
     (scratch / "config.properties").write_text(
@@ -160,11 +164,11 @@ def _torchserve_command(
     environment = foreign_environment() | {
         "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
         "TEMP": str(scratch),
-        "TMPDIR": str(scratch),  # the directory of the pid file
+        "TMPDIR": str(scratch),  # The pid file is in this directory.
         "LOG_LOCATION": str(scratch),
         "TSX_CACHE_DIR": str(scratch / "cache"),
     }
-    with running(command, scratch, environment, name.lower(), patience) as process:
+    with running(command, scratch, environment, name.lower(), grace_s) as process:
         yield Server(
             name, process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}"
         )
@@ -176,9 +180,9 @@ def running(
     directory: Path,
     environment: dict[str, str],
     name: str,
-    patience: float = 20,
+    grace_s: float = 20,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process; `patience` seconds after its end, kill what remains of it and its children."""
+    """Run a process; kill what is left of it and its children `patience` seconds after SIGTERM."""
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -195,8 +199,8 @@ def running(
         finally:
             members = [family, *family.children(recursive=True)] if family.is_running() else []
             process.send_signal(signal.SIGTERM)
-            _, survivors = psutil.wait_procs(members, timeout=patience)
-            for member in survivors:
+            _, remaining_processes = psutil.wait_procs(members, timeout=grace_s)
+            for member in remaining_processes:
                 member.kill()
             process.wait()
 
@@ -208,14 +212,14 @@ def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
         try:
             return server.call(path, body)
         except OSError as error:
-            waits = not isinstance(error, urllib.error.HTTPError) or error.code in (404, 503)
-            if not waits or server.process.poll() is not None or time.monotonic() > deadline:
+            may_retry = not isinstance(error, urllib.error.HTTPError) or error.code in (404, 503)
+            if not may_retry or server.process.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.002)
 
 
 def foreign_environment() -> dict[str, str]:
-    """Return the environment for programs of another Python, without this one's module paths."""
+    """Return the environment variables for another Python, without this one's module paths."""
     return {
         name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")
     }

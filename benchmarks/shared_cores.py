@@ -1,13 +1,13 @@
-"""The default number of threads beside the best number set by hand.
+"""The default number of threads, compared with the best number that is set by hand.
 
     python benchmarks/shared_cores.py [small] [large] [--seconds 3] [--rounds 5] [--connections 8]
 
-The cases are a model alone, beside another model, and beside busy processes. Three servers hold the
-same model: with tsx's default, and with `threads` of 1 and of all cores. They get the load in
-turns; the others idle meanwhile. Each also has another model with the same setting. `small` is
-three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four times the channels.
-The last column is the default's throughput relative to the better of the other two in the same
-rounds.
+In the three cases, a model runs alone, with another model, and with busy processes. Three servers
+have the same model: with tsx's default, with `threads` of 1, and with `threads` of all cores. They
+get the load in turns; the others idle meanwhile. Each also has another model with the same setting.
+`small` is three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four times the
+channels. The last column is the default's throughput relative to the better of the other two in the
+same rounds.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ def measure(model: str, directory: Path, options: argparse.Namespace, noise: mac
             rates: list[list[float]] = [[] for _ in running]
             for _ in range(options.rounds):
                 noise.sample()
-                for server, own_rates in zip(running, rates, strict=True):
-                    with beside(case, server, body):
+                for server, server_rates in zip(running, rates, strict=True):
+                    with running_case(case, server, body):
                         url = f"{server.inference}/predictions/model"
                         wrk.load(url, options.connections, 2, body)
-                        own_rates.append(
+                        server_rates.append(
                             wrk.load(url, options.connections, options.seconds, body).rate
                         )
-            default, single, all_cores = map(machine.median, rates)
+            default, one_thread, all_cores = map(machine.median, rates)
             print(
-                f"{model:7}{case:24}{default:10,.0f}{single:10,.0f}{all_cores:11,.0f}"
-                f"{default / max(single, all_cores):13.0%}",
+                f"{model:7}{case:24}{default:10,.0f}{one_thread:10,.0f}{all_cores:11,.0f}"
+                f"{default / max(one_thread, all_cores):13.0%}",
                 flush=True,
             )
 
 
 @contextmanager
-def beside(case: str, server: servers.Server, body: Path) -> Iterator[None]:
+def running_case(case: str, server: servers.Server, body: Path) -> Iterator[None]:
     if case == "alone":
         yield
         return
@@ -128,8 +128,15 @@ def pack(model: str, directory: Path, name: str, config: dict[str, object]) -> P
 
     pixels, channels = MODELS[model]
     layers: list[torch.nn.Module] = []
-    for before, after in ((3, channels), (channels, 2 * channels), (2 * channels, 4 * channels)):
-        layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
+    for in_channels, out_channels in (
+        (3, channels),
+        (channels, 2 * channels),
+        (2 * channels, 4 * channels),
+    ):
+        layers += [
+            torch.nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1),
+            torch.nn.ReLU(),
+        ]
     net = torch.nn.Sequential(
         *layers,
         torch.nn.AdaptiveAvgPool2d(1),

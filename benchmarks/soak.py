@@ -1,10 +1,10 @@
-"""The growth of a server that works for long: memory, file descriptors and threads.
+"""The growth of a server under long load, in memory, file descriptors and threads.
 
     python benchmarks/soak.py [--minutes 30]
 
 Two models get requests of all kinds: small and large ones, streams, errors, a connection for each
 request, clients that leave before their response, readers of metrics. The exit code is 1 if a
-process grows, ends or begins, or if a request has a wrong response. It needs Linux.
+process grows, ends or begins, or if a request has a wrong response. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from chaos.trial import pack
 from chaos import server as servers
 
 MODELS = ("first", "second")
-SAMPLES = 120  # samples over the whole time
-WARM_UP_SHARE = 0.2  # share of the time in which buffers and caches fill
+SAMPLES = 120  # number of samples over the whole time
+WARM_UP_SHARE = 0.2  # fraction of the time in which buffers and caches fill
 ROW = "{:<30} {:>8} {:>8} {:>12} {:>6} {:>6} {:>8} {:>8}  {}"
 
 Sample = dict[str, Usage]  # the usage of each process
@@ -44,7 +44,7 @@ class ReconnectingClient(Client):
 
 
 class LeavingClient(Client):
-    """A client that leaves before its response; its requests do not count."""
+    """A client that leaves before the response; its requests are not counted."""
 
     async def ask(self, order: str = "") -> Answer | None:
         _, writer = await self.connect()
@@ -81,11 +81,11 @@ def clients(server: Server, tallies: dict[str, Tally]) -> list[Client]:
             ReconnectingClient(port, model, tally),
             LeavingClient(port, model, tally),
         ]
-    # The models differ, because a failure in its batch ends a stream that has begun.
-    streaming, failing = MODELS
+    # Streams and failures go to different models, because a failure ends the streams in its batch.
+    streaming_model, failing_model = MODELS
     all_clients += [
-        Client(port, streaming, tallies[streaming], "parts 5"),
-        Client(port, failing, tallies[failing], "fail"),
+        Client(port, streaming_model, tallies[streaming_model], "parts 5"),
+        Client(port, failing_model, tallies[failing_model], "fail"),
     ]
     return all_clients
 
@@ -117,29 +117,29 @@ async def _take_samples(server: Server, seconds: float, samples: list[Sample]) -
 
 
 def table(samples: Sequence[Sample]) -> bool:
-    """Print a row for each process; return whether none grows."""
+    """Print a row for each process; return whether no process grows."""
     print(
         ROW.format(
             "process", "MiB", "at end", "MiB an hour", "files", "at end", "threads", "at end", ""
         )
     )
     warm_samples = samples[int(WARM_UP_SHARE * len(samples)) :]
-    flat = [
+    flat_processes = [
         _row(name, [sample[name] for sample in warm_samples if name in sample], len(warm_samples))
         for name in sorted({name for sample in warm_samples for name in sample})
     ]
-    return all(flat)
+    return all(flat_processes)
 
 
 def _row(name: str, usages: Sequence[Usage], sample_count: int) -> bool:
     if len(usages) < sample_count:
         print(f"{name:<30} NOT FLAT: it was there at {len(usages)} of {sample_count} looks")
         return False
-    first, last, rises = usages[0], usages[-1], rising(usages)
-    verdict = f"NOT FLAT: {', '.join(rises)}" if rises else "flat"
+    first, last, rising_names = usages[0], usages[-1], rising(usages)
+    verdict = f"NOT FLAT: {', '.join(rising_names)}" if rising_names else "flat"
     memory = f"{first.memory / MIB:.1f}", f"{last.memory / MIB:.1f}", f"{mib_per_hour(usages):+.1f}"
     print(ROW.format(name, *memory, first.files, last.files, first.threads, last.threads, verdict))
-    return not rises
+    return not rising_names
 
 
 def problems(tallies: dict[str, Tally]) -> list[str]:
@@ -163,13 +163,13 @@ def main() -> int:
         f"{machine.describe()}; {options.minutes:g} minutes, of which the first {WARM_UP_SHARE:.0%}"
         " are not looked at\n"
     )
-    flat = table(samples)
+    flat_processes = table(samples)
     sent = sum(tally.sent for tally in tallies.values())
     errors = sum((tally.statuses for tally in tallies.values()), start=Tally().statuses)
     print(f"\n{sent:,} requests; answers by status: {dict(sorted(errors.items()))}")
     texts = problems(tallies)
     print("\n".join(texts) or "each was answered once, and as it should be")
-    return 0 if flat and not texts else 1
+    return 0 if flat_processes and not texts else 1
 
 
 if __name__ == "__main__":

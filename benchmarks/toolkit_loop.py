@@ -2,9 +2,10 @@
 
     python benchmarks/toolkit_loop.py DIRECTORY PORT
 
-One process loads a directory in the toolkit's layout once, then calls `transform` for one request
-at a time: input_fn, predict_fn, output_fn, its own or the program's. The front end in Java and its
-socket are left out, and HTTP is read by tsx's parser and event loop, so only the loops differ.
+One process loads a directory in the toolkit's layout, then calls `transform` for one request at a
+time: input_fn, predict_fn and output_fn, of the toolkit or of the user's program. The Java front
+end and its socket are left out. tsx's parser and event loop read HTTP, so that only the loops
+differ.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def program(path: Path) -> ModuleType:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that answers its requests one by one, and blocks the process meanwhile."""
+    """A connection that answers its requests one by one, and blocks the process while it does."""
 
     def __init__(self, transformer: Transformer) -> None:
         self._transformer = transformer
@@ -69,15 +70,15 @@ class Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        body, kind = b"", JSON
+        body, default_type = b"", JSON
         if self._parser.get_method() == b"POST":
-            answer, kind = self._transformer.transform(
+            answer, default_type = self._transformer.transform(
                 self._body, self._headers["content-type"], self._headers.get("accept", "")
             )
             body = answer if isinstance(answer, bytes) else answer.encode()
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (kind.encode(), len(body), body)
+            % (default_type.encode(), len(body), body)
         )
 
 

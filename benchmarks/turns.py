@@ -1,13 +1,13 @@
-"""Load on a server that is switched between two ways of working, in turns of a few milliseconds.
+"""Load on a server that switches between two modes in turns of a few milliseconds.
 
-A machine and its host change from one moment to the next: of two equal rounds the second may be a
-fifth slower for that alone. Two servers of the same code differ by some percent, as their memory
-happens to lie. So one server runs under one load (`wrk`), and a signal tells its processes which
-way to work. The shorter the turns, the more of the noise is common: eight turns of 15 ms say as
-much as eight of 100 ms. A block has many turns, each way as often first as last, so that growth is
-common too. Its ratio is that of sums, so that rare work counts at its cost. The bytes that the load
-has read give the number of requests, because all responses have one length. It needs Linux, as it
-reads /proc.
+The speed of a machine changes from moment to moment: the second of two equal rounds may be a fifth
+slower. Two servers with the same code differ by some percent, because of their memory layout.
+Therefore one server runs under one load (`wrk`), and a signal switches the mode of its processes.
+Short turns share most of the noise: eight turns of 15 ms are as precise as eight of 100 ms. A block
+has many turns, in which each mode is equally often first and last, so that growth affects both. The
+ratio of a block is a ratio of sums, which includes rare work with its full cost. All responses have
+the same length, so the bytes that `wrk` has read give the number of requests. The module needs
+Linux, because it reads /proc.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 
 from benchmarks import wrk
 
-ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4  # the ways of a block's turns
-SETTLE_S = 0.004  # time after a switch in which running requests end
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4  # the modes of a block's turns
+SETTLE_S = 0.004  # time after a switch until running requests have ended
 WARM_UP_S = 1.0
 RESAMPLES = 2000
 
 
 class Point(NamedTuple):
-    """The counters at a moment."""
+    """The counters at one moment."""
 
     at: float  # time.perf_counter()
-    read: int  # bytes of responses
+    read: int  # bytes of responses read so far
     front: float  # processor seconds
     worker: float
 
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """How much more one way takes than the other in percent: the median and its 95 % interval."""
+    """The extra cost of a mode in percent: the median and its 95 % interval."""
 
     middle: float
     low: float
@@ -64,7 +64,7 @@ class Effect(NamedTuple):
         return f"{self.middle:+.1f} % ({self.low:+.1f} to {self.high:+.1f})"
 
     def verdict(self, max_percent: float) -> str:
-        """Return whether it is at most so many percent, in words."""
+        """Return, in words, whether the effect is at most `max_percent`."""
         if self.high <= max_percent:
             return f"under {max_percent:g} %"
         return (
@@ -77,27 +77,29 @@ class Effect(NamedTuple):
 def effect(servers: Sequence[Sequence[float]]) -> Effect:
     """Return the effect from the ratio in each block of each server.
 
-    The interval is that of a bootstrap in two steps: as many servers are drawn, then as many blocks
-    of each, repeatedly.
+    The interval comes from a bootstrap in two steps: servers are drawn with replacement, then
+    blocks of each server.
     """
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     medians = [
         np.median(
-            np.concatenate([random.choice(servers[index], len(servers[index])) for index in drawn])
+            np.concatenate(
+                [generator.choice(servers[index], len(servers[index])) for index in drawn_indexes]
+            )
         )
-        for drawn in _draws(random, len(servers))
+        for drawn_indexes in _draws(generator, len(servers))
     ]
     low, high = np.percentile(medians, (2.5, 97.5))
     middle = float(np.median(np.concatenate(servers)))
     return Effect(*(100 * (float(ratio) - 1) for ratio in (middle, low, high)))
 
 
-def _draws(random: np.random.Generator, count: int) -> NDArray[np.int64]:
-    return random.integers(0, count, (RESAMPLES, count))
+def _draws(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    return generator.integers(0, count, (RESAMPLES, count))
 
 
 class Switch:
-    """The processes of a server that listen to both signals: front end, fork server and workers."""
+    """The processes of a server that handle both signals: front end, fork server and workers."""
 
     def __init__(self, server: int) -> None:
         pids = [
@@ -112,14 +114,14 @@ class Switch:
 
 
 def is_listening(pid: int) -> bool:
-    """Tell whether a process handles SIGUSR1 and SIGUSR2, which would end it otherwise."""
+    """Tell whether a process handles SIGUSR1 and SIGUSR2, which would otherwise end it."""
     line = next(
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         if line.startswith("SigCgt:")
     )
-    caught = int(line.split()[1], 16)
-    return all(caught >> number - 1 & 1 for number in (signal.SIGUSR1, signal.SIGUSR2))
+    handled_signals = int(line.split()[1], 16)
+    return all(handled_signals >> number - 1 & 1 for number in (signal.SIGUSR1, signal.SIGUSR2))
 
 
 class Load:
@@ -142,7 +144,7 @@ class Load:
         )
         self._pid = self._process.pid
         self._server = server
-        # A worker, and two idle processes.
+        # the worker, and two idle processes
         self._others = [child.pid for child in psutil.Process(server).children(recursive=True)]
 
     def point(self) -> Point:
@@ -159,9 +161,9 @@ class Load:
         Raises:
             wrk.NotAnswered: A request failed.
         """
-        # A process that has ended, but is not waited for, still shows what it has read.
+        # /proc still shows the bytes that an ended process has read, until it is waited for.
         while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            # The signal is repeated, as it may reach the thread that does not wait for it.
+            # The signal is repeated, since it may reach a thread that ignores it.
             os.kill(self._pid, signal.SIGINT)
             time.sleep(SETTLE_S)
         read = self._read()
@@ -190,7 +192,7 @@ def _processor(pid: int) -> float:
 def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[Cost], list[Cost]]:
     """Return the costs of a request after SIGUSR1 and after SIGUSR2, block by block.
 
-    Each turn takes so many seconds.
+    Each turn takes `seconds`.
 
     Raises:
         wrk.NotAnswered: A request failed.
@@ -199,22 +201,23 @@ def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[C
     signals = (signal.SIGUSR1, signal.SIGUSR2)
     turns: tuple[list[list[tuple[Point, Point]]], list[list[tuple[Point, Point]]]] = ([], [])
     for _ in range(blocks):
-        for blocks_of_way in turns:
-            blocks_of_way.append([])
-        for way in ORDER:
-            switch.to(signals[way])
+        for blocks_of_mode in turns:
+            blocks_of_mode.append([])
+        for mode in ORDER:
+            switch.to(signals[mode])
             time.sleep(SETTLE_S)
-            before = load.point()
+            start_point = load.point()
             time.sleep(seconds)
-            turns[way][-1].append((before, load.point()))
+            turns[mode][-1].append((start_point, load.point()))
     length = load.end()
-    costs = [[_cost(block, length) for block in blocks_of_way] for blocks_of_way in turns]
+    costs = [[_cost(block, length) for block in blocks_of_mode] for blocks_of_mode in turns]
     return costs[0], costs[1]
 
 
 def _cost(turns: Sequence[tuple[Point, Point]], length: float) -> Cost:
     seconds, read, front, worker = (
-        sum(after[index] - before[index] for before, after in turns) for index in range(4)
+        sum(end_point[index] - start_point[index] for start_point, end_point in turns)
+        for index in range(4)
     )
     requests = read / length
     return Cost(seconds / requests, front / requests, worker / requests)

@@ -1,9 +1,9 @@
-"""The start of a second worker beyond the loading of its model, and the memory of four workers.
+"""The start time of a second worker without that of its model, and the memory of four workers.
 
     python benchmarks/worker_start.py [--rounds 3]
 
-The model holds 500 MB of weights, in a .pth, on CPU. It needs Linux, as the memory is the
-proportional set size of /proc.
+The model has 500 MB of weights in a .pth, on the CPU. The benchmark needs Linux, since it reads the
+proportional set size from /proc.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ask_all(server: servers.Server, workers: int) -> dict[int, float]:
     """Ask until each worker has read its weights; return the loading times by pid."""
     seconds: dict[int, float] = {}
     deadline = time.monotonic() + 120
-    # Simultaneous requests, or an idle worker would answer every time.
+    # The requests are simultaneous; otherwise the same idle worker would answer all.
     with ThreadPoolExecutor(workers) as clients:
         while len(seconds) < workers:
             for answer in map(
@@ -60,7 +60,7 @@ def ask_all(server: servers.Server, workers: int) -> dict[int, float]:
 
 
 def scale(server: servers.Server, workers: int) -> float:
-    """Return the seconds until so many workers are ready."""
+    """Scale to `workers`; return the seconds until all are ready."""
     start = time.perf_counter()
     server.call(
         f"/models/large?min_worker={workers}&max_worker={workers}&synchronous=true",
@@ -71,7 +71,7 @@ def scale(server: servers.Server, workers: int) -> float:
 
 
 def memory(server: servers.Server, workers: set[int]) -> tuple[int, int]:
-    """Return the PSS of the workers, and of the whole tree, in bytes."""
+    """Return the PSS of the workers, and of all processes of the server, in bytes."""
     memory_by_pid = server.proportional_memory()
     return sum(memory_by_pid[pid] for pid in workers), sum(memory_by_pid.values())
 
@@ -91,28 +91,32 @@ def main() -> None:
             single_memory = memory(server, set(ask_all(server, 1)))
             for _ in range(options.rounds):
                 noise.sample()
-                first = set(ask_all(server, 1))
+                first_pids = set(ask_all(server, 1))
                 starts.append(scale(server, 2))
                 loads.append(
-                    next(seconds for pid, seconds in ask_all(server, 2).items() if pid not in first)
+                    next(
+                        seconds
+                        for pid, seconds in ask_all(server, 2).items()
+                        if pid not in first_pids
+                    )
                 )
                 scale(server, 1)
             scale(server, WORKERS)
             scaled_memory = memory(server, set(ask_all(server, WORKERS)))
     start, load = machine.median(starts), machine.median(loads)
     print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
-    beyond = start - load
+    extra_s = start - load
     print(
         f"second worker ready after {start:.3f} s; loading the model took {load:.3f} s of it:"
-        f" {beyond:.3f} s beyond (at most 0.2)"
+        f" {extra_s:.3f} s beyond (at most 0.2)"
     )
-    for label, single, several in (
+    for label, single_bytes, scaled_bytes in (
         ("workers", single_memory[0], scaled_memory[0]),
         ("all processes", single_memory[1], scaled_memory[1]),
     ):
-        ratio = f"ratio {several / single:.2f} (below 1.5)"
+        ratio = f"ratio {scaled_bytes / single_bytes:.2f} (below 1.5)"
         print(
-            f"{label}: {single / 1e6:,.0f} MB with one worker, {several / 1e6:,.0f} MB with"
+            f"{label}: {single_bytes / 1e6:,.0f} MB with one worker, {scaled_bytes / 1e6:,.0f} MB with"
             f" {WORKERS}: {ratio}"
         )
     print(f"\n{noise}")

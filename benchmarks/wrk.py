@@ -21,7 +21,7 @@ class Round(NamedTuple):
 
 
 class NotAnswered(RuntimeError):
-    """A response was not 2xx, or a connection failed; such a round says nothing about speed."""
+    """A response was not 2xx, or a connection failed, so the round does not measure speed."""
 
 
 def load(url: str, connections: int, seconds: float, body: Path) -> Round:

@@ -1,6 +1,6 @@
 """The steps of scripts/demo, with the real commands: archive, serve, ask, stop.
 
-Exits 1 and says why when one goes wrong.
+If a step fails, the program prints the reason and exits with 1.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits"
-PLACE = ROOT / ".demo"
+DEMO_DIRECTORY = ROOT / ".demo"
 TSX = Path(sys.executable).with_name("tsx")
-ASKED, EXPECTED = 7, "seven"
+DIGIT, EXPECTED_LABEL = 7, "seven"
 START_SECONDS = 120
 STOP_SECONDS = 30
 
 
 class DemoFailed(Exception):
-    """What went wrong, for a person."""
+    """A step of the demo failed; the text is for the user."""
 
 
 def step(number: int, title: str, *command: object) -> None:
@@ -47,27 +47,27 @@ def say(text: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def settings_of_the_demo() -> dict[str, str]:
-    """Return the environment of the commands: free ports, files in .demo/, no other settings."""
+    """Return the commands' environment: free ports, files in .demo/, and no other settings."""
     inference, management, metrics = free_ports(3)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
     return environment | {
         "TSX_INFERENCE_ADDRESS": f"http://127.0.0.1:{inference}",
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
         "TSX_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
-        "TSX_CACHE_DIR": str(PLACE / "cache"),
+        "TSX_CACHE_DIR": str(DEMO_DIRECTORY / "cache"),
     }
 
 
 def archive(environment: dict[str, str]) -> Path:
-    archive_path = PLACE / "digits.mar"
+    archive_path = DEMO_DIRECTORY / "digits.mar"
     archive_path.unlink(missing_ok=True)
     command = [
         "archive",
@@ -85,34 +85,39 @@ def archive(environment: dict[str, str]) -> Path:
         "tsx",
         *command,
     )
-    finished = subprocess.run(
-        [TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False
+    process = subprocess.run(
+        [TSX, *command],
+        cwd=DEMO_DIRECTORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    say(finished.stdout + finished.stderr)
-    if finished.returncode != 0 or not archive_path.is_file():
+    say(process.stdout + process.stderr)
+    if process.returncode != 0 or not archive_path.is_file():
         raise DemoFailed(
-            f"tsx archive ended with exit code {finished.returncode} and made"
+            f"tsx archive ended with exit code {process.returncode} and made"
             f" {'a' if archive_path.is_file() else 'no'} digits.mar"
         )
     return archive_path
 
 
 def serve(
-    archive_path: Path, environment: dict[str, str], held: ExitStack
+    archive_path: Path, environment: dict[str, str], stack: ExitStack
 ) -> subprocess.Popen[bytes]:
-    """Start a server that ends with `held`, and return it once it is healthy."""
+    """Start a server, which ends with `stack`, and return it once it is healthy."""
     step(2, "Serve it", "tsx", "serve", archive_path)
-    log = PLACE / "server.log"
+    log = DEMO_DIRECTORY / "server.log"
     started = time.monotonic()
-    output = held.enter_context(log.open("wb"))
+    output = stack.enter_context(log.open("wb"))
     server = subprocess.Popen(
         [TSX, "serve", archive_path],
-        cwd=PLACE,
+        cwd=DEMO_DIRECTORY,
         env=environment,
         stdout=output,
         stderr=subprocess.STDOUT,
     )
-    held.callback(lambda: server.poll() is None and server.kill())
+    stack.callback(lambda: server.poll() is None and server.kill())
     while not healthy(environment["TSX_INFERENCE_ADDRESS"]):
         if server.poll() is not None:
             raise DemoFailed(
@@ -136,19 +141,20 @@ def healthy(address: str) -> bool:
     try:
         with urllib.request.urlopen(f"{address}/ping", timeout=5) as answer:
             return bool(json.load(answer)["status"] == "Healthy")
-    except (OSError, ValueError, KeyError):  # The server does not listen yet, or still loads.
+    except (OSError, ValueError, KeyError):  # The server does not listen yet, or is still loading.
         return False
 
 
-def drawn(image: Path) -> str:
+def draw_image(image: Path) -> str:
     """Draw an image with two characters for each pixel."""
     with Image.open(image) as picture:
-        grey = picture.convert("L")
+        grey_image = picture.convert("L")
         return "\n".join(
             "".join(
-                " .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)
+                " .:-=+*#%@"[int(grey_image.getpixel((x, y))) * 9 // 255] * 2
+                for x in range(grey_image.width)
             ).rstrip()
-            for y in range(grey.height)
+            for y in range(grey_image.height)
         )
 
 
@@ -170,7 +176,7 @@ def ask(environment: dict[str, str], digit: int) -> dict[str, float]:
 
 
 def ask_one(environment: dict[str, str]) -> None:
-    image = DIGITS / "images" / f"{ASKED}.png"
+    image = DIGITS / "images" / f"{DIGIT}.png"
     step(
         3,
         "Send it a picture that it has never seen",
@@ -179,14 +185,16 @@ def ask_one(environment: dict[str, str]) -> None:
         "-T",
         image,
     )
-    say(drawn(image))
-    labels = ask(environment, ASKED)
+    say(draw_image(image))
+    labels = ask(environment, DIGIT)
     for label, probability in labels.items():
         say(f"{label:>6} {probability:7.2%}")
-    best = max(labels, key=labels.__getitem__)
-    if best != EXPECTED:
-        raise DemoFailed(f"the picture shows a {EXPECTED}, and the answer is {best}: {labels}")
-    say(f"It is a {best}: right.")
+    answer = max(labels, key=labels.__getitem__)
+    if answer != EXPECTED_LABEL:
+        raise DemoFailed(
+            f"the picture shows a {EXPECTED_LABEL}, and the answer is {answer}: {labels}"
+        )
+    say(f"It is a {answer}: right.")
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
@@ -203,17 +211,19 @@ def stop(server: subprocess.Popen[bytes]) -> None:
         raise DemoFailed(
             f"the server stopped with exit code {code}; its output is in .demo/server.log"
         )
-    _, remaining = psutil.wait_procs(workers, timeout=STOP_SECONDS)
-    if remaining:
-        raise DemoFailed(f"the server left processes behind: {', '.join(map(str, remaining))}")
+    _, remaining_workers = psutil.wait_procs(workers, timeout=STOP_SECONDS)
+    if remaining_workers:
+        raise DemoFailed(
+            f"the server left processes behind: {', '.join(map(str, remaining_workers))}"
+        )
     say(f"It ended its {len(workers)} processes and exited with code 0.")
 
 
 def main() -> int:
     environment = settings_of_the_demo()
     try:
-        with ExitStack() as held:
-            server = serve(archive(environment), environment, held)
+        with ExitStack() as stack:
+            server = serve(archive(environment), environment, stack)
             ask_one(environment)
             stop(server)
     except DemoFailed as failed:

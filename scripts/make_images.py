@@ -1,4 +1,4 @@
-"""The screenshots of README.md, taken from the running product in about five minutes.
+"""Takes the screenshots for README.md from the running product, in about five minutes.
 
 Run `python -m scripts.make_images` on a quiet machine. docs/images/page.png is the web page of a
 server under load, docs/images/report.png the report of a short `tsx bench`.
@@ -40,9 +40,9 @@ BENCH = [
     "1,4,16",
 ]
 BENCH += ["--connections", "1,4,16,64", "--duration", "1s", "--rounds", "2", "--time-limit", "4m"]
-LOAD_SECONDS = 75  # the charts show the last minute
+LOAD_SECONDS = 75  # more than the minute that the charts show
 CLIENTS = 8
-LARGEST = 200_000  # bytes of a picture
+MAX_IMAGE_BYTES = 200_000
 
 
 def tsx(directory: Path, *arguments: object) -> None:
@@ -51,21 +51,21 @@ def tsx(directory: Path, *arguments: object) -> None:
     )
 
 
-def load(address: str, ended: threading.Event) -> None:
+def load(address: str, stop_event: threading.Event) -> None:
     """Send requests at a rate that rises and falls."""
     body = (DIGITS / "images" / "7.png").read_bytes()
-    begun = time.monotonic()
+    start = time.monotonic()
     with httpx.Client(base_url=address, timeout=60) as client:
-        while not ended.wait(0.025 + 0.02 * math.sin((time.monotonic() - begun) / 6)):
+        while not stop_event.wait(0.025 + 0.02 * math.sin((time.monotonic() - start) / 6)):
             client.put("/predictions/digits", content=body).raise_for_status()
 
 
 def take_page(browser: Any, directory: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
     with serving(["serve", directory / "digits.mar", *FREE_PORTS], directory, {}) as server:
-        ended = threading.Event()
+        stop_event = threading.Event()
         clients = [
-            threading.Thread(target=load, args=(server.address("predictions"), ended))
+            threading.Thread(target=load, args=(server.address("predictions"), stop_event))
             for _ in range(CLIENTS)
         ]
         for client in clients:
@@ -76,7 +76,7 @@ def take_page(browser: Any, directory: Path) -> None:
             time.sleep(LOAD_SECONDS)
             save(page, "page.png")
         finally:
-            ended.set()
+            stop_event.set()
             for client in clients:
                 client.join()
             page.close()
@@ -96,8 +96,8 @@ def save(page: Any, name: str) -> None:
     page.screenshot(path=file, animations="disabled")
     with Image.open(file) as picture:
         picture.convert("RGB").quantize(128).save(file, optimize=True)
-    if file.stat().st_size > LARGEST:
-        raise SystemExit(f"{file} has {file.stat().st_size} bytes, more than {LARGEST}")
+    if file.stat().st_size > MAX_IMAGE_BYTES:
+        raise SystemExit(f"{file} has {file.stat().st_size} bytes, more than {MAX_IMAGE_BYTES}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: pages keep their paths, and comments document attributes."""
+"""Hooks of mkdocs.yml, which keep the paths of pages and document attributes by comments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
-# tests/docs/test_documentation.py runs these blocks.
-MARKED = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)
+# marks code blocks that tests/docs/test_documentation.py runs
+BLOCK_MARKER = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 # Factors of the rank in search results: explanations come before references and records.
 BOOSTS = {
@@ -41,8 +41,7 @@ BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Name sources as in the repository, so that relative links work there and on the site.
 
-    The pages of docs/ are at the root of the site; linked pages outside of docs/ are below
-    `repository/`.
+    The pages of docs/ are at the root of the site. Linked pages outside docs/ are in `repository/`.
     """
     root = Path(config.config_file_path).parent
     location = (str(root), config.site_dir, config.use_directory_urls)
@@ -50,9 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         f"docs/{file.src_uri}": file.dest_uri for file in files if file.src_dir == config.docs_dir
     }
     pages: dict[str, File] = {}
-    waiting = list(addresses)
-    while waiting:
-        path = waiting.pop()
+    pending_paths = list(addresses)
+    while pending_paths:
+        path = pending_paths.pop()
         if path in pages or not (root / path).is_file():
             continue
         pages[path] = File(
@@ -62,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         )
         if path.endswith(".md"):
             links = LINK.findall((root / path).read_text(encoding="utf-8"))
-            waiting += [
+            pending_paths += [
                 posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) for link in links
             ]
     return Files([*(file for file in files if file.src_dir != config.docs_dir), *pages.values()])
@@ -77,7 +76,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         (boost for paths, boost in BOOSTS.items() if fnmatch.fnmatch(page.file.src_uri, paths)), 1.0
     )
     page.meta.setdefault("search", {"boost": boost})
-    markdown = MARKED.sub(
+    markdown = BLOCK_MARKER.sub(
         lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown
     )
     return ROW.sub(
@@ -86,7 +85,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Leave a redirect where each page was before docs/ had folders."""
+    """Write a redirect at each path that a page had before docs/ had folders."""
     site = Path(config.site_dir)
     for folder in FOLDERS:
         for page in (site / folder).rglob("index.html"):
@@ -100,9 +99,9 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 class AttributesFromSource(griffe.Extension):
-    """An extension that documents attributes by their `Field` description or their comment.
+    """An extension that documents attributes by the description in `Field` or by a comment.
 
-    The comment is at the end of the line or, in a module, above it.
+    The comment is at the end of the line or, for an attribute of a module, above it.
     """
 
     def on_attribute_instance(
@@ -110,7 +109,7 @@ class AttributesFromSource(griffe.Extension):
     ) -> None:
         if attr.docstring is not None or not isinstance(node, ast.Assign | ast.AnnAssign):
             return
-        # The value is a parameter of __init__.
+        # An attribute that __init__ sets from the parameter of the same name has no default.
         if isinstance(node.value, ast.Name) and node.value.id == attr.name:
             attr.value = None
         text = _field(node, attr) or _comment(node, _lines(Path(str(attr.filepath))))
@@ -125,26 +124,26 @@ def _field(node: ast.Assign | ast.AnnAssign, attr: griffe.Attribute) -> str:
     ):
         return ""
     if isinstance(attr.value, griffe.ExprCall):
-        attr.value = attr.value.arguments[0]  # the default
+        attr.value = attr.value.arguments[0]  # the default value
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     bounds = ", ".join(
         f"{label} {ast.unparse(keywords[name])}"
         for name, label in BOUNDS.items()
         if name in keywords
     )
-    described = keywords.get("description")
-    text = str(described.value) if isinstance(described, ast.Constant) else ""
+    description = keywords.get("description")
+    text = str(description.value) if isinstance(description, ast.Constant) else ""
     return f"{text} ({bounds})" if bounds else text
 
 
 def _comment(node: ast.Assign | ast.AnnAssign, lines: list[str]) -> str:
-    behind = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
-    above: list[str] = []
+    line_comment = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+    lines_above: list[str] = []
     for line in reversed(lines[: node.lineno - 1]):
         if not line.startswith("# "):
             break
-        above.insert(0, line[2:])
-    return behind or " ".join(above)
+        lines_above.insert(0, line[2:])
+    return line_comment or " ".join(lines_above)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Write the generated files: parts of the documentation, and the wording of all errors.
+"""Writes the generated files: sections of the documentation, and the wording of all errors.
 
 Run it after a package, a setting or the text of an error changes. With --check it writes nothing
 and exits with 1 when something is out of date.
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
 CONFIGURATION = ROOT / "docs" / "reference" / "configuration.md"
 PRODUCT = ("archiver", "cli", "packages", "runtime")
-MIN_SPACES = 3  # spaces of a sentence
+MIN_SPACES = 3  # A text with fewer spaces is not a sentence.
 
 
-def floors() -> str:
-    """List the packages from the top floor down, by the table of tests/test_architecture.py."""
+def package_floors() -> str:
+    """List the packages, from the top floor down, by the imports that test_architecture.py allows."""
     may_import = runpy.run_path(str(ROOT / "tests" / "test_architecture.py"))["MAY_IMPORT"]
     imports: dict[str, set[str]] = {}
     for name, dependencies in may_import.items():
@@ -63,7 +63,7 @@ def settings_table() -> str:
 
 
 def limits_table() -> str:
-    """Return the table of the limits that each model can have of its own."""
+    """Return the table of the limits that can be set per model."""
     lines = ["| key | name | default | what it is |", "|---|---|---|---|"]
     for name, limit in LIMITS.items():
         lines.append(
@@ -79,7 +79,7 @@ def results_schema() -> str:
 
 
 def wording() -> str:
-    """List the texts of the errors that the product makes, with `{}` in place of values."""
+    """List the texts of the product's errors, with `{}` in place of values."""
     lines = []
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -98,10 +98,10 @@ def _error_texts(module: ast.Module) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
-        # An error may also be made first, and raised or sent elsewhere.
+        # An error may also be created here, and raised or sent elsewhere.
         is_class = name.rpartition(".")[2][:1].isupper()
         for text in map(_template, node.args):
-            if text and (id(node) in raised or (is_class and text.count(" ") >= MIN_SPACES)):
+            if text and (id(node) in raised_ids or (is_class and text.count(" ") >= MIN_SPACES)):
                 yield f"{name}: {json.dumps(text, ensure_ascii=False)}"
 
 
@@ -116,38 +116,38 @@ def _template(node: ast.expr) -> str:
 
 
 def with_part(text: str, name: str, part: str) -> str:
-    """Replace what stands between the comments that mark the generated part `name`."""
+    """Replace the text between the comments that mark the generated section `name`."""
     begin, end = f"<!-- {name}: made by scripts/update_docs.py -->\n", f"<!-- end of {name} -->"
-    before, has_begin, tail = text.partition(begin)
-    _, has_end, after = tail.partition(end)
+    text_before, has_begin, tail = text.partition(begin)
+    _, has_end, text_after = tail.partition(end)
     if not (has_begin and has_end):
         raise SystemExit(f"the comments around {name} are missing: {begin}...{end}")
-    return before + begin + part + end + after
+    return text_before + begin + part + end + text_after
 
 
 def main() -> int:
-    """Write what is out of date, or report it with --check."""
+    """Write the outdated files, or report them with --check."""
     check = "--check" in sys.argv[1:]
     files = {
         ROOT / "docs" / "reference" / "bench-results.schema.json": results_schema(),
         ROOT / "tests" / "wording.txt": wording(),
     }
     for path, name, part in (
-        (ARCHITECTURE, "floors", floors()),
+        (ARCHITECTURE, "floors", package_floors()),
         (CONFIGURATION, "settings", settings_table()),
         (CONFIGURATION, "limits", limits_table()),
     ):
         files[path] = with_part(files.get(path) or path.read_text(encoding="utf-8"), name, part)
-    stale = [
+    outdated_paths = [
         path
         for path, text in files.items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
     if not check:
-        for path in stale:
+        for path in outdated_paths:
             path.write_text(files[path], encoding="utf-8")
-    elif stale:
-        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+    elif outdated_paths:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in outdated_paths)
         print(f"out of date: {names}; run `python scripts/update_docs.py`", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""The modules of runtime/tsx_runtime/grpc/protos, made from its .proto files by grpcio-tools.
+"""Makes the modules of runtime/tsx_runtime/grpc/protos from .proto files with grpcio-tools.
 
 Run it after a .proto file changed, with the release that constraints.txt pins. With --check it
-writes nothing, and tells whether that is needed.
+writes nothing, and exits with 1 if a module is outdated.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
 
 
 def main(check: bool) -> int:
-    wanted = generated_files()
-    stale = [
-        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
+    generated = generated_files()
+    outdated_paths = [
+        path for path, text in generated.items() if not path.is_file() or path.read_text() != text
     ]
-    for path in stale:
+    for path in outdated_paths:
         print(f"{path.name} is not what its .proto file makes" if check else f"wrote {path.name}")
         if not check:
-            path.write_text(wanted[path])
-    return 1 if check and stale else 0
+            path.write_text(generated[path])
+    return 1 if check and outdated_paths else 0
 
 
 if __name__ == "__main__":

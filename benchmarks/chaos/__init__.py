@@ -1,1 +1,1 @@
-"""Faults of a real server under steady load, and the proof that nothing was lost."""
+"""Faults of a real server under steady load, with a check that no request is lost."""

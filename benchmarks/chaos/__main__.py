@@ -2,7 +2,7 @@
 
     python -m benchmarks.chaos [--short] [WORDS OF A SCENARIO'S NAME ...]
 
-It exits with 1 if anything that must hold did not.
+The exit code is 1 if any check failed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROW = "{:<62} {:>7} {:>9} {:>20} {:>9} {:>9}"
 def row(report: Report) -> str:
     errors = ", ".join(f"{count} x {status}" for status, count in report.errors.items()) or "none"
     sent = report.sent
-    recovered = f"{1000 * report.recovery:,.0f} ms"
+    recovery = f"{1000 * report.recovery:,.0f} ms"
     return ROW.format(
         report.scenario,
         sent["victim"],
         sent["bystander"],
         errors,
-        recovered,
+        recovery,
         f"{report.complete:.2f} s",
     )
 
@@ -42,10 +42,15 @@ def main() -> int:
     )
     parser.add_argument("--short", action="store_true", help="as heavy as in the tests")
     options = parser.parse_args()
-    known = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
-    chosen = [
+    all_scenarios = [
+        *workers.SCENARIOS,
+        *clients.SCENARIOS,
+        *surroundings.SCENARIOS,
+        *stop.SCENARIOS,
+    ]
+    selected_scenarios = [
         scenario
-        for scenario in known
+        for scenario in all_scenarios
         if not options.names or any(name in scenario.name for name in options.names)
     ]
     print(
@@ -53,8 +58,8 @@ def main() -> int:
         flush=True,
     )
     failed = 0
-    for scenario in chosen:
-        if reason := scenario.why_not():
+    for scenario in selected_scenarios:
+        if reason := scenario.unavailable_reason():
             print(f"{scenario.name}: left out, since {reason}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as directory:
@@ -63,7 +68,7 @@ def main() -> int:
         for problem in report.problems:
             print(f"    {problem}", flush=True)
         failed += bool(report.problems)
-    print(f"{len(chosen)} faults, {failed} with problems")
+    print(f"{len(selected_scenarios)} faults, {failed} with problems")
     return 1 if failed else 0
 
 

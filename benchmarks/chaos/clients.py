@@ -1,4 +1,4 @@
-"""Faults of clients, by malice or by accident, while others use the server."""
+"""Faults of clients, malicious or accidental, while others use the server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 from .load import MAX_WAIT_S
 from .trial import Scenario, Trial
 
-MAX_GROWTH_BYTES = 24 << 20  # growth of the front end for clients that do not read
+MAX_GROWTH_BYTES = 24 << 20  # allowed growth of the front end if clients do not read
 HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 async def slow_clients(trial: Trial) -> None:
-    """Send nothing, or headers or a body byte by byte; each connection ends, others are served."""
+    """Send nothing, or headers or a body byte by byte; the server must end each connection."""
     sockets: list[socket.socket] = []
     for number in range(trial.scale.slow_clients):
         sockets += await _connect(trial, 1)
@@ -33,36 +33,40 @@ async def slow_clients(trial: Trial) -> None:
         await asyncio.gather(
             *(tally.good(2 * trial.scale.clients) for tally in trial.tallies.values())
         )
-    ends = Counter(await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), MAX_WAIT_S))
-    silent = len(sockets[::3])
-    expected = {b"": silent, b"HTTP/1.1 408": len(sockets) - silent}
-    trial.check(ends == expected, f"slow clients were ended with {dict(ends)}, not {expected}")
+    responses = Counter(
+        await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), MAX_WAIT_S)
+    )
+    silent_count = len(sockets[::3])
+    expected = {b"": silent_count, b"HTTP/1.1 408": len(sockets) - silent_count}
+    trial.check(
+        responses == expected, f"slow clients were ended with {dict(responses)}, not {expected}"
+    )
 
 
 def _try_to_send(sock: socket.socket, data: bytes) -> None:
-    with suppress(ConnectionError):  # The server has ended it already.
+    with suppress(ConnectionError):  # The server has already ended the connection.
         sock.send(data)
 
 
 async def _read_to_end(sock: socket.socket) -> bytes:
-    """Return the first bytes before the end, if any."""
+    """Read until the connection ends; return the first bytes."""
     loop = asyncio.get_running_loop()
-    first = b""
+    first_bytes = b""
     with sock, suppress(ConnectionError):
         while data := await loop.sock_recv(sock, 4096):
-            first = first or data[:12]
-    return first
+            first_bytes = first_bytes or data[:12]
+    return first_bytes
 
 
 async def half_a_body(trial: Trial) -> None:
-    """Leave in the middle of a request, which then has no answer."""
+    """Leave in the middle of a request's body."""
     for sock in await _connect(trial, 50):
         sock.send(HEAD + b"content-length: 1000\r\n\r\nhalf")
         sock.close()
 
 
 async def leave_before_the_answer(trial: Trial) -> None:
-    """Send requests and leave, with a reset as of a killed client."""
+    """Send requests and leave with a reset, like a killed client."""
     trial.unanswered += 50
     trial.tallies["victim"].sent += 50
     for sock in await _connect(trial, 50):
@@ -82,31 +86,31 @@ async def leave_in_the_answer(trial: Trial) -> None:
 
 
 async def never_read_streams(trial: Trial) -> None:
-    """Ask for streams far larger than the buffers of a socket, and read nothing."""
+    """Ask for streams that are far larger than a socket's buffers, and read nothing."""
     await _not_read(trial, await _connect(trial, 2), f"stream {trial.scale.megabytes * 8} 128", 1)
 
 
 async def never_read_answers(trial: Trial) -> None:
-    """Send many requests on one connection, with a megabyte of answer each."""
+    """Send many requests on one connection, each with an answer of a megabyte."""
     await _not_read(trial, await _connect(trial, 1), "large 1", 64)
 
 
-async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, count: int) -> None:
-    """Send requests on each connection and read nothing; answers must not fill the server."""
+async def _not_read(trial: Trial, sockets: list[socket.socket], command: str, count: int) -> None:
+    """Send requests on each connection and read nothing; the server's memory must not fill."""
     trial.unanswered += len(sockets) * count
     trial.tallies["victim"].sent += len(sockets) * count
     front_end = psutil.Process(trial.server.process.pid)
-    before = peak = front_end.memory_info().rss
-    body = f"0 {order}".encode()
+    start_bytes = peak_bytes = front_end.memory_info().rss
+    body = f"0 {command}".encode()
     for sock in sockets:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.send((HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)) * count)
     for _ in range(10):
         await trial.tallies["bystander"].good(3 * trial.scale.clients)
-        peak = max(peak, front_end.memory_info().rss)
+        peak_bytes = max(peak_bytes, front_end.memory_info().rss)
     trial.check(
-        peak - before < MAX_GROWTH_BYTES,
-        f"the front end grew by {(peak - before) >> 20} MiB for what is not read",
+        peak_bytes - start_bytes < MAX_GROWTH_BYTES,
+        f"the front end grew by {(peak_bytes - start_bytes) >> 20} MiB for what is not read",
     )
     for sock in sockets:
         sock.close()

@@ -1,6 +1,6 @@
-"""A handler that answers each request with its number, after the fault that it orders.
+"""A handler that answers each request with its number, after the fault that the request names.
 
-Examples are `17`, `18 exit` and `19 flood 8`. The file is packed into an archive as it is.
+Examples of requests are `17`, `18 exit` and `19 flood 8`. This file is packed into an archive.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ts.handler_utils.utils import send_intermediate_predict_response
 
-REPLY, PIECE = 6, 5  # kinds of frames, as in tsx_runtime.wire
+REPLY, PIECE = 6, 5  # kinds of frames in tsx_runtime.wire
 HEADER = struct.Struct("<BBHIIQ")
 LEAKS = []
 
@@ -25,14 +25,14 @@ LEAKS = []
 def handle(data, context):
     if data is None:
         return None
-    time.sleep(0.001)  # Batches form meanwhile.
+    time.sleep(0.001)  # Meanwhile the next batch fills.
     return [act(idx, bytes(row["body"]).decode(), context) for idx, row in enumerate(data)]
 
 
 def act(idx, text, context):
-    number, *order = text.split()
-    if order:
-        return ORDERS[order[0]](idx, context, *order[1:]) or number
+    number, *command = text.split()
+    if command:
+        return COMMANDS[command[0]](idx, context, *command[1:]) or number
     return number
 
 
@@ -68,14 +68,14 @@ def wait(idx, context, path):
 
 
 def exhaust_memory(idx, context):
-    """Fail an allocation as without memory, by a limit on this process."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), before[1]))
+    """Make an allocation fail, by a limit on the memory of this process."""
+    old_limits = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (32 << 20), old_limits[1]))
     try:
         bytearray(1 << 30)
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, old_limits)
 
 
 def leak_memory(idx, context, megabytes):
@@ -116,11 +116,11 @@ def channels():
             if stat.S_ISSOCK(entry.stat().st_mode):
                 yield int(entry.name)
         except OSError:
-            pass  # the descriptor that listed the directory
+            pass  # This descriptor listed the directory and is closed.
 
 
 def parts(idx, context, times):
-    """Send the number in parts, which must not count as blanks in it."""
+    """Send the number in parts; with all parts the client must get the number."""
     for _ in range(int(times)):
         send_intermediate_predict_response(
             [""], {idx: context.get_request_id(idx)}, "a part", 200, context
@@ -134,7 +134,7 @@ def note(idx, context, path, number):
 
 
 def pad(idx, context, text):
-    """Do nothing; the request is a long one."""
+    """Do nothing; `text` only makes the request long."""
 
 
 def close_channel(idx, context):
@@ -143,7 +143,7 @@ def close_channel(idx, context):
 
 
 def shut_channel(idx, context):
-    """End the connection without ending the worker."""
+    """End the connection to the front end without ending the worker."""
     for fd in list(channels()):
         socket.socket(fileno=fd).shutdown(socket.SHUT_RDWR)
     time.sleep(600)
@@ -155,17 +155,17 @@ def half_frame(idx, context):
 
 
 def half_frame_and_on(idx, context):
-    """Send half a frame; the next one is taken for its rest."""
+    """Send half a frame, so that the next frame is read as its other half."""
     send(HEADER.pack(REPLY, 1, 0, 1, 1, 1000) + b"x" * 100)
 
 
 def endless_frame(idx, context):
-    """Announce a frame that no memory can hold."""
+    """Announce a frame that is larger than any memory."""
     send(HEADER.pack(REPLY, 1, 0, 1, 1, 1 << 35) + b"x" * 100)
 
 
 def stray_frame(idx, context):
-    """Send a whole frame that no request has asked for."""
+    """Send a complete frame for a request that does not exist."""
     send(HEADER.pack(REPLY, 1, 0, 4_000_000_000, 0, 0))
 
 
@@ -175,15 +175,15 @@ def random_bytes(idx, context, seed):
 
 def random_frame(idx, context, seed):
     """Send a valid header with random content."""
-    chance = random.Random(int(seed))
-    body = chance.randbytes(chance.randrange(1, 5000))
+    random_source = random.Random(int(seed))
+    body = random_source.randbytes(random_source.randrange(1, 5000))
     send(
         HEADER.pack(
-            chance.choice((REPLY, PIECE)),
+            random_source.choice((REPLY, PIECE)),
             1,
             0,
-            chance.randrange(100),
-            chance.randrange(len(body) // 12 + 1),
+            random_source.randrange(100),
+            random_source.randrange(len(body) // 12 + 1),
             len(body),
         )
         + body
@@ -195,12 +195,12 @@ def send(frame):
         try:
             os.write(fd, frame)
         except OSError:
-            pass  # another socket than the channel
+            pass  # The socket is not the channel.
 
 
-ORDERS = {
-    obey.__name__: obey
-    for obey in (
+COMMANDS = {
+    function.__name__: function
+    for function in (
         *(die, freeze, leave, segfault, loop, fail, wait),
         *(exhaust_memory, leak_memory, leak_files, flood, large, stream, parts, note, pad),
         *(

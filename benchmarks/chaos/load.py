@@ -1,4 +1,4 @@
-"""Steady load over keep-alive connections; each answer must repeat its request's own number."""
+"""Steady load over keep-alive connections; each answer must repeat the number of its request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-MAX_WAIT_S = 60.0  # time after which a request counts as never answered
+MAX_WAIT_S = 60.0  # A request without an answer after this time counts as lost.
 _numbers = itertools.count(1)
 
 
@@ -29,13 +29,13 @@ class _Waiter:
 
 @dataclass
 class Tally:
-    """The requests of one model's clients; each ends in `statuses` or in `lost`."""
+    """Counts of the requests of one model's clients; each ends in `statuses` or in `lost`."""
 
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    # Requests whose connection or time ended before an answer.
+    # Requests whose connection or time ended before the answer.
     lost: list[str] = field(default_factory=list)
-    # Answers to another request, or more than one.
+    # Answers that belong to another request or are not valid, and second answers.
     wrong: list[str] = field(default_factory=list)
     _waiters: list[_Waiter] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Tally:
         return {status: count for status, count in sorted(self.statuses.items()) if status != 200}
 
     async def good(self, count: int = 1) -> float:
-        """Wait for so many good answers to requests from now on; return the seconds of the last."""
+        """Wait for `count` good answers to requests sent from now on; return the seconds."""
         waiter = _Waiter(time.monotonic(), count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         return await asyncio.wait_for(waiter.done, MAX_WAIT_S)
@@ -85,14 +85,14 @@ def _is_error(answer: Answer) -> bool:
 class Client:
     """A keep-alive connection with one request at a time, opened when it is needed.
 
-    `habit` is the order for the handler in requests without another order.
+    `default_command` is the default command for the handler.
     """
 
-    def __init__(self, port: int, model: str, tally: Tally, habit: str = "") -> None:
+    def __init__(self, port: int, model: str, tally: Tally, default_command: str = "") -> None:
         self.port = port
         self.path = f"/predictions/{model}"
         self.tally = tally
-        self.habit = habit
+        self.default_command = default_command
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -102,12 +102,12 @@ class Client:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
         return self._reader, self._writer
 
-    async def ask(self, order: str = "") -> Answer | None:
-        """Send a request, with an order for the handler, and count its answer; None without one."""
-        order = order or self.habit
+    async def ask(self, command: str = "") -> Answer | None:
+        """Send a request with a command for the handler; count and return its answer, if any."""
+        command = command or self.default_command
         reader, writer = await self.connect()
         number = b"%d" % next(_numbers)
-        body = number + (b" " + order.encode() if order else b"")
+        body = number + (b" " + command.encode() if command else b"")
         self.tally.sent += 1
         sent_at = time.monotonic()
         try:
@@ -115,7 +115,7 @@ class Client:
                 b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
                 % (self.path.encode(), len(body), body)
             )
-            answer, stays = await asyncio.wait_for(read_answer(reader), MAX_WAIT_S)
+            answer, stays_open = await asyncio.wait_for(read_answer(reader), MAX_WAIT_S)
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError) as error:
             self.tally.lost.append(
                 f"request {body.decode()!r} of {self.path}: {type(error).__name__} {error}"
@@ -130,20 +130,20 @@ class Client:
             self.drop()
             return None
         self.tally.add(number, sent_at, answer)
-        if not stays:
+        if not stays_open:
             await self.close()
         return answer
 
     async def close(self) -> None:
-        """End the sending, and count anything that still comes as wrong."""
+        """Close the connection; anything that the server still sends is wrong."""
         if self._reader is None or self._writer is None:
             return
         try:
             self._writer.write_eof()
-            if surplus := await asyncio.wait_for(self._reader.read(), MAX_WAIT_S):
-                self.tally.wrong.append(f"a second answer: {surplus[:60]!r}")
+            if extra_bytes := await asyncio.wait_for(self._reader.read(), MAX_WAIT_S):
+                self.tally.wrong.append(f"a second answer: {extra_bytes[:60]!r}")
         except OSError:
-            pass  # The server closed first.
+            pass  # The server closed the connection first.
         self.drop()
 
     def drop(self) -> None:
@@ -156,7 +156,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
     """Read an answer; return it, and whether the connection stays open.
 
     Raises:
-        EOFError: The connection ends before.
+        EOFError: The connection ended before the answer did.
     """
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"\r\ntransfer-encoding: chunked\r\n" in head:
@@ -174,18 +174,18 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 class Load:
-    """Clients that send a request per interval, or after each answer if that is slower."""
+    """Clients that each send a request per interval, or after each answer if that is later."""
 
     def __init__(self, clients: Sequence[Client], interval: float) -> None:
         self.clients = clients
         self.interval = interval
-        self._over = asyncio.Event()
+        self._stop_event = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._ask(client, number)) for number, client in enumerate(clients)
         ]
 
     async def during(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`; give it up, and raise, if a client fails meanwhile."""
+        """Run `work`; if a client fails meanwhile, cancel it and raise the client's error."""
         task = asyncio.create_task(work)
         await asyncio.wait([task, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -195,14 +195,14 @@ class Load:
 
     async def stop(self) -> None:
         """Wait for the running requests, then close all connections."""
-        self._over.set()
+        self._stop_event.set()
         await asyncio.wait(self._tasks)
         for client in self.clients:
             await client.close()
 
     async def _ask(self, client: Client, number: int) -> None:
-        due = time.monotonic() + self.interval * number / len(self.clients)
-        while not self._over.is_set():
-            await asyncio.sleep(due - time.monotonic())
+        next_time = time.monotonic() + self.interval * number / len(self.clients)
+        while not self._stop_event.is_set():
+            await asyncio.sleep(next_time - time.monotonic())
             await client.ask()
-            due = max(due + self.interval, time.monotonic())
+            next_time = max(next_time + self.interval, time.monotonic())

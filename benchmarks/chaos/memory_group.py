@@ -1,6 +1,6 @@
-"""A control group in which the kernel kills for lack of memory, if this machine allows one.
+"""A control group with a memory limit, in which the kernel kills processes that exceed it.
 
-Mostly that needs root.
+Making one usually needs root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class MemoryGroup:
-    """A control group; it counts what its processes allocate after they enter."""
+    """A control group; it counts the memory that processes allocate after they enter."""
 
     def __init__(self, directory: Path, limit_file: str, events_file: str) -> None:
         self._directory = directory
@@ -26,7 +26,7 @@ class MemoryGroup:
 
     def limit(self, size: int) -> None:
         (self._directory / self._limit_file).write_text(str(size))
-        # Swapping is off, if there is any.
+        # Turn off swapping, if the group controls it.
         for swap, value in (("memory.memsw.limit_in_bytes", size), ("memory.swap.max", 0)):
             with suppress(OSError):
                 (self._directory / swap).write_text(str(value))
@@ -39,7 +39,7 @@ class MemoryGroup:
         return int(match[1]) if match else 0
 
     def remove(self) -> bool:
-        """Remove the group, which must have no processes; return whether it is gone."""
+        """Remove the group, which must have no processes; return whether this succeeded."""
         with suppress(OSError):
             self._directory.rmdir()
         return not self._directory.exists()
@@ -49,7 +49,7 @@ def make() -> MemoryGroup:
     """Make a control group.
 
     Raises:
-        OSError: None can be made; the text is the reason.
+        OSError: No group can be made; the text is the reason.
     """
     reason = "no memory controller is mounted"
     for parent, limit_file, events_file in _candidates():
@@ -65,7 +65,7 @@ def make() -> MemoryGroup:
     raise OSError(f"no memory control group can be made: {reason}")
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     try:
         make().remove()
     except OSError as error:
@@ -84,9 +84,9 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
 
 
 def _candidates() -> Iterator[tuple[Path, str, str]]:
-    """Yield possible parents of a group with its files for the limit and the kills.
+    """Yield possible parents of a group, with the names of its files for the limit and the kills.
 
-    They are those of version 1 of control groups, then of version 2.
+    Parents of cgroup v1 come first, then those of cgroup v2.
     """
     for line in Path(f"/proc/{os.getpid()}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

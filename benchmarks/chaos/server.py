@@ -1,4 +1,4 @@
-"""A real `tsx serve` process with all that it started, controlled and observed from outside."""
+"""A real `tsx serve` process and all its child processes, controlled and observed from outside."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from .load import Answer, read_answer
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 MAX_SURVIVAL_S = 10.0
-# A variable of the programs that a server starts; its forked processes share its session.
+# An environment variable that identifies the programs that a server starts.
 MARK_VARIABLE = "CHAOS_LOG"
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Counted(NamedTuple):
-    """The server's counts of one version's requests."""
+    """The server's request counts for one model version."""
 
     accepted: int
-    statuses: Counter[int]  # answers of workers and refusals
+    statuses: Counter[int]  # includes refusals
 
 
 @dataclass
 class Server:
-    """A server made by `start`.
+    """A server that `start` has started.
 
-    Its processes have their own environment variable, which also finds those without a parent.
+    All its processes have the variable MARK_VARIABLE, which also finds orphans.
     """
 
     process: subprocess.Popen[bytes]
@@ -69,15 +69,15 @@ class Server:
             writer.transport.abort()
 
     async def manage(self, method: str, path: str) -> Any:
-        """Call the management API, which must succeed."""
+        """Call the management API; the call must succeed."""
         answer = await self.call(method, path, role="management")
         if answer.status >= 300:
             raise RuntimeError(f"{method} {path}: {answer.status} {answer.body.decode()}")
         return json.loads(answer.body)
 
     async def workers(self, model: str) -> list[dict[str, Any]]:
-        described = (await self.manage("GET", f"/models/{model}"))[0]
-        workers: list[dict[str, Any]] = described["workers"]
+        description = (await self.manage("GET", f"/models/{model}"))[0]
+        workers: list[dict[str, Any]] = description["workers"]
         return workers
 
     async def pids(self, model: str) -> list[int]:
@@ -95,7 +95,7 @@ class Server:
                 statuses[int(labels["status"])] += int(value)
             elif name == "tsx_refusals_total":
                 statuses[getattr(errors, labels["reason"]).status] += int(value)
-        # Statuses with a count of 0 are left out; some are reported from the start.
+        # `+` drops statuses with a count of 0, some of which are reported from the start.
         return Counted(accepted, +statuses)
 
     async def samples(self) -> list[tuple[str, dict[str, str], float]]:
@@ -106,7 +106,7 @@ class Server:
         ]
 
     def processes(self) -> list[psutil.Process]:
-        """Return all live processes, whoever their parent is."""
+        """Return all live processes, including orphans."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
     def _owns(self, process: psutil.Process) -> bool:
@@ -115,7 +115,8 @@ class Server:
                 MARK_VARIABLE
             ) == str(self.log)
             return is_ours and process.status() != psutil.STATUS_ZOMBIE
-        except (psutil.Error, ProcessLookupError):  # It has ended, or belongs to another user.
+        # The process has ended or belongs to another user.
+        except (psutil.Error, ProcessLookupError):
             return False
 
     def zombies(self) -> list[int]:
@@ -123,7 +124,7 @@ class Server:
         return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
     async def usage(self, models: Sequence[str]) -> dict[str, Usage]:
-        """Return the usage of each process by its role and its number."""
+        """Return the usage of each process, by its role and a number."""
         names = {self.process.pid: "front end"}
         for model in models:
             names |= {
@@ -154,10 +155,10 @@ class Server:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(str(error)) from error
 
-    async def left_over(self) -> list[int]:
-        """Return the processes that exist some seconds after the end; there should be none."""
+    async def surviving_processes(self) -> list[int]:
+        """Return the processes that still exist some seconds after the server's end."""
         end = time.monotonic() + MAX_SURVIVAL_S
-        # They are children of others, so nothing reports their end.
+        # Polling is needed, since they are not children of this process.
         while survivors := [process.pid for process in self.processes()]:
             if time.monotonic() > end:
                 break
@@ -165,7 +166,7 @@ class Server:
         return survivors
 
     async def kill(self) -> None:
-        """Kill all processes, so that nothing outlives a trial."""
+        """Kill all processes, so that none outlives a trial."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()
@@ -181,7 +182,7 @@ async def start(
 ) -> Server:
     """Start `tsx serve` with these models, and wait until it is healthy.
 
-    `output` takes its stdout and stderr in place of a file.
+    `output` is a descriptor that gets its stdout and stderr instead of a file.
     """
     roles = ("inference", "management", "metrics")
     ports = dict(zip(roles, free_ports(3), strict=True))
@@ -192,7 +193,8 @@ async def start(
         f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()
     }
     environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory)}
-    environment["TSX_ENABLE_GRPC"] = "false"  # Its ports are fixed.
+    # The ports of gRPC are fixed, so servers could not run in parallel.
+    environment["TSX_ENABLE_GRPC"] = "false"
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     log = directory / "server.log"
     environment[MARK_VARIABLE] = str(log)
@@ -214,9 +216,14 @@ def _begin(
     output: int | None,
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
-        out = file if output is None else output
+        output_target = file if output is None else output
         return subprocess.Popen(
-            command, cwd=directory, env=environment, stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=output_target,
+            stderr=output_target,
+            start_new_session=True,
         )
 
 
@@ -231,11 +238,11 @@ async def _healthy(server: Server) -> None:
                     f"the server ended with {server.process.returncode}:"
                     f" {server.log.read_text()[-3000:]}"
                 ) from None
-        await asyncio.sleep(0.02)  # The output may go nowhere, so no line can be awaited.
+        await asyncio.sleep(0.02)  # Polling is needed, since the server's output may be discarded.
 
 
 def _role(command: Sequence[str]) -> str:
-    """Return the role of a process that Python starts itself, by its command line."""
+    """Return the role of a process, by the command line with which Python starts it."""
     return next(
         (
             name

@@ -1,4 +1,4 @@
-"""Faults around the workers: the fork server, the log, file descriptors, other models."""
+"""Faults in the environment of the workers: fork server, log, file descriptors, other models."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def kill_fork_server(trial: Trial) -> None:
 
 
 async def no_descriptors(trial: Trial) -> None:
-    """Open more connections than the server may hold.
+    """Open more connections than the server has descriptors.
 
-    It goes on serving those that it has, and accepts new ones afterwards.
+    It must continue to serve the open ones, and later accept new ones.
     """
     server = trial.server
     victims = await server.pids("victim")
@@ -48,7 +48,8 @@ async def no_descriptors(trial: Trial) -> None:
         await asyncio.gather(
             *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
         )
-        os.kill(victims[0], signal.SIGKILL)  # The new worker's socket is a descriptor too.
+        # The worker that replaces this one needs descriptors too.
+        os.kill(victims[0], signal.SIGKILL)
         await asyncio.gather(
             *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
         )
@@ -56,11 +57,11 @@ async def no_descriptors(trial: Trial) -> None:
         for sock in sockets:
             sock.close()
     server.limit_files(4096)
-    await trial.order("")
+    await trial.command("")
 
 
 async def no_descriptor_for_a_worker(trial: Trial) -> None:
-    """Kill the only worker while none can be started; its clients are answered later."""
+    """Kill the only worker while no other can be started; its clients are answered later."""
     server = trial.server
     (victim,) = await server.pids("victim")
     server.limit_files(3)
@@ -71,20 +72,20 @@ async def no_descriptor_for_a_worker(trial: Trial) -> None:
 
     try:
         await trial.eventually("a start fails", has_failed)
-        await asyncio.sleep(3)  # Further starts fail too, and are not logged again.
+        await asyncio.sleep(3)  # Meanwhile further starts fail, which are not logged again.
     finally:
         server.limit_files(4096)
 
 
 async def full_disk(trial: Trial) -> None:
-    """Log much to a full disk: a failure, a death, a start, and a handler's output."""
-    await trial.order("fail", 500)
-    await trial.order("leave", 500)
-    await trial.order("flood 1", 200)
+    """Log to a full disk: a handler's failure and output, and a worker's death and start."""
+    await trial.command("fail", 500)
+    await trial.command("leave", 500)
+    await trial.command("flood 1", 200)
 
 
 async def manage(trial: Trial) -> None:
-    """Register, scale and remove models while all of them receive requests."""
+    """Register, scale and remove models while they receive requests."""
     server = trial.server
     pack(
         trial.directory,
@@ -99,12 +100,12 @@ async def manage(trial: Trial) -> None:
         )
         await trial.tallies["victim"].good(trial.scale.clients)
     for count in (50, 1):
-        asking = [
+        request_tasks = [
             asyncio.create_task(server.call("POST", "/predictions/third", b"%d" % number))
             for number in range(count)
         ]
         await server.manage("DELETE", "/models/third")
-        answers = await asyncio.gather(*asking)
+        answers = await asyncio.gather(*request_tasks)
         trial.check(
             {answer.status for answer in answers} <= {200, 404, 503},
             f"a model that is removed answers {answers}",
@@ -114,7 +115,7 @@ async def manage(trial: Trial) -> None:
 
 
 async def crash_loop(trial: Trial) -> None:
-    """Add a model whose workers die after loading, and one that never loads."""
+    """Add a model whose workers die after they loaded, and one that never loads."""
     for name, text in (("crashing", CRASHES), ("broken", "import not_there\n")):
         handler = trial.directory / f"{name}.py"
         handler.write_text(text)
@@ -128,24 +129,24 @@ async def crash_loop(trial: Trial) -> None:
             "POST", f"/models?url={name}.mar&initial_workers=2&synchronous=false", role="management"
         )
 
-    async def given_up() -> bool:
+    async def is_given_up() -> bool:
         return all(
             worker["status"] == "FAILED" for worker in await trial.server.workers("crashing")
         )
 
-    await trial.eventually("the crashing model is given up", given_up)
-    described = (await trial.server.manage("GET", "/models/crashing"))[0]
+    await trial.eventually("the crashing model is given up", is_given_up)
+    description = (await trial.server.manage("GET", "/models/crashing"))[0]
     trial.check(
-        bool(described.get("lastError")), "nothing says why the crashing model was given up"
+        bool(description.get("lastError")), "nothing says why the crashing model was given up"
     )
     for name in ("crashing", "broken"):
         await trial.server.call("DELETE", f"/models/{name}", role="management")
 
 
 async def unread_output(trial: Trial) -> None:
-    """Write more than a pipe holds, by a worker and the server; neither waits for a reader."""
-    await trial.order("flood 1", 200)
-    await trial.order("leave", 500)
+    """Write more than fits into a pipe by a worker and the server; neither may wait for a reader."""
+    await trial.command("flood 1", 200)
+    await trial.command("leave", 500)
 
 
 def dev_full(stack: ExitStack) -> int:

@@ -1,4 +1,4 @@
-"""A trial: two models under load, a fault of one of them, and the checks during it and after."""
+"""A trial: two models under load, a fault of one of them, and checks during and after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .server import Counted, Server
 
 HANDLER = Path(__file__).with_name("handler.py")
 VICTIM, BYSTANDER = "victim", "bystander"
-# Texts that must not be in the log.
+# texts that must not appear in the log
 UNEXPECTED = (
     "failed unexpectedly",
     "supervision failed",
@@ -29,14 +29,14 @@ UNEXPECTED = (
 
 @dataclass(frozen=True)
 class Scale:
-    """The weight of a trial."""
+    """The size of a trial."""
 
     clients: int  # clients of each model
-    interval: float  # seconds between two requests of one client
+    interval: float  # seconds between the requests of a client
     rounds: int  # repetitions of the fault
     slow_clients: int
-    megabytes: int  # size of floods and of unread answers
-    # Whether workers come from a process with torch, the default; a server starts later with it.
+    megabytes: int  # the size of floods and of unread answers
+    # Whether workers are forked from a process with torch. That is the default, but starts later.
     preload: bool
 
 
@@ -50,20 +50,21 @@ async def nothing(trial: Trial) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault; `allowed` are the statuses besides 200 that the victim's clients may get."""
+    """A fault; `allowed` has the statuses other than 200 that the victim's clients may get."""
 
     name: str
     fault: Callable[[Trial], Awaitable[None]] = nothing
     allowed: frozenset[int] = frozenset()
-    victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
+    victim: Mapping[str, object] = field(default_factory=dict)  # settings of its model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
-    # A file descriptor for stdout and stderr of the server.
+    # makes a file descriptor for stdout and stderr of the server
     output: Callable[[ExitStack], int] | None = None
-    # Whether its remains would disturb the next trial on the same server.
-    own_server: bool = False
-    # A replacement of the usual trial, which the server would not survive.
-    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None
-    why_not: Callable[[], str | None] = lambda: None  # the reason why this machine cannot run it
+    # whether the fault would disturb the next trial on the same server
+    needs_own_server: bool = False
+    # A function that replaces the usual trial, for a fault that ends the server.
+    custom_trial: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None
+    # returns why this machine cannot run the scenario
+    unavailable_reason: Callable[[], str | None] = lambda: None
 
 
 @dataclass
@@ -71,43 +72,43 @@ class Report:
     scenario: str
     sent: dict[str, int]
     errors: dict[int, int]  # statuses of the victim's clients
-    # Seconds from the fault's end to the victim's next good answer, the longest of all rounds.
+    # The longest time in seconds from a fault's end to the victim's next good answer.
     recovery: float
-    complete: float  # seconds until all its workers were ready again
+    complete: float  # seconds until all of the victim's workers were ready again
     problems: list[str]
 
 
 class Trial:
-    """The tools of a fault: a server, the load on it, and ways to do harm."""
+    """The tools of a fault: a server, the load on it, and commands for the victim's handler."""
 
     def __init__(
-        self, server: Server, scale: Scale, directory: Path, before: Mapping[str, Counted]
+        self, server: Server, scale: Scale, directory: Path, earlier_counts: Mapping[str, Counted]
     ) -> None:
-        """Run a trial; `before` are the server's counts until now."""
+        """Prepare a trial; `before` has the server's counts before it."""
         self.server = server
-        self.before = before
+        self.before = earlier_counts
         self.scale = scale
         self.directory = directory
         self.tallies = {VICTIM: Tally(), BYSTANDER: Tally()}
         self.problems: list[str] = []
         self.round = 0
         self.recovery = self.complete = 0.0
-        # Requests of clients that left on purpose, which the server may have counted.
+        # requests of clients that left on purpose; the server may have counted them
         self.unanswered = 0
 
     def client(self, model: str = VICTIM) -> Client:
         return Client(self.server.ports["inference"], model, self.tallies[model])
 
-    async def order(self, order: str, expected: int = 200) -> Answer:
-        """Order something from the victim's handler, whose answer must have this status."""
+    async def command(self, command: str, expected: int = 200) -> Answer:
+        """Send a command to the victim's handler, whose answer must have the expected status."""
         client = self.client()
-        answer = await client.ask(order)
+        answer = await client.ask(command)
         await client.close()
         if answer is None:
-            raise RuntimeError(f"'{order}' was not answered")
+            raise RuntimeError(f"'{command}' was not answered")
         self.check(
             answer.status == expected,
-            f"'{order}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}",
+            f"'{command}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}",
         )
         return answer
 
@@ -127,7 +128,7 @@ class Trial:
             self.problems.append(problem)
 
     async def eventually(self, state: str, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Poll a state of the server, with growing pauses, until it holds."""
+        """Wait until `holds` returns true, by polling with growing pauses."""
         end, pause = time.monotonic() + MAX_WAIT_S, 0.02
         while not await holds():
             if time.monotonic() > end:
@@ -137,9 +138,13 @@ class Trial:
 
     async def all_ready(self, model: str = VICTIM) -> None:
         async def ready() -> bool:
-            described = (await self.server.manage("GET", f"/models/{model}"))[0]
-            up = [worker for worker in described["workers"] if worker["status"] == "READY"]
-            return len(up) == len(described["workers"]) >= int(described["minWorkers"])
+            description = (await self.server.manage("GET", f"/models/{model}"))[0]
+            ready_workers = [
+                worker for worker in description["workers"] if worker["status"] == "READY"
+            ]
+            return (
+                len(ready_workers) == len(description["workers"]) >= int(description["minWorkers"])
+            )
 
         await self.eventually(f"all workers of {model} are ready", ready)
 
@@ -150,9 +155,9 @@ async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
 
 
 async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Path) -> list[Report]:
-    """Run trials of one kind of server, on one server, until one finds a problem."""
-    if scenarios[0].instead is not None:
-        return [await scenarios[0].instead(scenarios[0], scale, directory)]
+    """Run trials one after the other on the same server, until one finds a problem."""
+    if scenarios[0].custom_trial is not None:
+        return [await scenarios[0].custom_trial(scenarios[0], scale, directory)]
     reports = []
     with ExitStack() as stack:
         output = None if scenarios[0].output is None else scenarios[0].output(stack)
@@ -177,7 +182,7 @@ async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Pa
                     TimeoutError,
                     asyncio.TimeoutError,
                 ) as error:
-                    # The server is ill.
+                    # The log tells what is wrong with the server.
                     log = server.log.read_text(errors="replace")
                     trial.problems.append(
                         f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}"
@@ -235,7 +240,7 @@ async def _rounds(trial: Trial, scenario: Scenario) -> None:
 
 
 async def _compare(trial: Trial, scenario: Scenario) -> None:
-    """Compare the counts: each request has exactly one answer, and only allowed errors."""
+    """Compare the counts: each request has exactly one answer, and errors are allowed ones."""
     for model, tally in trial.tallies.items():
         trial.check(
             tally.sent == tally.answered + trial.unanswered * (model == VICTIM),
@@ -244,13 +249,13 @@ async def _compare(trial: Trial, scenario: Scenario) -> None:
         trial.problems += [f"{model}: {problem}" for problem in [*tally.lost, *tally.wrong][:5]]
         allowed = scenario.allowed if model == VICTIM else frozenset()
         trial.check(not set(tally.errors) - allowed, f"{model}: clients saw {tally.errors}")
-        counted = await _counted(trial, model)
-        server_counts = dict(sorted(counted.statuses.items()))
+        counts = await _counted(trial, model)
+        server_counts = dict(sorted(counts.statuses.items()))
         client_counts = dict(sorted(tally.statuses.items()))
         if model == VICTIM and trial.unanswered:
-            surplus = sum(server_counts.values()) - sum(client_counts.values())
+            unseen_answers = sum(server_counts.values()) - sum(client_counts.values())
             trial.check(
-                0 <= surplus <= trial.unanswered,
+                0 <= unseen_answers <= trial.unanswered,
                 f"{model}: clients got {client_counts}, the server gave {server_counts}, and"
                 f" {trial.unanswered} left",
             )
@@ -265,31 +270,35 @@ async def _compare(trial: Trial, scenario: Scenario) -> None:
 
 
 async def _counted(trial: Trial, model: str) -> Counted:
-    """Return the server's counts, once it has answered or refused all that it accepted.
+    """Return the server's counts, once it has answered or refused all accepted requests.
 
-    Clients that left did not wait for it.
+    Some of these belong to clients that left without waiting.
     """
 
-    async def quiet() -> bool:
-        counted = await trial.server.counted(model)
-        return counted.accepted <= sum(counted.statuses.values())
+    async def is_settled() -> bool:
+        counts = await trial.server.counted(model)
+        return counts.accepted <= sum(counts.statuses.values())
 
-    await trial.eventually(f"all that {model} accepted is answered", quiet)
-    counted, before = await trial.server.counted(model), trial.before[model]
-    return Counted(counted.accepted - before.accepted, counted.statuses - before.statuses)
+    await trial.eventually(f"all that {model} accepted is answered", is_settled)
+    counts, earlier_counts = await trial.server.counted(model), trial.before[model]
+    return Counted(
+        counts.accepted - earlier_counts.accepted, counts.statuses - earlier_counts.statuses
+    )
 
 
 async def _look_back(trial: Trial) -> None:
-    """Check that nothing of the server is left, neither now nor after its end."""
+    """Check that there are no zombies now, and no processes after the server's end."""
     trial.check(not (zombies := trial.server.zombies()), f"zombies: {zombies}")
-    missing = {*await trial.server.pids(VICTIM)} - {
+    missing_pids = {*await trial.server.pids(VICTIM)} - {
         process.pid for process in trial.server.processes()
     }
-    trial.check(not missing, f"these workers could not be found after the server's end: {missing}")
+    trial.check(
+        not missing_pids, f"these workers could not be found after the server's end: {missing_pids}"
+    )
     code = await trial.server.stop()
     trial.check(code == 0, f"the server ended with exit code {code}")
     trial.check(
-        not (survivors := await trial.server.left_over()),
+        not (survivors := await trial.server.surviving_processes()),
         f"processes outlived the server: {survivors}",
     )
     log = trial.server.log.read_text(errors="replace")
@@ -303,7 +312,7 @@ async def _look_back(trial: Trial) -> None:
 def pack(
     directory: Path, name: str, config: str, version: str = "1.0", handler: Path = HANDLER
 ) -> Path:
-    """Make an archive with the `torch-model-archiver` command of all scripts."""
+    """Make an archive with the `torch-model-archiver` command."""
     (directory / "model-config.yaml").write_text(config)  # JSON is valid YAML.
     arguments = [
         "--model-name",

@@ -1,4 +1,4 @@
-"""Faults of a worker: from outside, by its own handler, and on its connection to the server."""
+"""Faults of a worker: from outside, by its handler, and on its connection to the server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import psutil
 
-from .memory_group import memory_group, why_not
+from .memory_group import memory_group, unavailable_reason
 from .trial import Scenario, Trial
 
-# WorkerDied, or OutOfResources after SIGKILL, which the kernel sends.
+# WorkerDied; or OutOfResources after SIGKILL, which the kernel sends for lack of memory.
 DEATH = frozenset({500, 507})
 SHORT_TIMEOUT = {"responseTimeout": 1}
-PROGRAM = {"useVenv": True}  # Such workers are not forked.
+# Workers with their own environment are started as programs, not forked.
+PROGRAM = {"useVenv": True}
 
 
 async def kill_one(trial: Trial) -> None:
@@ -38,68 +39,68 @@ async def stop_one(trial: Trial) -> None:
 async def wait_until_replaced(trial: Trial, pid: int) -> None:
     """Wait until the server has replaced a worker."""
 
-    async def replaced() -> bool:
+    async def is_replaced() -> bool:
         return pid not in await trial.server.pids("victim")
 
-    await trial.eventually(f"worker {pid} is replaced", replaced)
+    await trial.eventually(f"worker {pid} is replaced", is_replaced)
 
 
 async def out_of_memory(trial: Trial) -> None:
-    """Let the kernel kill the only worker, because of its handler's allocations."""
+    """Make the handler allocate memory until the kernel kills the only worker."""
     (pid,) = await trial.server.pids("victim")
     with memory_group(32 << 20) as group:
         group.take(pid)
         client = trial.client()
         answer = await client.ask("leak_memory 96")
         await client.close()
-        # The status is 200 if the request shared a batch and was tried again elsewhere.
-        good = answer is not None and answer.status in (200, 507)
-        trial.check(good, f"who used up the memory got {answer}")
+        # The status is 200 if the request was in a batch with others and was retried elsewhere.
+        is_good = answer is not None and answer.status in (200, 507)
+        trial.check(is_good, f"who used up the memory got {answer}")
         trial.check(group.kills() == 1, f"the kernel killed {group.kills()} processes")
         await wait_until_replaced(trial, pid)
 
-        async def removed() -> bool:
+        async def is_removed() -> bool:
             return group.remove()
 
-        await trial.eventually("the control group is empty", removed)
+        await trial.eventually("the control group is empty", is_removed)
 
 
 async def memory_error(trial: Trial) -> None:
-    before = await trial.server.pids("victim")
-    await trial.order("exhaust_memory", 507)
+    old_pids = await trial.server.pids("victim")
+    await trial.command("exhaust_memory", 507)
     trial.check(
-        await trial.server.pids("victim") == before,
+        await trial.server.pids("victim") == old_pids,
         "a MemoryError, which the worker survives, cost the worker",
     )
 
 
 async def leak_memory(trial: Trial) -> None:
     for _ in range(8):
-        await trial.order("leak_memory 8")
+        await trial.command("leak_memory 8")
 
 
 async def leak_until_replaced(trial: Trial) -> None:
-    """Replace workers that hold too much memory, unnoticed by clients."""
-    before = await recycled(trial)
+    """Leak memory until workers are replaced, which clients must not notice."""
+    earlier_count = await count_recycled(trial)
 
-    async def replaced() -> bool:
-        await trial.order("leak_memory 50")
-        return await recycled(trial) > before
+    async def is_replaced() -> bool:
+        await trial.command("leak_memory 50")
+        return await count_recycled(trial) > earlier_count
 
-    await trial.eventually("a worker that leaks is replaced", replaced)
+    await trial.eventually("a worker that leaks is replaced", is_replaced)
 
 
 async def replace_often(trial: Trial) -> None:
     """Replace workers after a few requests, under constant load."""
-    before = await recycled(trial)
+    earlier_count = await count_recycled(trial)
 
-    async def replaced() -> bool:
-        return await recycled(trial) >= before + 2
+    async def is_replaced() -> bool:
+        return await count_recycled(trial) >= earlier_count + 2
 
-    await trial.eventually("workers are replaced after so many requests", replaced)
+    await trial.eventually("workers are replaced after so many requests", is_replaced)
 
 
-async def recycled(trial: Trial) -> float:
+async def count_recycled(trial: Trial) -> float:
     samples = await trial.server.samples()
     return sum(
         value
@@ -109,7 +110,7 @@ async def recycled(trial: Trial) -> float:
 
 
 async def leak_files(trial: Trial) -> None:
-    """Leak files until the worker has none left; it still answers on its connection."""
+    """Leak files until the worker has no descriptor left; it must still answer."""
     for pid in await trial.server.pids("victim"):
         psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (100, 100))
     for _ in range(8):
@@ -120,52 +121,52 @@ async def leak_files(trial: Trial) -> None:
 
 async def random_bytes(trial: Trial) -> None:
     for seed in range(3):
-        await trial.order(f"random_bytes {3 * trial.round + seed}", 500)
+        await trial.command(f"random_bytes {3 * trial.round + seed}", 500)
 
 
 async def random_frames(trial: Trial) -> None:
     for seed in range(3):
-        await trial.order(f"random_frame {3 * trial.round + seed}", 500)
+        await trial.command(f"random_frame {3 * trial.round + seed}", 500)
 
 
 async def poisoned_batch(trial: Trial, poison: str) -> None:
-    """Hold the only worker, queue 32 requests with a poisoned one, and expect 31 good answers."""
-    # An earlier trial has opened another gate.
+    """Block the only worker, queue 31 good requests and a poisoned one; the good ones must succeed."""
+    # The file is new for each trial: an earlier trial has created its own.
     gate = Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"
-    holder = trial.client()
-    holding = asyncio.create_task(holder.ask(f"wait {gate}"))
+    blocking_client = trial.client()
+    blocking_request = asyncio.create_task(blocking_client.ask(f"wait {gate}"))
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return gate.with_suffix(".begun").exists()
 
-    await trial.eventually("the worker is held", begun)
+    await trial.eventually("the worker is held", has_begun)
     clients = [trial.client() for _ in range(32)]
-    asking = [
+    request_tasks = [
         asyncio.create_task(client.ask(poison if number == 13 else ""))
         for number, client in enumerate(clients)
     ]
 
     async def waiting() -> bool:
-        described = (await trial.server.manage("GET", "/models/victim"))[0]
-        return int(described["jobQueueStatus"]["pendingRequests"]) >= 32
+        description = (await trial.server.manage("GET", "/models/victim"))[0]
+        return int(description["jobQueueStatus"]["pendingRequests"]) >= 32
 
     await trial.eventually("32 requests wait", waiting)
     gate.touch()
-    answers = await asyncio.gather(*asking)
-    await holding
+    answers = await asyncio.gather(*request_tasks)
+    await blocking_request
     statuses = [answer.status if answer else None for answer in answers]
-    good = statuses.count(200)
+    good_count = statuses.count(200)
     trial.check(
-        good == 31 and statuses[13] != 200,
-        f"of a batch with one poisonous request {good} were answered well: {statuses}",
+        good_count == 31 and statuses[13] != 200,
+        f"of a batch with one poisonous request {good_count} were answered well: {statuses}",
     )
-    for client in [holder, *clients]:
+    for client in [blocking_client, *clients]:
         await client.close()
 
 
 def _order(name: str, order: str, status: int, victim: Mapping[str, object] = {}) -> Scenario:
     async def fault(trial: Trial) -> None:
-        await trial.order(order.format(megabytes=trial.scale.megabytes // 8), status)
+        await trial.command(order.format(megabytes=trial.scale.megabytes // 8), status)
 
     return Scenario(name, fault, frozenset() if status == 200 else DEATH | {status}, victim)
 
@@ -189,7 +190,7 @@ SCENARIOS = (
         out_of_memory,
         DEATH,
         {"minWorkers": 1, "maxWorkers": 1},
-        why_not=why_not,
+        unavailable_reason=unavailable_reason,
     ),
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
     _order("the handler ends its process", "leave", 500),
@@ -210,7 +211,7 @@ SCENARIOS = (
         "the handler leaks file descriptors until it has none",
         leak_files,
         frozenset({500}),
-        own_server=True,
+        needs_own_server=True,
     ),
     _order("the handler closes the connection to the server", "close_channel", 500),
     _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),

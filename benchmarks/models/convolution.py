@@ -1,6 +1,6 @@
-"""A convolutional network of some 10 ms a request on raw pixels, on one thread.
+"""A convolutional network on raw pixels, on one thread; a request takes about 10 ms.
 
-The share of the front end is small beside it.
+Compared with this, the front end takes little time.
 """
 
 import numpy as np

@@ -49,7 +49,7 @@ def serve_fastapi():
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 
 
-# LitServe's processes with the model import this module again.
+# LitServe's worker processes import this module again.
 if server == "LitServe":
     import litserve
 

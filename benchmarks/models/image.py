@@ -1,4 +1,4 @@
-"""A small convolutional network on a JPEG, on one thread; decoding costs time too."""
+"""A small convolutional network on one thread, for JPEG images, which it decodes."""
 
 import io
 
@@ -24,9 +24,11 @@ def start():
 
 
 def sample():
-    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8))
+    thumbnail = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    )
     file = io.BytesIO()
-    small.resize((160, 160), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    thumbnail.resize((160, 160), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""A model of 500 MB whose every weight takes part in an answer."""
+"""A model of 500 MB that reads all its weights for each answer."""
 
 import torch
 

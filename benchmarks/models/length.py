@@ -1,4 +1,4 @@
-"""A handler that returns the length of a body, so that moving it is all the work."""
+"""A handler that returns the length of a body, so that the only work is to move the body."""
 
 
 def handle(data, context):

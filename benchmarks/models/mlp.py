@@ -1,6 +1,6 @@
 """Three layers on 784 floats in raw float32, on one thread.
 
-With one thread, every server gives the model the same.
+With one thread, the model has the same resources in every server.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The smallest handler, which leaves only the server's own work."""
+"""The smallest handler, so that the server's work dominates."""
 
 
 def start():

@@ -12,9 +12,10 @@ from torch import nn
 WIDTHS = (64, 64, 64, 128, 128, 256, 256, 512, 512)
 
 
-def convolution(before: int, after: int, side: int, stride: int) -> nn.Sequential:
+def convolution(in_channels: int, out_channels: int, side: int, stride: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after)
+        nn.Conv2d(in_channels, out_channels, side, stride, side // 2, bias=False),
+        nn.BatchNorm2d(out_channels),
     )
 
 
@@ -23,12 +24,14 @@ class ResNet18(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(convolution(3, widths[0], 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
         self.first, self.second, self.shortcuts = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for before, after in itertools.pairwise(widths):
-            stride = after // before  # The sides halve when the width doubles.
-            self.first.append(nn.Sequential(convolution(before, after, 3, stride), nn.ReLU()))
-            self.second.append(convolution(after, after, 3, 1))
+        for in_channels, out_channels in itertools.pairwise(widths):
+            stride = out_channels // in_channels  # The image's sides halve when the width doubles.
+            self.first.append(
+                nn.Sequential(convolution(in_channels, out_channels, 3, stride), nn.ReLU())
+            )
+            self.second.append(convolution(out_channels, out_channels, 3, 1))
             self.shortcuts.append(
-                nn.Identity() if stride == 1 else convolution(before, after, 1, stride)
+                nn.Identity() if stride == 1 else convolution(in_channels, out_channels, 1, stride)
             )
         self.head = nn.Linear(widths[-1], classes)
 

@@ -1,4 +1,4 @@
-"""ResNet-18's shape on raw pixels, 3 x 224 x 224 bytes, with random weights and a bare handler."""
+"""A model of the shape of ResNet-18 with random weights, for raw pixels: 3 x 224 x 224 bytes."""
 
 import torch
 from resnet18 import ResNet18

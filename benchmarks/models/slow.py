@@ -1,6 +1,6 @@
-"""A model with the same time for a batch of any size, like a GPU, and without using the processor.
+"""A model that sleeps the same time for a batch of any size, like a GPU.
 
-Its capacity is known. With BENCHMARK_REQUEST_SECONDS, each request adds to the time.
+Therefore its capacity is known. With BENCHMARK_REQUEST_SECONDS, each request adds to the time.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A BaseHandler that answers with the time of its loading, apart from that of the start."""
+"""A BaseHandler that answers with the time in which it loaded its model."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A small transformer encoder with tsx's own base handler; a body is 64 tokens as raw int64."""
+"""A small transformer encoder with tsx's base handler; a body is 64 tokens as raw int64."""
 
 import numpy as np
 import torch

@@ -1,1 +1,1 @@
-"""tsx beside TorchServe, Mosec and LitServe: the same models, in turns, and one table."""
+"""A comparison of tsx with TorchServe, Mosec and LitServe on the same models."""

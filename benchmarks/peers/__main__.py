@@ -1,12 +1,12 @@
-"""tsx beside TorchServe 0.12, Mosec and LitServe: one worker each, batches of up to 64, one table.
+"""A comparison of tsx with TorchServe 0.12, Mosec and LitServe: one worker, batches of up to 64.
 
     python -m benchmarks.peers [--quick] [--only ok,mlp] [--peers tsx,mosec] [--rounds 3] [--json
     FILE]
 
 Run it from the root of the repository, on Linux, with `wrk`; TorchServe needs Java 17 too. Each
-peer gets its own environment from PyPI on first use; TSX_PEER_TORCHSERVE names an existing one. A
-peer that cannot be installed is left out, and the table says so. A run takes about 45 minutes, a
-quick one about eight.
+peer gets its own environment from PyPI on first use; TSX_PEER_TORCHSERVE names an existing
+environment. A peer that cannot be installed is left out, and the report tells it. A run takes about
+45 minutes, a quick one about eight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks import machine, servers
 from benchmarks.peers import environments, field, measure, report
 
 MODELS = Path(__file__).parents[1] / "models"
-MAX_WARM_UP_S = 3  # A JVM needs it.
+MAX_WARM_UP_S = 3  # A JVM needs this warm-up.
 
 
 def arguments() -> argparse.Namespace:
@@ -70,15 +70,15 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def names(known: list[str] | tuple[str, ...]):  # type: ignore[no-untyped-def]  # what argparse takes for a type
+def names(known_names: list[str] | tuple[str, ...]):  # type: ignore[no-untyped-def]  # what argparse takes for a type
     def parse(text: str) -> list[str]:
-        choices = [part.strip().lower() for part in text.split(",")]
-        unknown = set(choices) - {name.lower() for name in known}
-        if unknown:
+        choices = [name.strip().lower() for name in text.split(",")]
+        unknown_names = set(choices) - {name.lower() for name in known_names}
+        if unknown_names:
             raise argparse.ArgumentTypeError(
-                f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}"
+                f"unknown: {', '.join(sorted(unknown_names))}; known are {', '.join(known_names)}"
             )
-        return [name for name in known if name.lower() in choices]
+        return [name for name in known_names if name.lower() in choices]
 
     return parse
 
@@ -88,7 +88,7 @@ def print_status(text: str) -> None:
 
 
 def packer(options: argparse.Namespace) -> Path:
-    """Return the real torch-model-archiver, that of TorchServe's environment if one is given."""
+    """Return the torch-model-archiver of TorchServe's environment if that is used, else tsx's."""
     environment = os.environ.get("TSX_PEER_TORCHSERVE")
     return (
         (
@@ -106,7 +106,7 @@ def bodies(
 ) -> list[tuple[measure.Workload, Path]]:
     """Return a body file for each workload.
 
-    It has random bytes of the workload's size, or else the model's sample, which bare.py writes.
+    A file has random bytes of the workload's size, or the model's sample, which bare.py writes.
     """
     files = []
     for workload in workloads:
@@ -120,7 +120,7 @@ def bodies(
 def run_model(
     name: str, options: argparse.Namespace, results: measure.Results, noise: machine.Noise
 ) -> None:
-    """Run all workloads of a model, whose servers run together, with load on one at a time."""
+    """Run all workloads of a model. Its servers run together, and one at a time gets load."""
     model = MODELS / f"{name}.py"
     workloads = [
         workload
@@ -192,10 +192,10 @@ def main() -> None:
     except environments.Missing as error:
         sys.exit(f"nothing can be measured: {error}")
     results, noise = measure.Results(), machine.Noise()
-    busy = machine.busy_before()
+    disturbance = machine.busy_before()
     for name in dict.fromkeys(workload.model for workload in measure.WORKLOADS):
         run_model(name, options, results, noise)
-    disturbed = [*([busy] if busy else []), *noise.disturbed()]
+    disturbed = [*([disturbance] if disturbance else []), *noise.disturbed()]
     head = (
         f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s (open"
         f" loop: {options.open_seconds:g} s), one worker, batches of up to {field.BATCH}, one"

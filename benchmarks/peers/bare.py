@@ -2,8 +2,8 @@
 
     python bare.py MODEL BODY SECONDS
 
-It prints a JSON object with the handler's answer to BODY and its requests/s. A missing BODY is
-written: the model's own sample.
+The program prints a JSON object with the handler's answer to BODY and its requests/s. If the file
+BODY is missing, the program writes the model's sample into it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers' own environments, made from PyPI when they are needed, and renewed after changes."""
+"""The peers' environments, made from PyPI when they are needed, and renewed after changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
 
 
 class Missing(Exception):
-    """Something is missing on this machine; the text says what, and what helps."""
+    """Something is missing on this machine; the text names it and what to do."""
 
 
 def default_directory() -> Path:
@@ -40,7 +40,7 @@ def environment_of(name: str, directory: Path) -> Path:
     """Return the environment of a peer.
 
     Raises:
-        Missing: It cannot be made.
+        Missing: The environment cannot be made.
     """
     path = os.environ.get(f"TSX_PEER_{name.upper()}")
     if path:
@@ -50,8 +50,9 @@ def environment_of(name: str, directory: Path) -> Path:
         f" {' '.join(REQUIREMENTS[name])}\n{CONSTRAINTS.read_text()}"
     )
     environment = directory / name.lower()
-    label = environment / "made-of.txt"  # It is written last, as the mark of completeness.
-    # A pin that is new in the constraints belongs to another package.
+    # The file is written last, so it marks a complete environment.
+    label = environment / "made-of.txt"
+    # The constraints may have new pins, which belong to other packages.
     if label.exists() and set(label.read_text().splitlines()) <= set(contents.splitlines()):
         return environment
     print(f"making {environment}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The contenders: how each server starts on a model, its address, and its front end's processes."""
+"""The contenders: the start of each server, its address, and the processes of its front end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Contender(NamedTuple):
         return self.server.inference + self.path
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds that its front end has used so far."""
+        """Return the CPU seconds that the front end has used so far."""
         return sum(sum(process.cpu_times()[:2]) for process in self.front_end)
 
     def signal(self, number: int) -> None:
@@ -61,9 +61,9 @@ class Contender(NamedTuple):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the server run during the context, and stop it otherwise.
+        """Let the server run during the `with` block; outside of it, the server is stopped.
 
-        LitServe's worker looks for work a thousand times a second; tsx idles by itself.
+        LitServe's worker polls for work a thousand times a second, which would disturb others.
         """
         if not self.name.startswith("tsx"):
             self.signal(signal.SIGCONT)
@@ -84,24 +84,25 @@ def contender(
     body: bytes,
     expected: object,
 ) -> Iterator[Contender]:
-    """Start a server and check its answer; between turns it is stopped.
+    """Start a server and check its answer; between its turns it is stopped.
 
     Raises:
         Missing: The peer cannot be installed.
-        RuntimeError: It gives another answer.
+        RuntimeError: The answer is not the expected one.
     """
     path = {"Mosec": "/inference", "LitServe": "/predict"}.get(name, f"/predictions/{model.stem}")
     with start_server(name, environments_directory, directory, model, archive) as server:
         answer = read(servers.first_answer(server, path, body))
         if not is_alike(answer, expected):
             raise RuntimeError(f"{name} answered {answer!r}, and the handler alone {expected!r}")
-        participant = Contender(name, server, path, front_end(server, path, body))
+        running_contender = Contender(name, server, path, front_end(server, path, body))
         try:
-            with participant.turn():
+            with running_contender.turn():
                 pass
-            yield participant
+            yield running_contender
         finally:
-            participant.signal(signal.SIGCONT)  # A stopped process does not receive its end.
+            # A stopped process would not receive the signal to end.
+            running_contender.signal(signal.SIGCONT)
 
 
 def start_server(
@@ -116,13 +117,15 @@ def start_server(
         return servers.torchserve(
             directory, archive, environments.environment_of(name, environments_directory)
         )
-    return foreign(
+    return start_python_peer(
         name, environments.environment_of(name, environments_directory), directory, model
     )
 
 
 @contextmanager
-def foreign(name: str, environment: Path, directory: Path, model: Path) -> Iterator[servers.Server]:
+def start_python_peer(
+    name: str, environment: Path, directory: Path, model: Path
+) -> Iterator[servers.Server]:
     """Start a peer whose server is a Python program, with one worker and batches of up to 64."""
     port = servers.free_ports(1)[0]
     arguments = {
@@ -183,7 +186,7 @@ def read(answer: bytes) -> object:
 
 
 def is_alike(first: object, second: object) -> bool:
-    """Tell whether two answers are the same up to the rounding of another batch size."""
+    """Tell whether two answers are equal except for rounding, which depends on the batch size."""
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(
             is_alike(*pair) for pair in zip(first, second, strict=True)

@@ -1,4 +1,4 @@
-"""The model of BENCHMARK_MODEL behind LitServe on a given port, in LitServe's own environment."""
+"""A LitServe server of the model in BENCHMARK_MODEL, on a given port."""
 
 import importlib
 import os

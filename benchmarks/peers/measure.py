@@ -1,4 +1,4 @@
-"""The rounds: load on one server at a time, in turns, and the results."""
+"""The rounds, in which one server at a time gets load, and their results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.peers.field import Contender
 from tsx_cli.common.failure import CliError
 
 CONNECTIONS = (1, 16, 64, 256)
-LEVELS = (50, 80, 100, 150)  # per cent of a server's closed-loop rate
+LEVELS = (50, 80, 100, 150)  # percent of a server's closed-loop rate
 OPEN_CONNECTIONS = 256
 BARE = Path(__file__).with_name("bare.py")
 
 
 class Point(NamedTuple):
-    """A round, or the medians of several."""
+    """The figures of a round, or the medians of several rounds."""
 
     rate: float  # requests/s
     p50: float  # ms
     p99: float  # ms
-    cpu: float  # microseconds of the front end per request
+    cpu: float  # front end's microseconds per request
 
 
 class Key(NamedTuple):
@@ -47,7 +47,7 @@ class OpenKey(NamedTuple):
 class Workload(NamedTuple):
     name: str
     model: str
-    size: int | None  # bytes of the body; None: the model's own sample
+    size: int | None  # bytes of the body; None: the model's sample
     text: str
 
 
@@ -72,7 +72,7 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def medians(self) -> dict[Key, Point]:
-        """Return the medians of the points at which every round was answered."""
+        """Return the medians of the points at which no round failed."""
         return {
             key: Point(*(machine.median(column) for column in zip(*rounds, strict=True)))
             for key, rounds in self.closed.items()
@@ -98,13 +98,13 @@ def closed_round(
     seconds: float,
     results: Results,
 ) -> str:
-    """Measure a round, store it in the results, and return a text about it."""
+    """Measure a round, store it in the results, and return a line about it."""
     key = Key(workload.name, contender.name, connections)
     try:
         with contender.turn():
-            before = contender.cpu_seconds()
+            start_cpu_s = contender.cpu_seconds()
             load = wrk.load(contender.url, connections, seconds, body)
-            cpu = (contender.cpu_seconds() - before) * 1e6 / load.requests
+            cpu = (contender.cpu_seconds() - start_cpu_s) * 1e6 / load.requests
     except (wrk.NotAnswered, psutil.Error) as error:
         results.failed[key] = str(error)
         return f"{contender.name}: {error}"
@@ -162,7 +162,7 @@ def rounds(
     """Measure closed loops on servers of the same model; yield a line after each turn."""
     for number in range(1, count + 1):
         for workload, body in workloads:
-            # Without a server, a handler that does nothing has no rate.
+            # Without a server, the rate of a handler that does nothing is meaningless.
             if workload.model != "ok":
                 results.bare.setdefault(workload.name, []).append(
                     bare_round(model, body, seconds)[1]
@@ -188,12 +188,12 @@ def open_rounds(
     for number in range(1, count + 1):
         for workload, body in workloads:
             for level in LEVELS:
-                for kind in arrivals:
+                for arrival_kind in arrivals:
                     texts = [
-                        open_round(contender, workload, body, level, kind, seconds, results)
+                        open_round(contender, workload, body, level, arrival_kind, seconds, results)
                         for contender in contenders
                     ]
                     yield (
-                        f"{workload.name}, {kind} arrivals at {level} %, round {number}: "
+                        f"{workload.name}, {arrival_kind} arrivals at {level} %, round {number}: "
                         + ", ".join(texts)
                     )

@@ -1,4 +1,4 @@
-"""The model of BENCHMARK_MODEL behind Mosec, in Mosec's own environment, with Mosec's options."""
+"""A Mosec server of the model in BENCHMARK_MODEL; it takes Mosec's options."""
 
 import importlib
 import os
@@ -26,6 +26,6 @@ class Model(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    # A wait of 1 ms is the shortest possible.
+    # 1 ms is the shortest possible wait.
     server.append_worker(Model, num=1, max_batch_size=BATCH, max_wait_time=1)
     server.run()

@@ -1,4 +1,4 @@
-"""The report as Markdown tables and as JSON."""
+"""The report of a comparison, as Markdown tables and as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_table(results: Results) -> list[str]:
     ]
     lines += ["|---" * 12 + "|"]
     for key, rounds in sorted(results.opened.items(), key=lambda item: order(item[0])):
-        middle = {
+        medians_of_rounds = {
             name: machine.median([getattr(result, name) for result in rounds])
             for name in ("rate", "goodput", "p50", "p99")
         }
@@ -65,12 +65,12 @@ def open_table(results: Results) -> list[str]:
             key.arrivals,
             key.level,
             key.peer,
-            f"{middle['rate']:,.0f}",
-            f"{middle['goodput']:,.0f}",
+            f"{medians_of_rounds['rate']:,.0f}",
+            f"{medians_of_rounds['goodput']:,.0f}",
         ]
         cells += [
-            f"{middle['p50']:.2f}",
-            f"{middle['p99']:.2f}",
+            f"{medians_of_rounds['p50']:.2f}",
+            f"{medians_of_rounds['p99']:.2f}",
             *(f"{value:.1%}" if value else "" for value in share.values()),
             note,
         ]
@@ -110,7 +110,7 @@ def report_text(results: Results, head: str, noise: machine.Noise, disturbed: Se
     lines = [head, "", tables(results), promises(verdicts), "", str(noise)]
     lines += [f"NOT QUIET: {disturbance}. Measure again." for disturbance in disturbed]
     lines += [f"left out: {name}: {reason}" for name, reason in results.left_out.items()]
-    lines += [f"{name}: {chosen}" for name, chosen in SETTINGS_NOTES.items()]
+    lines += [f"{name}: {note}" for name, note in SETTINGS_NOTES.items()]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The promises of tsx beside each peer, judged by the medians with pure functions."""
+"""The goals of tsx relative to each peer, which pure functions check with the medians."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BARE_SHARE = 0.95
 
 
 class Promise(NamedTuple):
-    """A promise: at each point, tsx (or `of`) is at least `least` times as good as the peer.
+    """A goal: at each point, tsx (or `of`) is at least `least` times as good as the peer.
 
-    Good is more requests/s, or a lower latency. 1 means better, by however little.
+    Better means more requests/s or a lower latency. A `least` of 1 means strictly better.
     """
 
     peer: str
@@ -26,7 +26,7 @@ class Promise(NamedTuple):
     of: str = "tsx"
 
     def __str__(self) -> str:
-        figure = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
+        measure_name = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
         where = "every workload" if self.workloads == ALL else " and ".join(self.workloads)
         at = (
             ""
@@ -41,7 +41,7 @@ class Promise(NamedTuple):
         prefix = "" if self.of == "tsx" else f"{self.of} beside "
         return (
             f"{prefix}{self.peer}: {where}{at}:"
-            f" {f'{better} {figure}' if self.least == 1 else f'{bound} times the {figure}'}"
+            f" {f'{better} {measure_name}' if self.least == 1 else f'{bound} times the {measure_name}'}"
         )
 
 
@@ -64,10 +64,10 @@ PROMISES = (
 
 class Verdict(NamedTuple):
     promise: str
-    state: str  # holds, falls short, not measured
-    ratio: float | None  # the worst
+    state: str  # holds, falls short, or not measured
+    ratio: float | None  # the worst one
     where: str
-    points: int  # points that both have
+    points: int  # number of points that both servers have
     short: tuple[str, ...] = ()  # the points below the promise, with their ratios
 
 
@@ -82,9 +82,9 @@ def ratio(ours: Point, theirs: Point, measure: str) -> float:
 
 
 def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, str]) -> Verdict:
-    """Judge a promise by its points.
+    """Judge a goal by its points.
 
-    A point at which tsx failed has the ratio 0; one at which only the peer failed does not count.
+    A point at which tsx failed has the ratio 0. A point at which only the peer failed is ignored.
     """
     ratios: dict[str, float] = {}
     for workload in promise.workloads:
@@ -100,7 +100,7 @@ def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, s
 
 
 def judge_bare(workload: str, medians: Mapping[Key, Point], bare: Mapping[str, float]) -> Verdict:
-    """Judge the highest rate of tsx beside that of the handler in a plain loop."""
+    """Judge the highest rate of tsx, relative to that of the handler in a plain loop."""
     text = f"{BARE}: {workload}: at least {BARE_SHARE:.0%} of its requests/s"
     rates = {
         key.connections: point.rate
@@ -123,9 +123,14 @@ def verdict(text: str, ratios: Mapping[str, float], least: float, *, strict: boo
         for where, value in ratios.items()
         if value < least or (strict and value == least)
     )
-    worst = min(ratios, key=lambda where: ratios[where])
+    worst_point = min(ratios, key=lambda where: ratios[where])
     return Verdict(
-        text, "falls short" if short else "holds", ratios[worst], worst, len(ratios), short
+        text,
+        "falls short" if short else "holds",
+        ratios[worst_point],
+        worst_point,
+        len(ratios),
+        short,
     )
 
 

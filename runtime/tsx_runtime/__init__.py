@@ -1,4 +1,4 @@
-"""The server: everything that runs where a model is served.
+"""The server: all code that runs where a model is served.
 
 Importing it has no effect and imports nothing.
 """

@@ -1,4 +1,4 @@
-"""The return of freed memory to the system."""
+"""A function that returns freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 
 
 def return_freed_memory() -> None:
-    """Return memory that the C library has freed but keeps.
+    """Return memory that the C library has kept after `free` to the operating system.
 
-    It takes up to 0.1 ms for each MiB. Without glibc it does nothing.
+    The call takes up to 0.1 ms for each MiB. Without glibc it does nothing.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -1,16 +1,16 @@
-"""The file format of recordings, and a reader, for workers, the server and the command line.
+"""The file format of recordings, with a writer and a reader, for all parts of tsx.
 
 A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each
-request is a line of JSON, its body, the body of its answer, and a newline. `body` and `answer.body`
-are the sizes of the two in bytes. Without `answer.body` no answer follows:
+request consists of a line of JSON, its body, the body of its answer, and a newline. `body` and
+`answer.body` are the sizes of these bodies in bytes. Without `answer.body` the file has no answer:
 
     {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]],
     "body": 3140,
      "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
 
-`at` is when the request was complete, in seconds of Unix time. Requests lie in the order in which
-they were answered. A reader ignores an incomplete request at the end and keys that it does not
-know. It refuses another `format`.
+`at` is the Unix time in seconds at which the request was complete. The file has the requests in the
+order in which they were answered. A reader ignores an incomplete request at the end and keys that
+it does not know. It refuses another `format`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class NotARecording(ValueError):
 
 
 class Recorded(NamedTuple):
-    """A request, and the parts of its answer that the recording was asked to keep."""
+    """A request, and the recorded parts of its answer."""
 
     at: float  # seconds of Unix time
-    version: str  # the version that answered
+    version: str  # the model version that answered
     query: str
     headers: Headers
     body: bytes
     status: int = 0  # status of the answer; 0 if unknown
-    seconds: float = 0.0  # time from `at` to the answer
+    seconds: float = 0.0  # the time from `at` to the answer
     answer_headers: Headers = ()
     answer: bytes | None = None  # None if not recorded
-    model: str = ""  # the name in the head of the file
+    model: str = ""  # the model's name in the first line of the file
     precision: str | None = None  # the precision that the version's archive configures
 
 
@@ -69,7 +69,7 @@ def encode(entry: Recorded) -> bytes:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the recording itself, or the recordings in a directory.
+    """Return the path itself, or the recordings in it if it is a directory.
 
     Raises:
         NotARecording: The directory contains none.
@@ -86,7 +86,7 @@ def list_files(path: Path) -> list[Path]:
 def read(path: Path) -> Iterator[Recorded]:
     """Yield all requests of a file, or of a directory's files, in the order in which they came.
 
-    Only the heads of the requests are held in memory.
+    Only the times and positions of the requests are held in memory, not their bodies.
 
     Raises:
         NotARecording: A file is not a recording, or is damaged.
@@ -104,22 +104,22 @@ def read(path: Path) -> Iterator[Recorded]:
                     break
                 positions.append((entry.at, file, offset))
     heapq.heapify(positions)
-    last: Path | None = None
-    opened: BinaryIO | None = None
+    current_file: Path | None = None
+    current_source: BinaryIO | None = None
     try:
         while positions:
             _, file, offset = heapq.heappop(positions)
-            if opened is None or file != last:
-                if opened is not None:
-                    opened.close()
-                last, opened = file, file.open("rb")
-            opened.seek(offset)
-            entry = _read_entry(opened, file)
+            if current_source is None or file != current_file:
+                if current_source is not None:
+                    current_source.close()
+                current_file, current_source = file, file.open("rb")
+            current_source.seek(offset)
+            entry = _read_entry(current_source, file)
             if entry is not None:
                 yield entry._replace(model=models[file])
     finally:
-        if opened is not None:
-            opened.close()
+        if current_source is not None:
+            current_source.close()
 
 
 def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
 
 
 def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded | None:
-    """Return the next request, or None at the end and for an incomplete one.
+    """Return the next request, or None at the end of the file or before an incomplete request.
 
-    With `skip` the bodies are skipped.
+    With `skip` the bodies are not read.
     """
     start = source.tell()
     line = source.readline(MAX_HEAD_BYTES)
@@ -152,8 +152,8 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
     try:
         head = json.loads(line)
         answer = head.get("answer") or {}
-        size, more = int(head["body"]), answer.get("body")
-        if size < 0 or int(more or 0) < 0:
+        size, answer_size = int(head["body"]), answer.get("body")
+        if size < 0 or int(answer_size or 0) < 0:
             raise ValueError
         entry = Recorded(
             float(head["at"]),
@@ -171,10 +171,10 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             f"{file} is damaged at byte {start}: no request starts there"
         ) from error
     if skip:
-        source.seek(size + int(more or 0), 1)
-        body = answered = b""
+        source.seek(size + int(answer_size or 0), 1)
+        body = answer_body = b""
     else:
-        body, answered = source.read(size), source.read(int(more or 0))
+        body, answer_body = source.read(size), source.read(int(answer_size or 0))
     if source.read(1) != b"\n":
         return None
-    return entry._replace(body=body, answer=None if more is None else answered)
+    return entry._replace(body=body, answer=None if answer_size is None else answer_body)

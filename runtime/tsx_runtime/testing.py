@@ -42,7 +42,8 @@ class ServerUnderTest:
 
     Attributes:
         settings: The settings of the server.
-        addresses: The URLs by role: inference, management, metrics, and gRPC's if it is enabled.
+        addresses: The URLs by role: inference, management, metrics; with gRPC enabled, also its
+            own.
     """
 
     settings: Settings
@@ -62,8 +63,8 @@ class ServerUnderTest:
 
     @cached_property
     def client(self) -> httpx.Client:
-        """An HTTP client for `url` with `headers` and no timeout; the server's end closes it."""
-        import httpx  # A server itself does not need it.
+        """An HTTP client for `url` with `headers` and no timeout; it is closed with the server."""
+        import httpx  # only tests need it, not the server
 
         client = httpx.Client(
             base_url=self.url, headers=self.headers, timeout=None, trust_env=False
@@ -74,18 +75,18 @@ class ServerUnderTest:
 
 @contextmanager
 def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
-    """Serve models while the context lasts.
+    """Serve models during the `with` block.
 
-    The server uses free ports and a temporary state directory, and neither the environment nor
-    tsx.toml. gRPC is off unless `enable_grpc=True`. The end of the context refuses requests that
-    still run.
+    The server uses free ports and a temporary state directory. It ignores the environment and
+    tsx.toml. gRPC is off unless `enable_grpc=True`. At the end of the block, requests that still
+    run are refused.
 
     Args:
         *models: Archives, unpacked archives, or `ArchiveSpec`s, which are packed first.
         **settings: Settings of docs/reference/settings.md, such as `inference_token="secret"`.
 
     Raises:
-        ArchiveError: A model is no valid archive.
+        ArchiveError: A model is not a valid archive.
         LoadFailed: A worker cannot load its model.
         SettingError: A setting has a wrong name or value.
     """
@@ -99,33 +100,33 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
             "grpc_management_port": 0,
             "state_dir": Path(directory, "state"),
         }
-        loaded, _ = load_settings(defaults | settings, {})
-        starts = [start_model(_archive(model, Path(directory, "models"))) for model in models]
+        server_settings, _ = load_settings(defaults | settings, {})
+        start_models = [start_model(_archive(model, Path(directory, "models"))) for model in models]
         stop_events, ready = StopEvents(), Future[RunningServer]()
         with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
-            ended = portal.start_task_soon(
+            server_task = portal.start_task_soon(
                 serve_async,
-                loaded,
-                starts,
+                server_settings,
+                start_models,
                 ready.set_result,
                 ServeOptions(stop_events=stop_events),
                 (),
             )
             try:
-                wait(cast("list[Future[Any]]", [ready, ended]), return_when=FIRST_COMPLETED)
+                wait(cast("list[Future[Any]]", [ready, server_task]), return_when=FIRST_COMPLETED)
                 if not ready.done():
-                    ended.result()
-                server = ServerUnderTest(loaded, ready.result().addresses)
+                    server_task.result()
+                server = ServerUnderTest(server_settings, ready.result().addresses)
                 try:
                     yield server
                 finally:
                     for client in server._clients:
                         client.close()
-            finally:  # An interrupted start ends here as well.
+            finally:  # An interrupted start ends here too.
                 for event in (stop_events.stop_now, stop_events.stop_requested):
                     portal.call(event.set)
-                wait([ended])
-            ended.result()  # Raises the error of a server that failed later.
+                wait([server_task])
+            server_task.result()  # raises the error of a server that failed after its start
 
 
 def _archive(model: Servable, directory: Path) -> Path:

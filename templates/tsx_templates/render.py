@@ -19,10 +19,10 @@ def render_tree(
     Args:
         tree: The directory.
         values: The values of the templates; a missing value is an error.
-        marks: The characters around values, other than `{{ }}` if the file itself uses those.
+        marks: The characters around values, for files that use `{{ }}` themselves.
     """
     loader = PackageLoader("tsx_templates", tree)
-    # No escaping: the files are no HTML.
+    # The files are not HTML, so values are not escaped.
     environment = Environment(
         loader=loader,
         undefined=StrictUndefined,
@@ -45,9 +45,9 @@ def locked_names() -> list[str]:
 
 
 def locked_requirements(names: Collection[str]) -> dict[str, str]:
-    """Return the pinned and hashed packages of `base`, of extras and of `sbom`, by name.
+    """Return the pinned and hashed packages of `base`, extras or `sbom`, by name.
 
-    An extra without packages is missing.
+    An extra that adds no packages is left out.
     """
     locks = files("tsx_templates") / "locks"
     return {

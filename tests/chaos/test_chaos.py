@@ -27,7 +27,12 @@ SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *s
 
 def kind(scenario: Scenario) -> str:
     """Run the scenarios of one kind in turn on one server."""
-    alone = scenario.own_server or scenario.output or scenario.instead or scenario.why_not()
+    alone = (
+        scenario.needs_own_server
+        or scenario.output
+        or scenario.custom_trial
+        or scenario.unavailable_reason()
+    )
     return repr([scenario.victim, scenario.settings, scenario.name if alone else ""])
 
 
@@ -44,7 +49,7 @@ def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     "scenarios", TURNS, ids=[", ".join(scenario.name for scenario in group) for group in TURNS]
 )
 def test_nothing_is_lost_when(scenarios: list[Scenario], tmp_path: Path) -> None:
-    if reason := scenarios[0].why_not():
+    if reason := scenarios[0].unavailable_reason():
         pytest.skip(reason)
     reports = asyncio.run(run_in_turn(scenarios, SHORT, tmp_path))
     assert {report.scenario: report.problems for report in reports if report.problems} == {}

@@ -1,4 +1,4 @@
-"""Counts of what a server did with asynchronous requests since it was started."""
+"""Counts and times of a server's asynchronous requests and callbacks since its start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTCOMES = ("succeeded", "failed", "cancelled")
 
 
 class JobStats:
-    """The counts of one server; times are in seconds, by model."""
+    """The counts and times of one server; times are in seconds, by model."""
 
     def __init__(self) -> None:
         self.finished: Counter[tuple[str, str]] = Counter()  # keys: model and outcome
@@ -20,7 +20,7 @@ class JobStats:
         self.ran: defaultdict[str, Durations] = defaultdict(Durations)
         self.callbacks: Counter[str] = Counter()  # attempts by outcome
 
-    def answered(self, job: JobRecord, status: int) -> None:
+    def count_answer(self, job: JobRecord, status: int) -> None:
         """Count a stored answer."""
         started = job.created if job.started is None else job.started
         self.finished[job.model, "succeeded" if status < 400 else "failed"] += 1

@@ -1,6 +1,6 @@
 """Runs of requests under an idempotency key.
 
-All servers of a store run one request of a key at a time. The store keeps the answer.
+The servers that share a store run only one request of a key at a time. The store keeps its answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.wire import header_block
 
-IDEMPOTENCY = "idempotency"  # the kind of the stored answers
-LEASE_S = 10.0  # seconds until the key of a server that died is free
-MIN_POLL_S, MAX_POLL_S = 0.05, 1.0  # between checks of another server's run
+IDEMPOTENCY = "idempotency"  # the kind of these answers in the store
+LEASE_S = 10.0  # seconds until a key that a dead server has claimed is free again
+MIN_POLL_S, MAX_POLL_S = 0.05, 1.0  # between checks whether another server's run has ended
 
 
 class KeyedRequest(NamedTuple):
@@ -31,18 +31,18 @@ class KeyedRequest(NamedTuple):
 
 class _Run(NamedTuple):
     fingerprint: str
-    ended: asyncio.Event
+    end_event: asyncio.Event
 
 
 class KeyedRuns:
-    """The runs of one server; `counts` are requests with a key, by outcome."""
+    """The runs of one server; `counts` holds the number of requests with a key, by outcome."""
 
     def __init__(
         self,
         store: SqlStore,
         owner: str,
         keep: float,
-        largest: int,
+        max_size: int,
         begin: Callable[[], Awaitable[None]],
     ) -> None:
         """Prepare to run requests.
@@ -51,10 +51,10 @@ class KeyedRuns:
             store: The store of the answers.
             owner: The random name of this server.
             keep: Seconds for which answers are kept.
-            largest: The largest answer that is kept, in bytes.
-            begin: Opens and maintains the store.
+            max_size: The size of the largest answer that is kept.
+            begin: Opens the store and starts its maintenance.
         """
-        self.largest = largest
+        self.max_size = max_size
         self.counts: Counter[str] = Counter()
         self._store = store
         self._owner = owner
@@ -63,9 +63,9 @@ class KeyedRuns:
         self._runs: dict[AnswerKey, _Run] = {}
 
     async def claim(self, keyed: KeyedRequest) -> StoredAnswer | None:
-        """Return the answer of a key, after the current run, or None.
+        """Return the answer of a key, after waiting for its current run, or None.
 
-        After None, the caller must call `run`.
+        None means that the caller has claimed the key and must call `run`.
 
         Raises:
             KeyReused: The key belongs to another request.
@@ -74,7 +74,7 @@ class KeyedRuns:
         while (run := self._runs.get(keyed.key)) is not None:
             self._check(keyed, run.fingerprint)
             waited = True
-            await run.ended.wait()
+            await run.end_event.wait()
         self._runs[keyed.key] = _Run(keyed.fingerprint, asyncio.Event())
         try:
             await self._begin()
@@ -87,9 +87,9 @@ class KeyedRuns:
                 self._check(keyed, stored.fingerprint)
                 if stored.status is not None:
                     break
-                # Another server works on it, or died. SQLite has no notifications, and a
-                # notification per key would slow PostgreSQL down. So one request polls, ever more
-                # rarely; the others of this server wait.
+                # Another server runs a request of this key, or has died. SQLite has no
+                # notifications, and a notification per key would slow PostgreSQL down. Therefore
+                # a single request polls, ever more rarely. This server's other requests wait.
                 waited = True
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_POLL_S)
@@ -104,10 +104,10 @@ class KeyedRuns:
     async def run(
         self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]
     ) -> StoredAnswer | None:
-        """Store the result of `work`; after None, the next request with this key runs again.
+        """Store the result of `work`; if it is None, the next request with this key runs again.
 
         Returns:
-            The answer of another server that took this one for dead, to be used instead; or None.
+            An answer to use instead, from another server that took this one for dead; or None.
         """
         renewing = asyncio.create_task(self._renew(keyed))
         answer: StoredAnswer | None = None
@@ -134,7 +134,7 @@ class KeyedRuns:
     async def _renew(self, keyed: KeyedRequest) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
-            with suppress(TsxError):  # The next attempt may come in time.
+            with suppress(TsxError):  # The next attempt may still be in time.
                 await self._store.renew_answer(keyed.key, self._owner, LEASE_S)
 
     def _check(self, keyed: KeyedRequest, fingerprint: str) -> None:
@@ -147,4 +147,4 @@ class KeyedRuns:
             )
 
     def _end(self, keyed: KeyedRequest) -> None:
-        self._runs.pop(keyed.key).ended.set()
+        self._runs.pop(keyed.key).end_event.set()

@@ -1,4 +1,4 @@
-"""The store in a PostgreSQL database, which several servers share."""
+"""The store in a PostgreSQL database, which several servers can share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
 CONNECT_TIMEOUT_S = 10
-STATEMENT_TIMEOUT_MS = 60_000  # Nothing in a store takes that long.
+STATEMENT_TIMEOUT_MS = 60_000  # more than any statement of a store needs
 # The number of an advisory lock, so that servers that start together make the tables one by one.
 # Other applications must not use it.
 TABLES_LOCK = 0x7478_6A6F
-# Triggers, functions and operators in the schema run as this server's user.
+# If other users can create triggers, functions or operators in the schema, their code runs with the
+# rights of this server's database user. The query returns the schema, whether others may create
+# objects in it, and a table of the store that another user owns.
 SCHEMA_CHECK = """
 SELECT nspname, has_schema_privilege('public', oid, 'CREATE'), (
   SELECT min(relname) FROM pg_class
@@ -52,7 +54,7 @@ class PostgresStore(SqlStore):
         """
         super().__init__()
         self._url = url
-        self._shown = _without_secrets(url)
+        self._label = _without_secrets(url)
 
     def connect(self) -> Any:
         options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c synchronous_commit=on"
@@ -66,10 +68,10 @@ class PostgresStore(SqlStore):
     def prepare(self, session: Session) -> None:
         session.run("SELECT pg_advisory_xact_lock(?)", TABLES_LOCK)
         session.run("SELECT set_config('search_path', quote_ident(current_schema()), false)")
-        for schema, is_open, planted in session.rows(SCHEMA_CHECK):
-            if is_open or planted:
+        for schema, is_open, table in session.rows(SCHEMA_CHECK):
+            if is_open or table:
                 fault = (
-                    f"the table {planted} in its schema {schema} belongs to another user, whose"
+                    f"the table {table} in its schema {schema} belongs to another user, whose"
                     " triggers would run as this server"
                 )
                 if is_open:
@@ -78,7 +80,7 @@ class PostgresStore(SqlStore):
                         " which would run as this server"
                     )
                 text = (
-                    f"jobs_store, {self._shown}, is refused: {fault}. Drop what others have made"
+                    f"jobs_store, {self._label}, is refused: {fault}. Drop what others have made"
                     " there, and REVOKE CREATE ON SCHEMA"
                 )
                 raise StoreUnavailable(
@@ -93,20 +95,22 @@ class PostgresStore(SqlStore):
     def fault(self, error: Exception) -> TsxError:
         if isinstance(error, psycopg.errors.DiskFull):
             return StoreFull(
-                f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower"
+                f"The disk of jobs_store, {self._label}, is full. Free space there, or lower"
                 " job_retention."
             )
-        if isinstance(error, psycopg.DataError):  # such as a zero byte in a path
+        if isinstance(
+            error, psycopg.DataError
+        ):  # The data are invalid, for example a zero byte in a path.
             return BadRequest(f"The request cannot be stored: {_reason(error)}.")
         return StoreUnavailable(
-            f"jobs_store, {self._shown}, cannot be used: {_reason(error)}", retry_after=5
+            f"jobs_store, {self._label}, cannot be used: {_reason(error)}", retry_after=5
         )
 
 
 def _reason(error: Exception) -> str:
     """Return an error's message without its details, which quote rows and statements."""
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return primary or str(error).strip() or type(error).__name__
+    message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return message or str(error).strip() or type(error).__name__
 
 
 def _without_secrets(url: str) -> str:

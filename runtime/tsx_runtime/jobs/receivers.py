@@ -1,4 +1,4 @@
-"""The choice of receivers that get a callback now, so that a silent one does not delay others."""
+"""The receivers that get no callback for now, so that an unresponsive one does not delay others."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-MAX_CALLS = 2  # calls of one receiver; one if its last call failed
+MAX_CALLS = 2  # simultaneous calls of one receiver; one if its last call failed
 MAX_FAILURES = 3  # consecutive failures before calls pause
 MAX_PAUSE_S = 300.0
-MAX_FAILING = 200  # receivers whose last call failed
+MAX_FAILING = 200  # remembered receivers whose last call failed
 
 
 def receiver_of(url: str) -> str:
@@ -24,19 +24,21 @@ class Receivers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: Counter[str] = Counter()
-        # The consecutive failures, and when the next call may begin.
+        # The number of consecutive failures, and the time from which the next call may begin.
         self._failing: dict[str, tuple[int, float]] = {}
 
-    def closed(self) -> dict[str, float]:
-        """Return the receivers that get no call, with the seconds left (inf: until a call ends)."""
+    def pauses(self) -> dict[str, float]:
+        """Return the receivers to skip and the seconds left (inf: until one of its calls ends)."""
         now = self._clock()
-        paused = {name: until - now for name, (_, until) in self._failing.items() if until > now}
-        busy = [
+        failing_receivers = {
+            name: until - now for name, (_, until) in self._failing.items() if until > now
+        }
+        busy_receivers = [
             name
             for name, calls in self._calls.items()
             if calls >= (1 if name in self._failing else MAX_CALLS)
         ]
-        return paused | dict.fromkeys(busy, math.inf)
+        return failing_receivers | dict.fromkeys(busy_receivers, math.inf)
 
     def begin(self, receiver: str) -> None:
         self._calls[receiver] += 1

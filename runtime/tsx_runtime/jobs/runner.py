@@ -1,6 +1,6 @@
 """The runner of stored requests.
 
-It claims jobs for the models of this server, in bounded number, and stores their answers.
+It claims jobs for this server's models, as many as these can run, and stores their answers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.store import Claim, JobRecord, JobTarget, StoredAnswer
 
 LEASE_S = 30.0  # seconds until another server takes a job whose lease is not renewed
-LOADING_GRACE_S = 60.0  # wait for a model that is not registered: it may be loading
-MAX_ORPHANS = 32  # jobs of one unknown model that are answered at a time
-# Answers that wait to be stored. Beyond that no job is started: the disk may be full for long.
+LOADING_GRACE_S = 60.0  # wait for a model that is not registered, as it may be loading
+MAX_ORPHANS = 32  # jobs of one unknown model that get an error at a time
+# Answers that wait to be stored. At this number no more jobs are started: the answers use
+# memory, and the disk may stay full for long.
 MAX_UNSTORED = 64
-MIN_PAUSE_S = 0.5  # seconds before the next attempt at a store or a model; it doubles
+MIN_PAUSE_S = 0.5  # seconds before the first retry with a store or a model; they double
 MAX_PAUSE_S = 30.0
-MEAN_WEIGHT = 0.9  # the weight of earlier jobs in the mean seconds of a job
+MEAN_WEIGHT = 0.9  # the weight of earlier jobs in the moving average of a job's seconds
 STORE_ERRORS = (StoreFull, StoreUnavailable)
 ResultT = TypeVar("ResultT")
 
@@ -40,11 +41,11 @@ logger = logging.getLogger("tsx.jobs")
 class JobExecutor(Protocol):
     """Submits a stored request to its model."""
 
-    def places(self, target: JobTarget) -> int | None:
-        """Return how many jobs the model may hold: 0 without workers, None if not registered."""
+    def capacity(self, target: JobTarget) -> int | None:
+        """Return how many jobs a model may run at once, or None if it is not registered."""
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        """Return the response, or that of an error; withdraw the request when cancelled.
+        """Return the response, or an error's response; withdraw the request when cancelled.
 
         Raises:
             Unavailable: A later attempt may succeed.
@@ -54,7 +55,7 @@ class JobExecutor(Protocol):
 class Runner:
     """Runs the jobs of a store, in the event loop.
 
-    `added` reports jobs of this server. Jobs of other servers are found by polling.
+    `notify_queued` reports a job that this server has accepted. Polling finds other servers' jobs.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Runner:
         self._on_answer = on_answer
         self._stats = stats or JobStats()
         self._waiting: set[JobTarget] = set()  # targets that may have queued jobs
-        self._known: set[JobTarget] = set()  # targets that have been registered
-        # The time since when a target is not registered, and runs nowhere else.
-        self._missing: dict[JobTarget, float] = {}
-        self._held: dict[Claim, asyncio.Task[None]] = {}
-        self._at_model: dict[Claim, str] = {}  # the models of jobs without an answer
-        self._seconds: dict[str, float] = {}  # mean seconds of a job, by model
-        # Events exist as long as somebody waits.
-        self._ended: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._registered_targets: set[JobTarget] = set()  # targets that have been registered
+        # The time since which a target is neither registered here nor running on another server.
+        self._missing_since: dict[JobTarget, float] = {}
+        self._claims: dict[Claim, asyncio.Task[None]] = {}
+        self._running_models: dict[Claim, str] = {}  # the models of jobs that have no answer yet
+        self._seconds: dict[str, float] = {}  # moving average of a job's seconds, by model
+        # An event exists as long as a caller of `wait` holds it.
+        self._end_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._tasks = TaskGroup()
         self._wake = asyncio.Event()
         self._problem = ""  # the last logged problem of the store
@@ -95,16 +96,16 @@ class Runner:
             await _retry("jobs are not started", self._claim)
 
     async def tend(self) -> None:
-        """Renew leases; find jobs of servers that died, and jobs that were not announced."""
+        """Renew leases, and find jobs of servers that died and jobs accepted by other servers."""
         problem = ""
         try:
             for claim in (
-                await self._store.renew(list(self._held), self._owner, LEASE_S)
-                if self._held
+                await self._store.renew(list(self._claims), self._owner, LEASE_S)
+                if self._claims
                 else ()
             ):
-                if claim in self._held:
-                    self._held[claim].cancel()
+                if claim in self._claims:
+                    self._claims[claim].cancel()
             await self._store.reclaim()
         except STORE_ERRORS as error:
             problem = error.message
@@ -124,143 +125,147 @@ class Runner:
         with suppress(*STORE_ERRORS):  # `tend` reports them.
             queued, running = await self._store.waiting()
             for target in running:
-                self._missing.pop(target, None)
+                self._missing_since.pop(target, None)
             self._waiting |= queued
-            self.changed()
+            self.notify_change()
 
-    def added(self, target: JobTarget) -> None:
+    def notify_queued(self, target: JobTarget) -> None:
         self._waiting.add(target)
         self._wake.set()
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Note that models or their workers have changed."""
         if self._waiting:
             self._wake.set()
 
     def cancel(self, id: str) -> None:
         """Stop work on a job that is no longer this server's."""
-        for claim, task in self._held.items():
+        for claim, task in self._claims.items():
             if claim[0] == id:
                 task.cancel()
-        if event := self._ended.get(id):
+        if event := self._end_events.get(id):
             event.set()
 
-    def expected(self, job: JobRecord, ahead: int) -> int | None:
-        """Return the whole seconds until a job's answer, from the mean of its model, or None."""
+    def estimate_s(self, job: JobRecord, preceding_jobs: int) -> int | None:
+        """Estimate the seconds until a job's answer; None if no job of its model has ended yet."""
         seconds = self._seconds.get(job.model)
         if seconds is None:
             return None
         if job.state == "running":
             seconds -= time.time() - (job.started or 0.0)
         else:
-            seconds *= (ahead + 1) / (self._executor.places((job.model, job.version)) or 1)
+            seconds *= (preceding_jobs + 1) / (
+                self._executor.capacity((job.model, job.version)) or 1
+            )
         return max(1, math.ceil(seconds))
 
     async def wait(self, id: str, seconds: float) -> None:
-        """Wait until this server has answered a job, it is cancelled, or the time is over."""
-        await wait_for_event(self._ended.setdefault(id, asyncio.Event()), seconds)
+        """Wait until this server has answered the job, the job is cancelled, or time is up."""
+        await wait_for_event(self._end_events.setdefault(id, asyncio.Event()), seconds)
 
-    async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Claim no more jobs, and give the running ones so many seconds.
+    async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
+        """Claim no more jobs; wait up to `seconds`, or until `stop_now`, for the running ones.
 
-        `close` queues the remaining ones again.
+        `close` then queues the unfinished jobs again.
         """
         self.stopping = True
-        running = {id for id, _ in self._held}
-        for id, event in self._ended.items():
+        running = {id for id, _ in self._claims}
+        for id, event in self._end_events.items():
             if id not in running:
                 event.set()
-        ending = [
+        stop_conditions = [
             asyncio.ensure_future(self._tasks.wait_all()),
-            asyncio.ensure_future(hurry.wait()),
+            asyncio.ensure_future(stop_now.wait()),
         ]
-        await asyncio.wait(ending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in ending:
+        await asyncio.wait(stop_conditions, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in stop_conditions:
             task.cancel()
 
     async def close(self) -> None:
         self.stopping = True
-        for task in self._held.values():
+        for task in self._claims.values():
             task.cancel()
         await self._tasks.wait_all()
-        with suppress(*STORE_ERRORS):  # Without it the leases run out.
+        with suppress(*STORE_ERRORS):  # Otherwise the leases run out.
             await self._store.release(self._owner)
 
     async def _claim(self) -> None:
-        capacity = self._free_capacity()
-        if not capacity:
+        capacities = self._free_capacity()
+        if not capacities:
             return
-        self._waiting -= capacity.keys()  # removed first, as one may be added meanwhile
+        self._waiting -= capacities.keys()  # Targets may be added during `claim`.
         try:
-            jobs = await self._store.claim(capacity, self._owner, LEASE_S)
+            jobs = await self._store.claim(capacities, self._owner, LEASE_S)
         except BaseException:
-            self._waiting |= capacity.keys()
+            self._waiting |= capacities.keys()
             raise
         for job in jobs:
             claim = job.id, job.attempts
-            self._at_model[claim] = job.model
-            self._held[claim] = task = self._tasks.begin(self._run_job(job))
-            # Called even for a task that is cancelled before it begins.
+            self._running_models[claim] = job.model
+            self._claims[claim] = task = self._tasks.begin(self._run_job(job))
+            # A callback also runs for a task that is cancelled before it begins.
             task.add_done_callback(partial(self._forget, claim))
-        counts = Counter((job.model, job.version) for job in jobs)
-        self._waiting |= {target for target, most in capacity.items() if counts[target] == most}
+        claimed_counts = Counter((job.model, job.version) for job in jobs)
+        self._waiting |= {
+            target for target, limit in capacities.items() if claimed_counts[target] == limit
+        }
 
     def _free_capacity(self) -> dict[JobTarget, int]:
-        capacity: dict[JobTarget, int] = {}
-        running = Counter(self._at_model.values())
-        if self.stopping or len(self._held) - len(self._at_model) >= MAX_UNSTORED:
-            return capacity
+        capacities: dict[JobTarget, int] = {}
+        running = Counter(self._running_models.values())
+        if self.stopping or len(self._claims) - len(self._running_models) >= MAX_UNSTORED:
+            return capacities
         for target in self._waiting:
-            places = self._executor.places(target)
-            if places is not None:
-                self._known.add(target)
-                self._missing.pop(target, None)
+            limit = self._executor.capacity(target)
+            if limit is not None:
+                self._registered_targets.add(target)
+                self._missing_since.pop(target, None)
             elif self._is_orphan(target):
-                places = MAX_ORPHANS
-            if (more := (places or 0) - running[target[0]]) > 0:
-                capacity[target] = more
-                running[target[0]] += more
-        return capacity
+                limit = MAX_ORPHANS
+            if (free_places := (limit or 0) - running[target[0]]) > 0:
+                capacities[target] = free_places
+                running[target[0]] += free_places
+        return capacities
 
     def _is_orphan(self, target: JobTarget) -> bool:
-        """Tell whether the jobs of a target get the error that there is no such model.
+        """Tell whether to answer the jobs of a target with the error that the model is unknown.
 
-        Until then another server may have it.
+        For a while, another server of the store may have the model, or it may be loading.
         """
-        if target in self._known and not self._store.shared:
+        if target in self._registered_targets and not self._store.shared:
             return True
         now = time.monotonic()
-        return now - self._missing.setdefault(target, now) > (
+        return now - self._missing_since.setdefault(target, now) > (
             self._keep if self._store.shared else LOADING_GRACE_S
         )
 
     async def _run_job(self, job: JobRecord) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         answer = await _retry(f"job {job.id} waits", lambda: self._executor.answer(job))
-        # The next job need not wait until this answer is stored.
-        self._at_model.pop((job.id, job.attempts))
+        # The next job may start while this answer is stored.
+        self._running_models.pop((job.id, job.attempts))
         self._wake.set()
-        spent, before = time.monotonic() - began, self._seconds.get(job.model)
+        elapsed_s, mean_s = time.monotonic() - start, self._seconds.get(job.model)
         self._seconds[job.model] = (
-            spent if before is None else before * MEAN_WEIGHT + spent * (1 - MEAN_WEIGHT)
+            elapsed_s if mean_s is None else mean_s * MEAN_WEIGHT + elapsed_s * (1 - MEAN_WEIGHT)
         )
         keep = (job.id, job.attempts, self._owner, answer, self._keep)
         if await _retry(
             f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)
         ):
-            self._stats.answered(job, answer.status or 500)
+            self._stats.count_answer(job, answer.status or 500)
         self._on_answer(job)
 
     def _forget(self, claim: Claim, task: asyncio.Task[None]) -> None:
-        del self._held[claim]
-        self._at_model.pop(claim, None)
+        del self._claims[claim]
+        self._running_models.pop(claim, None)
         self._wake.set()
-        if event := self._ended.get(claim[0]):
+        if event := self._end_events.get(claim[0]):
             event.set()
 
 
 async def _retry(problem: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Repeat a call that is refused for now, after growing pauses; log the problem once."""
+    """Repeat a call while the store or model is unavailable, with growing pauses; log once."""
     pause = MIN_PAUSE_S
     while True:
         try:

@@ -1,7 +1,7 @@
 """The tables of a store, for SQLite and PostgreSQL.
 
-Requests and answers have separate tables: SQLite rewrites a whole row when a part changes, and a
-list of jobs does not read them.
+Requests and answers have tables of their own, for two reasons: SQLite rewrites a whole row when one
+column changes, and a list of jobs should not read bodies.
 """
 
 from __future__ import annotations

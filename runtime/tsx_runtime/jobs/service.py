@@ -1,4 +1,4 @@
-"""Asynchronous answers of a server: its store, and the tasks that run jobs and send callbacks."""
+"""Asynchronous answers of a server: the store, and the tasks that run jobs and send callbacks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import OFF, POSTGRES, SQLITE, Settings
 from tsx_runtime.sources.urls import AllowList
 
-JOBS_PER_CLIENT = 1000  # the default if other machines can connect
+JOBS_PER_CLIENT = 1000  # the default limit if other machines can connect
 POLL_S = 1.0  # between searches for jobs that other servers have accepted
 TEND_S = LEASE_S / 3
 
 
 class Jobs:
-    """The jobs of a server. Nothing is opened before `begin`, which the first job calls."""
+    """The jobs of a server. The first job calls `begin`, which opens the store."""
 
     def __init__(self, settings: Settings, store: SqlStore, executor: JobExecutor) -> None:
         """Prepare the jobs.
@@ -48,35 +48,35 @@ class Jobs:
             store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin
         )
         hosts = AllowList(settings.job_callback_hosts, "job_callback_hosts")
-        signing = [
+        signing_secrets = [
             text
             for text in (settings.job_callback_secret, settings.job_callback_old_secret)
             if text
         ]
-        self.callbacks = CallbackSender(store, hosts, signing, stats=self.stats)
+        self.callbacks = CallbackSender(store, hosts, signing_secrets, stats=self.stats)
         self.runner = Runner(
-            store, executor, self.owner, self.keep, self.callbacks.added, self.stats
+            store, executor, self.owner, self.keep, self.callbacks.notify_answer, self.stats
         )
-        self._most = settings.max_queued_jobs
+        self._max_jobs = settings.max_queued_jobs
         default = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT
-        self._most_of_client = (
+        self._max_client_jobs = (
             default if settings.max_jobs_per_client is None else settings.max_jobs_per_client
         )
         self._tasks = AsyncExitStack()
-        self._begun = False
+        self._is_begun = False
 
     async def begin(self) -> None:
         """Open the store and run its jobs until `close`."""
-        if self._begun:
+        if self._is_begun:
             return
-        self._begun = True
-        polling = [repeat(POLL_S, self._poll)] if self.store.shared else []
+        self._is_begun = True
+        pollers = [repeat(POLL_S, self._poll)] if self.store.shared else []
         coroutines = [
             self.runner.run(),
             self.callbacks.run(),
             self._tend(),
             repeat(TEND_S, self.runner.clean),
-            *polling,
+            *pollers,
         ]
         await self._tasks.enter_async_context(
             running("asynchronous answers stand still", *coroutines)
@@ -84,25 +84,25 @@ class Jobs:
 
     async def resume(self) -> None:
         """Call `begin` if there may be jobs of an earlier server."""
-        if not self._begun and self.store.exists():
+        if not self._is_begun and self.store.exists():
             await self.begin()
 
-    async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Start no more jobs, and give the running ones so many seconds.
+    async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
+        """Start no more jobs; wait up to `seconds`, or until `stop_now`, for the running ones.
 
-        The next server runs the jobs that remain after `close`.
+        The next server runs the jobs that are unfinished at `close`.
         """
-        if self._begun:
-            await self.runner.stop(seconds, hurry)
+        if self._is_begun:
+            await self.runner.stop(seconds, stop_now)
 
     async def close(self) -> None:
-        if self._begun:
+        if self._is_begun:
             await self._tasks.aclose()
             await self.runner.close()
             await self.store.close()
 
     async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
-        """Store a job; it is on the disk on return.
+        """Store a job on the disk.
 
         Raises:
             JobsFull: Too many jobs are queued or running.
@@ -111,9 +111,9 @@ class Jobs:
         """
         await self.begin()
         await self.store.add(
-            job, self._most, self._most_of_client if job.client else 0, answer, self.owner
+            job, self._max_jobs, self._max_client_jobs if job.client else 0, answer, self.owner
         )
-        self.runner.added((job.model, job.version))
+        self.runner.notify_queued((job.model, job.version))
 
     async def get(self, id: str) -> JobRecord | None:
         return await self.store.get(id) if await self.is_open() else None
@@ -130,16 +130,16 @@ class Jobs:
         return await self.store.get_answer(AnswerKey(JOB, "", id))
 
     async def progress(self, job: JobRecord) -> tuple[int, int | None]:
-        """Return the number of queued jobs before this one, and seconds until its answer."""
-        ahead = await self.store.ahead(job) if job.state == "queued" else 0
-        return ahead, self.runner.expected(job, ahead)
+        """Return the number of queued jobs before this one, and the seconds until its answer."""
+        preceding_jobs = await self.store.count_preceding(job) if job.state == "queued" else 0
+        return preceding_jobs, self.runner.estimate_s(job, preceding_jobs)
 
     async def wait(self, id: str, seconds: float) -> StoredAnswer | None:
-        """Return the answer, or None if it does not come within so many seconds."""
+        """Return the answer, or None if it does not come within `seconds`."""
         end = time.monotonic() + seconds
         while True:
             remaining_s = max(0.0, end - time.monotonic())
-            # Another server does not report its answers.
+            # `runner.wait` does not notice other servers' answers, so a shared store is polled.
             await self.runner.wait(
                 id, min(remaining_s, POLL_S) if self.store.shared else remaining_s
             )
@@ -153,12 +153,16 @@ class Jobs:
                 return answer
 
     async def cancel(self, id: str) -> JobRecord | None:
-        """Cancel a job; return its new record, which may be done, or None."""
+        """Cancel a job; return its new record (perhaps it was already done), or None if unknown."""
         if not await self.is_open():
             return None
-        previous = await self.store.get(id)
+        old_record = await self.store.get(id)
         job = await self.store.cancel(id, self.keep)
-        if previous is not None and job is not None and job.state == "cancelled" != previous.state:
+        if (
+            old_record is not None
+            and job is not None
+            and job.state == "cancelled" != old_record.state
+        ):
             self.stats.finished[job.model, "cancelled"] += 1
         self.runner.cancel(id)
         return job
@@ -169,13 +173,13 @@ class Jobs:
             return None
         job = await self.store.retry(id)
         if job is not None:
-            self.runner.added((job.model, job.version))
+            self.runner.notify_queued((job.model, job.version))
         return job
 
     async def is_open(self) -> bool:
-        """Tell whether there is a store; a request for a job does not make one."""
+        """Tell whether the store is open; open it if it exists, but do not create it."""
         await self.resume()
-        return self._begun
+        return self._is_begun
 
     async def _poll(self) -> None:
         if self.store.shared:
@@ -187,7 +191,7 @@ class Jobs:
 
 
 def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
-    """Return the store of `jobs_store`, else a file in `directory`, or None without one.
+    """Return the store that `jobs_store` names, else one in `directory`, or None without both.
 
     Raises:
         SettingError: The store cannot be used.
@@ -221,7 +225,7 @@ def postgres_store(url: str) -> SqlStore:
         ) from error
     try:
         return PostgresStore(url)
-    except PostgresStore.driver_error:  # Its text may hold the password.
+    except PostgresStore.driver_error:  # The error's text may contain the password.
         text = (
             "jobs_store is not a URL of a PostgreSQL database. Write"
             " postgresql://USER:PASSWORD@HOST:PORT/DATABASE"

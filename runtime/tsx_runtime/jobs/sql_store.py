@@ -22,7 +22,7 @@ from tsx_runtime.jobs.store import (
 )
 
 TOMBSTONE_S = 86_400.0  # seconds for which an expired job is still known
-MAX_EXPIRED = 500  # jobs, or answers, at a time: the thread has other work
+MAX_EXPIRED = 500  # jobs or answers per transaction, since other calls wait for the thread
 LIVE = "state IN ('queued', 'running')"
 RECORD = ", ".join(JobRecord._fields)
 ANSWER = ", ".join(StoredAnswer._fields)
@@ -30,9 +30,10 @@ REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in StoredAnswer._fields
 )
 REQUEUE = "state = 'queued', owner = NULL, started = NULL"
-HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
+CLAIMED = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
 KEY = "kind = ? AND scope = ? AND name = ?"
-BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # begun by this owner
+# An answer on which the owner works; until it is stored, `headers` holds the owner.
+OWN_UNANSWERED = f"{KEY} AND status IS NULL AND headers = ?"
 Params = ParamSpec("Params")
 ResultT = TypeVar("ResultT")
 
@@ -40,7 +41,7 @@ ResultT = TypeVar("ResultT")
 def _transaction(
     work: Callable[Concatenate[Any, Session, Params], ResultT],
 ) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, ResultT]]:
-    """Make a coroutine out of a method that works in a transaction."""
+    """Make a coroutine function out of a method that works in a transaction."""
 
     @wraps(work)
     async def call(self: Any, /, *args: Params.args, **options: Params.kwargs) -> ResultT:
@@ -66,13 +67,13 @@ class SqlStore(SqlThread):
         return True
 
     def follow(self, seconds: float) -> None:
-        """Note that a server that this one replaces uses the store for at most so many seconds.
+        """Note that this server replaces another, which uses the store for at most `seconds` more.
 
-        Call it before the store is used.
+        Call it before the first use of the store.
         """
 
     def hand_over(self) -> None:
-        """Note that another server replaces this one, which finishes its work."""
+        """Note that another server replaces this one, which only finishes its jobs."""
 
     def exists(self) -> bool:
         """Tell whether the store may have jobs, without opening it."""
@@ -85,29 +86,29 @@ class SqlStore(SqlThread):
         self,
         session: Session,
         job: NewJob,
-        most: int,
-        most_of_client: int = 0,
+        limit: int,
+        max_client_jobs: int = 0,
         answer: tuple[AnswerKey, StoredAnswer] | None = None,
         owner: str = "",
     ) -> None:
-        """Accept a job; in the same commit store an `answer` under a key that `owner` has begun.
+        """Accept a job; in the same commit, store an answer under a key that `owner` has claimed.
 
         Args:
             session: The transaction.
             job: The job.
-            most: The largest number of queued and running jobs.
-            most_of_client: The same for the job's client; 0: no limit.
+            limit: The largest number of queued and running jobs.
+            max_client_jobs: The largest number of the client's jobs among them; 0: no limit.
             answer: A key and its answer.
-            owner: The server that has begun the key.
+            owner: The server that has claimed the key.
 
         Raises:
-            JobsFull: There are `most` jobs.
-            TooManyRequests: There are `most_of_client` jobs of this client.
+            JobsFull: There are `limit` jobs.
+            TooManyRequests: There are `max_client_jobs` jobs of this client.
         """
-        _check_room(session, job.client, most, most_of_client)
+        _check_room(session, job.client, limit, max_client_jobs)
         if answer is not None:
             if not session.run(
-                f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()
+                f"DELETE FROM tsx_answers WHERE {OWN_UNANSWERED}", *answer[0], owner.encode()
             ):
                 raise StoreUnavailable(
                     "Another server works on this Idempotency-Key now. Send the request again.",
@@ -124,7 +125,7 @@ class SqlStore(SqlThread):
             *(job.id, job.model, job.version, job.priority, job.client, job.request.request_id),
             *(len(job.request.body), job.deadline, job.callback),
         )
-        if added:  # False: an earlier attempt was committed after all
+        if added:  # false if an attempt that seemed to fail was committed
             fields = ", ".join(StoredRequest._fields)
             session.run(
                 f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -137,7 +138,7 @@ class SqlStore(SqlThread):
         return _get(session, id)
 
     @_transaction
-    def ahead(self, session: Session, job: JobRecord) -> int:
+    def count_preceding(self, session: Session, job: JobRecord) -> int:
         """Return the number of queued jobs of the model before this one."""
         condition = (
             "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
@@ -150,7 +151,7 @@ class SqlStore(SqlThread):
     def cancel(self, session: Session, id: str, keep: float) -> JobRecord | None:
         """Cancel a queued or running job; return its new record.
 
-        The server that runs it learns of it by `renew`.
+        `renew` tells the server that runs the job.
         """
         change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
         session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND {LIVE}", keep, id)
@@ -177,20 +178,20 @@ class SqlStore(SqlThread):
         *,
         state: JobState | None = None,
         model: str | None = None,
-        least_status: int | None = None,
-        before: int | None = None,
+        min_status: int | None = None,
+        before_number: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
-        """Return jobs, newest first; `before` is the number of the previous page's last job."""
+        """Return jobs, newest first; `before_number` is that of the previous page's last job."""
         filters = {
             "state = ?": state,
             "model = ?": model,
-            "status >= ?": least_status,
-            "number < ?": before,
+            "status >= ?": min_status,
+            "number < ?": before_number,
         }
         conditions = {test: value for test, value in filters.items() if value is not None}
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
+        condition = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        sql = f"SELECT {RECORD} FROM tsx_jobs {condition} ORDER BY number DESC LIMIT ?"
         return [JobRecord(*row) for row in session.rows(sql, *conditions.values(), limit)]
 
     @_transaction
@@ -202,7 +203,7 @@ class SqlStore(SqlThread):
     @_transaction
     def oldest(self, session: Session) -> dict[str, float]:
         """Return the seconds that the oldest queued job of each model has waited."""
-        # This needs only an index.
+        # This subquery needs only an index.
         first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
         rows = session.rows(
             f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})"
@@ -220,7 +221,7 @@ class SqlStore(SqlThread):
 
     @_transaction
     def waiting(self, session: Session) -> tuple[set[JobTarget], set[JobTarget]]:
-        """Return the targets with queued jobs, and those with running jobs on any server."""
+        """Return the targets with queued jobs, and the targets with running jobs on any server."""
         rows = session.rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
         queued, running = (
             {(model, version) for state, model, version in rows if state == live_state}
@@ -230,17 +231,17 @@ class SqlStore(SqlThread):
 
     @_transaction
     def claim(
-        self, session: Session, wanted: Mapping[JobTarget, int], owner: str, seconds: float
+        self, session: Session, limits: Mapping[JobTarget, int], owner: str, seconds: float
     ) -> list[JobRecord]:
-        """Claim at most so many jobs of each target for an owner, for so many seconds."""
+        """Claim jobs for an owner, for `seconds`, up to the limit of each target."""
         claimed = []
-        for target, most in wanted.items():
+        for target, limit in limits.items():
             queued = (
                 "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC,"
                 " number LIMIT ?"
             )
             for (id,) in session.rows(
-                f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most
+                f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, limit
             ):
                 change = (
                     "state = 'running', attempts = attempts + 1, started = {now}, owner = ?,"
@@ -252,11 +253,11 @@ class SqlStore(SqlThread):
 
     @_transaction
     def renew(
-        self, session: Session, held: Collection[Claim], owner: str, seconds: float
+        self, session: Session, claims: Collection[Claim], owner: str, seconds: float
     ) -> set[Claim]:
-        """Renew leases for so many seconds; return the jobs that the owner has lost."""
-        sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {HELD}"
-        return {claim for claim in held if not session.run(sql, seconds, *claim, owner)}
+        """Renew leases for `seconds`; return the claims that the owner has lost."""
+        sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {CLAIMED}"
+        return {claim for claim in claims if not session.run(sql, seconds, *claim, owner)}
 
     @_transaction
     def release(self, session: Session, owner: str) -> None:
@@ -279,7 +280,7 @@ class SqlStore(SqlThread):
         """
         change = "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
         if not session.run(
-            f"UPDATE tsx_jobs SET {change} WHERE {HELD}",
+            f"UPDATE tsx_jobs SET {change} WHERE {CLAIMED}",
             answer.status,
             keep,
             id,
@@ -289,20 +290,20 @@ class SqlStore(SqlThread):
             return False
         (expires,) = session.row("SELECT expires FROM tsx_jobs WHERE id = ?", id)
         _put(session, AnswerKey(JOB, "", id), answer._replace(expires=expires))
-        called = "SELECT id, callback, {now} FROM tsx_jobs WHERE id = ? AND callback <> ''"
-        session.run(f"INSERT INTO tsx_callbacks (id, url, due) {called}", id)
+        callback = "SELECT id, callback, {now} FROM tsx_jobs WHERE id = ? AND callback <> ''"
+        session.run(f"INSERT INTO tsx_callbacks (id, url, due) {callback}", id)
         return True
 
     @_transaction
     def reclaim(self, session: Session) -> None:
-        """Queue jobs again whose lease has run out."""
+        """Queue the jobs again whose leases have run out."""
         session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}")
 
     @_transaction
     def expire(self, session: Session) -> bool:
-        """Remove some expired requests and answers; return False if that was all.
+        """Remove some expired requests and answers; return False if none are left.
 
-        The record of a job goes a day later.
+        The record of a job is removed a day later.
         """
         expired = session.rows(
             "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
@@ -319,10 +320,10 @@ class SqlStore(SqlThread):
                 )
                 session.run("DELETE FROM tsx_requests WHERE id = ?", id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-        old = (
+        keys = (
             f"SELECT kind, scope, name FROM tsx_answers WHERE expires < {{now}} LIMIT {MAX_EXPIRED}"
         )
-        removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
+        removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({keys})")
         return max(len(expired), removed) >= MAX_EXPIRED
 
     # Answers by key
@@ -336,27 +337,30 @@ class SqlStore(SqlThread):
     def begin_answer(
         self, session: Session, key: AnswerKey, fingerprint: str, owner: str, seconds: float
     ) -> StoredAnswer | None:
-        """Begin work on a key for so many seconds and return None, or return its answer."""
-        free = (
+        """Claim a key for `seconds` and return None, or return the key's answer.
+
+        An answer without a status means that another owner has the key.
+        """
+        condition = (
             "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers ="
             " excluded.headers)"
         )
         values = "?, ?, ?, NULL, ?, ?, ?, {now} + ?"
         sql = (
             f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE}"
-            f" WHERE {free}"
+            f" WHERE {condition}"
         )
         if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
             return None
-        # It is gone by now; the caller tries again.
-        gone_meanwhile = StoredAnswer(None, fingerprint=fingerprint)
-        return _answer(session, key) or gone_meanwhile
+        # The other owner's row has expired. An answer without a status makes the caller retry.
+        empty_answer = StoredAnswer(None, fingerprint=fingerprint)
+        return _answer(session, key) or empty_answer
 
     @_transaction
     def renew_answer(self, session: Session, key: AnswerKey, owner: str, seconds: float) -> None:
-        """Extend the work on a key to so many seconds from now."""
+        """Renew the claim of a key for `seconds`."""
         session.run(
-            f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}",
+            f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {OWN_UNANSWERED}",
             seconds,
             *key,
             owner.encode(),
@@ -366,11 +370,13 @@ class SqlStore(SqlThread):
     def end_answer(
         self, session: Session, key: AnswerKey, owner: str, answer: StoredAnswer | None
     ) -> bool:
-        """Store the result of the owner's work; return False if the owner has lost the key.
+        """Store the owner's answer; return False if the owner has lost the key.
 
-        After None, nothing is stored and the key is free.
+        If the answer is None, nothing is stored and the key is free.
         """
-        is_owner = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+        is_owner = (
+            session.run(f"DELETE FROM tsx_answers WHERE {OWN_UNANSWERED}", *key, owner.encode()) > 0
+        )
         if is_owner and answer is not None:
             _put(session, key, answer)
         return is_owner
@@ -384,39 +390,41 @@ class SqlStore(SqlThread):
 
     @_transaction
     def claim_callbacks(
-        self, session: Session, most: int, seconds: float, closed: Collection[str] = ()
+        self, session: Session, limit: int, seconds: float, skipped_receivers: Collection[str] = ()
     ) -> list[DueCallback]:
-        """Claim due callbacks for so many seconds, unless their URL begins with one of `closed`."""
-        condition, values = _receiver_condition(closed)
+        """Claim due callbacks for `seconds`, except those to `skipped_receivers`."""
+        condition, values = _receiver_condition(skipped_receivers)
         claimed = []
         due = (
             f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{condition} ORDER BY"
             " due LIMIT ? {locked}"
         )
-        for id, url, attempts in session.rows(due, *values, most):
+        for id, url, attempts in session.rows(due, *values, limit):
             session.run(
                 "UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE id = ?",
                 seconds,
                 id,
             )
             job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
-            if job is None or answer is None:  # It has expired.
+            if job is None or answer is None:  # The job has expired.
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
             else:
                 claimed.append(DueCallback(id, url, attempts + 1, job.request_id, answer))
         return claimed
 
     @_transaction
-    def next_callback(self, session: Session, closed: Collection[str] = ()) -> float | None:
-        """Return the seconds until a callback is due, without receivers that are `closed`."""
-        condition, values = _receiver_condition(closed)
+    def next_callback(
+        self, session: Session, skipped_receivers: Collection[str] = ()
+    ) -> float | None:
+        """Return the seconds until a callback is due that does not go to `skipped_receivers`."""
+        condition, values = _receiver_condition(skipped_receivers)
         sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{condition}"
         seconds: float | None = (session.rows(sql, *values))[0][0]
         return seconds
 
     @_transaction
     def end_callback(self, session: Session, id: str, retry_in: float | None, error: str) -> None:
-        """Send a callback again in `retry_in` seconds, or remove it for None."""
+        """Schedule a callback again in `retry_in` seconds, or remove it if that is None."""
         if retry_in is None:
             session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
         else:
@@ -428,37 +436,45 @@ class SqlStore(SqlThread):
             )
 
 
-def _receiver_condition(closed: Collection[str]) -> tuple[str, list[Any]]:
-    """Return a condition on the beginning of a callback's URL, and its values."""
-    return " AND substr(url, 1, ?) <> ?" * len(closed), [
-        value for start in closed for value in (len(start), start)
+def _receiver_condition(skipped_receivers: Collection[str]) -> tuple[str, list[Any]]:
+    """Return an SQL condition that excludes receivers by the start of the URL, and its values."""
+    return " AND substr(url, 1, ?) <> ?" * len(skipped_receivers), [
+        value for start in skipped_receivers for value in (len(start), start)
     ]
 
 
-def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:
+def _check_room(session: Session, client: str, limit: int, max_client_jobs: int) -> None:
     """Check the limits of queued and running jobs.
 
     Jobs are counted once per commit, since counting many takes time.
     """
-    for counted, where, limit in (
-        ("", LIVE, most),
-        (client, f"client = ? AND {LIVE}", most_of_client),
+    for counted_client, condition, max_jobs in (
+        ("", LIVE, limit),
+        (client, f"client = ? AND {LIVE}", max_client_jobs),
     ):
-        if limit and counted not in session.live:
-            count = f"SELECT count(*) FROM (SELECT 1 FROM tsx_jobs WHERE {where} LIMIT ?) AS live"
-            session.live[counted] = session.row(count, *([counted] if counted else []), limit)[0]
-    if session.live[""] >= most:
+        if max_jobs and counted_client not in session.job_counts:
+            count = (
+                f"SELECT count(*) FROM (SELECT 1 FROM tsx_jobs WHERE {condition} LIMIT ?) AS live"
+            )
+            session.job_counts[counted_client] = session.row(
+                count, *([counted_client] if counted_client else []), max_jobs
+            )[0]
+    if session.job_counts[""] >= limit:
         raise JobsFull(
-            f"{most} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5
+            f"{limit} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5
         )
-    if most_of_client and session.live[client] >= most_of_client:
+    if max_client_jobs and session.job_counts[client] >= max_client_jobs:
         text = (
-            f"{most_of_client} jobs of this client are queued or running (max_jobs_per_client). Try"
-            " again later."
+            f"{max_client_jobs} jobs of this client are queued or running (max_jobs_per_client)."
+            " Try again later."
         )
         raise TooManyRequests(text, retry_after=5)
-    session.live.update(
-        {counted: session.live[counted] + 1 for counted in {"", client} if counted in session.live}
+    session.job_counts.update(
+        {
+            counted_client: session.job_counts[counted_client] + 1
+            for counted_client in {"", client}
+            if counted_client in session.job_counts
+        }
     )
 
 

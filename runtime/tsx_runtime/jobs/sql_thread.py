@@ -25,8 +25,8 @@ class Session:
 
     def __init__(self, connection: Any, dialect: Mapping[str, str]) -> None:
         """Begin a transaction; `dialect` maps `{begin}`, `{now}`, `{locked}` and `?` to SQL."""
-        # The counted queued and running jobs of clients, and of all ("").
-        self.live: dict[str, int] = {}
+        # Numbers of queued and running jobs, by client and for all clients (""), once counted.
+        self.job_counts: dict[str, int] = {}
         self._connection = connection
         self._dialect = dialect
 
@@ -55,12 +55,12 @@ class _Call(NamedTuple):
 
 
 class SqlThread(ABC):
-    """A thread that makes transactions of calls.
+    """A thread that runs each call in a transaction.
 
-    Calls that arrive while it is busy share the next commit.
+    Calls that arrive while the thread is busy share the next commit.
     """
 
-    # The differences between databases, used in the thread.
+    # The differences between databases; the thread calls these methods.
 
     dialect: Mapping[str, str]  # see `Session`
     types: Mapping[str, str]  # types of columns
@@ -80,7 +80,7 @@ class SqlThread(ABC):
 
     @abstractmethod
     def prepare(self, session: Session) -> None:
-        """Prepare the database in the transaction that makes the tables, before it does."""
+        """Prepare the database, in the transaction that then makes the tables."""
 
     def is_lost(self, connection: Any) -> bool:
         """Tell whether an error requires a new connection."""
@@ -97,7 +97,7 @@ class SqlThread(ABC):
         self._connection: Any = None
 
     async def open(self) -> None:
-        """Connect, and make missing tables; the first call of `do` also does."""
+        """Connect, and make missing tables; otherwise the first call of `do` does this."""
         await self.do(lambda session: None)
 
     async def close(self) -> None:
@@ -132,32 +132,33 @@ class SqlThread(ABC):
             self.disconnect(self._connection)
             self._connection = None
 
-    def _commit(self, group: Sequence[_Call], *, again: bool = True) -> None:
+    def _commit(self, group: Sequence[_Call], *, may_retry: bool = True) -> None:
         """Commit a group in one transaction; after a failure, each call in its own.
 
-        Thus no call fails because of another. Without a connection all fail.
+        Thus no call fails because of another. If there is no connection, all calls fail.
         """
         try:
             if self._connection is None:
                 self._connection = self._open_connection()
         except Exception as error:
-            # The thread ends here; each caller gets the error.
+            # An exception that escaped would end the thread; each caller gets it instead.
             results: list[Any] = [self._fault(error) for _ in group]
         else:
             try:
                 results = self._transaction(self._connection, group)
             except Exception as error:
-                lost = self._roll_back()
-                if lost and again:
-                    self._commit(group, again=False)
+                is_lost = self._roll_back()
+                if is_lost and may_retry:
+                    self._commit(group, may_retry=False)
                     return
-                if not lost and len(group) > 1:
+                if not is_lost and len(group) > 1:
                     for call in group:
                         self._commit([call])
                     return
                 results = [self._fault(error) for _ in group]
         for call, result in zip(group, results, strict=True):
-            with suppress(RuntimeError):  # A loop that has ended has no waiter.
+            # The caller's event loop may be closed; then nobody waits for the result.
+            with suppress(RuntimeError):
                 call.result.get_loop().call_soon_threadsafe(_set, call.result, result)
 
     def _transaction(self, connection: Any, group: Sequence[_Call]) -> list[Any]:
@@ -203,11 +204,13 @@ class SqlThread(ABC):
 
     def _roll_back(self) -> bool:
         """Roll back; tell whether the connection is lost."""
-        with suppress(Exception):  # A connection that cannot roll back is lost, and closed below.
+        with suppress(
+            Exception
+        ):  # If the roll-back fails, the connection counts as lost and is closed below.
             self._connection.rollback()
         if not self.is_lost(self._connection):
             return False
-        with suppress(Exception):  # Nothing is left to be closed properly.
+        with suppress(Exception):  # The connection is lost, so an error at its end does not matter.
             self.disconnect(self._connection)
         self._connection = None
         return True

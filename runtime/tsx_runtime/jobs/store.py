@@ -7,10 +7,10 @@
       +-------retry------|------------------+        ^
       +-------retry--- cancelled --------------------+
 
-A method of the store returns when its change is on the disk. A server is an `owner`, a random name
-that it draws at its start. It owns a claimed job until the lease runs out, and renews the lease. A
-claim is identified by the job's number of attempts. An answer is stored only for the current claim,
-so that a job is answered once, whoever else has worked on it.
+A method of the store returns when its change is on the disk. A server is an `owner`, identified by
+a random name that it draws at its start. It owns a claimed job until the lease runs out, and renews
+the lease. The job's number of attempts identifies the claim. An answer is stored only for the
+current claim, so that a job is answered once even if several servers have worked on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOB = "job"  # the kind of an answer to a job; its key is the job's id
 
 
 class StoredRequest(NamedTuple):
-    """An HTTP request, without credentials that its model does not get."""
+    """An HTTP request, without the credentials that are meant for the server only."""
 
     request_id: str
     method: str
@@ -39,15 +39,15 @@ class StoredRequest(NamedTuple):
 class NewJob(NamedTuple):
     """A request to accept."""
 
-    id: str  # cannot be guessed
+    id: str  # a random text that nobody can guess
     model: str
-    version: str  # empty: the default, or the choice of the model's traffic
+    version: str  # empty: the default version, or one chosen by the model's traffic policy
     request: StoredRequest
-    priority: int = 0  # A greater one goes first.
-    # Seconds since the epoch: a job that is not started by then is refused.
+    priority: int = 0  # Jobs of higher priority run first.
+    # Seconds since the epoch; a job that has not started by then is refused.
     deadline: float | None = None
-    client: str = ""  # the client by which quotas count jobs
-    callback: str = ""  # URL
+    client: str = ""  # the client whose quota the job counts against
+    callback: str = ""  # the URL that gets the answer
 
 
 class JobRecord(NamedTuple):
@@ -62,7 +62,7 @@ class JobRecord(NamedTuple):
     client: str
     request_id: str
     size: int  # bytes of the request's body
-    attempts: int  # claims; all but the last ended without an answer
+    attempts: int  # number of claims; all but the last ended without an answer
     status: int | None  # the status of the answer
     created: float
     started: float | None
@@ -73,7 +73,7 @@ class JobRecord(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """The key of a stored answer, such as an idempotency key or that of a precomputed answer."""
+    """The key of a stored answer, for example an idempotency key."""
 
     kind: str
     scope: str
@@ -86,7 +86,7 @@ class StoredAnswer(NamedTuple):
     status: int | None
     headers: bytes = b""  # a header block, see `wire`
     body: bytes = b""
-    fingerprint: str = ""  # identifies the request: the key with another one is a client's mistake
+    fingerprint: str = ""  # identifies the request that the key belongs to
     expires: float = 0.0  # seconds since the epoch
 
     @property
@@ -100,6 +100,6 @@ class DueCallback(NamedTuple):
 
     id: str
     url: str
-    attempts: int  # including this one
+    attempts: int  # includes the present one
     request_id: str
     answer: StoredAnswer

@@ -25,7 +25,7 @@ from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
-from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
+from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, prometheus_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
 from tsx_runtime.metrics.job_metrics import JobReading, add_jobs, read_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -54,10 +54,10 @@ class Reading(NamedTuple):
     system: list[SystemMetric]
     gpus: dict[int, Gpu]
     config: MetricsConfig = MetricsConfig()
-    all_models: bool = True  # includes handlers' metrics that the configuration does not declare
-    usage: Mapping[str, ResourceUsage] = {}  # keys: the ids of workers
+    all_models: bool = True  # include handlers' metrics that the configuration does not declare
+    usage: Mapping[str, ResourceUsage] = {}  # keys: ids of workers
     process: Sequence[Metric] = ()  # metrics of the front end's process
-    # Shares of the requests that name no version, by model and version.
+    # Fractions of the requests without a version, by model and version.
     shares: Mapping[str, Mapping[str, float]] = {}
     shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
@@ -69,7 +69,7 @@ class Reading(NamedTuple):
 
 
 def fill(families: Families, reading: Reading) -> Iterator[None]:
-    """Add all metrics, in steps of about a millisecond; models may come and go between them."""
+    """Add all metrics, in steps of about a millisecond; models may come and go between steps."""
     versions = reading.versions
     _add_host(families, reading)
     _add_gpus(families, reading)
@@ -94,11 +94,11 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
     if reading.jobs is not None:
         add_jobs(families, reading.jobs, reading.host)
     families.keep(reading.config.shows)
-    own_names = families.names()
+    server_names = families.names()
     for version in versions:
         yield from add_handler_metrics(
             families,
-            own_names,
+            server_names,
             version,
             reading.host,
             None if reading.all_models else reading.config,
@@ -111,7 +111,8 @@ def _add_host(families: Families, reading: Reading) -> None:
         text = f"answers with a status of {digit}xx"
         families.add(f"Requests{digit}XX", "counter", text, [(host, reading.counts.classes[digit])])
     for name, unit, value, labels in reading.system:
-        # The user's program may print other metrics, which the configuration must declare.
+        # Other metrics that the user's program prints are shown only if the configuration declares
+        # them.
         if name in SYSTEM or name in (reading.config.server or ()):
             families.add(
                 name, "gauge", f"of this machine, in {unit}", [(host | dict(labels), value)]
@@ -162,25 +163,25 @@ def _add_gpus(families: Families, reading: Reading) -> None:
         for name, unit, value in gpu_metrics(gpu):
             families.add(name, "gauge", f"of a GPU, in {unit}", [(labels, value)])
         labels = {"hostname": reading.host, "gpu": str(number), "uuid": gpu.uuid}
-        for name, text, base_value in own_gpu_metrics(gpu):
+        for name, text, base_value in prometheus_gpu_metrics(gpu):
             families.add(name, "gauge", text, [(labels, base_value)])
 
 
 def reader(
     registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
 ) -> Callable[[], Awaitable[Families]]:
-    """Return a function that reads all metrics at the time of its call."""
+    """Return a function that reads all metrics when it is called."""
     host = socket.gethostname()
     settings = registry.settings
     config = read_metrics_config(settings.metrics_config)
     all_models = settings.model_metrics_auto_detect or config.model is None
-    own_process = ProcessCollector(registry=None)
+    process_collector = ProcessCollector(registry=None)
 
     async def read() -> Families:
         gpus = await read_gpus() if registry.gpus and not system.disabled else {}
         workers = registry.workers()
         usage, process = await asyncio.to_thread(
-            lambda: (read_usage(workers), process_metrics(own_process))
+            lambda: (read_usage(workers), process_metrics(process_collector))
         )
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
@@ -211,11 +212,11 @@ def reader(
 def process_metrics(collector: ProcessCollector) -> list[Metric]:
     """Return the metrics of this process.
 
-    If no descriptor is left to count the descriptors with, all of them are in use.
+    Counting the descriptors needs a free descriptor. If that fails, all are reported as in use.
     """
     metrics = list(collector.collect())
     if sys.platform == "linux" and all(metric.name != "process_open_fds" for metric in metrics):
-        import resource  # Windows has no such module.
+        import resource  # Windows lacks this module.
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         metrics.append(
@@ -228,7 +229,7 @@ def process_metrics(collector: ProcessCollector) -> list[Metric]:
 
 
 def read_usage(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
-    """Return the use of workers that have a process; blocking, because it reads system files."""
+    """Return the resource usage of workers with a process; this reads system files and blocks."""
     usages = (
         (worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None
     )

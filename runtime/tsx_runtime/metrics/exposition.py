@@ -1,8 +1,8 @@
 """Metric families as Prometheus text, or as OpenMetrics with exemplars that point to traces.
 
-Rendering the metrics of hundreds of models takes a second. It is done in pieces of one or two
-milliseconds, between which the event loop handles other work (`in_turns`). A thread would delay the
-event loop more, because both need Python's lock.
+Rendering the metrics of hundreds of models takes a second. Therefore it is done in pieces of one or
+two milliseconds, between which the event loop handles other work (`in_turns`). A thread would delay
+the event loop more, because both need Python's lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from prometheus_client import generate_latest
-from prometheus_client.core import Exemplar as Pointer
+from prometheus_client.core import Exemplar as PrometheusExemplar
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Families(Collector):
-    """The metrics and their samples, by name, that prometheus-client renders."""
+    """A collection of metrics by name, which prometheus-client renders."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -48,21 +48,26 @@ class Families(Collector):
     def add_by(
         self, key: str, name: str, text: str, labels: Labels, counts: Mapping[str, float]
     ) -> None:
-        """Add a sample for each value of the label `key`."""
+        """Add a sample for each count, whose key becomes the value of the label `key`."""
         kind = "counter" if name.endswith("_total") else "gauge"
         self.add(name, kind, text, [(labels | {key: value}, counts[value]) for value in counts])
 
     def add_durations(self, name: str, text: str, labels: Labels, durations: Durations) -> None:
         metric = self.metric(name, "histogram", text)
         exemplars = {
-            index: Pointer({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
+            index: PrometheusExemplar(
+                {"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at
+            )
             for index, exemplar in durations.exemplars.items()
         }
-        for index, (bound, below) in enumerate(
+        for index, (bound, cumulative_count) in enumerate(
             zip(SHOWN_BOUNDS, durations.cumulative_counts(), strict=True)
         ):
             metric.add_sample(
-                f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=exemplars.get(index)
+                f"{name}_bucket",
+                labels | {"le": str(bound)},
+                cumulative_count,
+                exemplar=exemplars.get(index),
             )
         metric.add_sample(
             f"{name}_bucket",
@@ -79,12 +84,12 @@ class Families(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from (metric for metric in self._metrics.values() if metric.samples)
 
-    def keep(self, shows: Callable[[str], bool]) -> None:
-        """Keep only the families whose name `shows` accepts."""
-        self._metrics = {name: metric for name, metric in self._metrics.items() if shows(name)}
+    def keep(self, is_shown: Callable[[str], bool]) -> None:
+        """Keep only the families whose name `is_shown` accepts."""
+        self._metrics = {name: metric for name, metric in self._metrics.items() if is_shown(name)}
 
     def restrict(self, names: list[str]) -> None:
-        """Keep only the families that `?name[]=` names."""
+        """Keep only the families with one of `names`, or a sample of that name."""
         self._metrics = {
             name: metric
             for name, metric in self._metrics.items()
@@ -97,7 +102,8 @@ class Families(Collector):
     def text(self) -> Iterator[bytes]:
         """Render Prometheus text.
 
-        Counters have their full names, to which prometheus-client adds another `_total`.
+        prometheus-client appends `_total` to the names of counters in the headers. The names here
+        are already complete, so the suffix is removed.
         """
         for metric in self.collect():
             for piece in _pieces(metric):
@@ -111,7 +117,7 @@ class Families(Collector):
     def openmetrics(self) -> Iterator[bytes]:
         for metric in _OpenMetrics(self).collect():
             for piece in _pieces(metric):
-                # prometheus-client has no types for it.
+                # prometheus-client has no type annotations for this function.
                 rendered: bytes = generate_openmetrics(piece)  # type: ignore[no-untyped-call]
                 rendered = rendered.removesuffix(_END)
                 yield rendered if piece.is_first else _without_head(rendered)
@@ -122,7 +128,7 @@ _END = b"# EOF\n"
 
 
 class _Piece(Collector):
-    """A part of one metric's samples, which prometheus-client renders like a whole metric."""
+    """A few samples of one metric, which prometheus-client renders like a whole metric."""
 
     def __init__(self, metric: Metric, begin: int) -> None:
         self.is_first = begin == 0
@@ -138,12 +144,12 @@ def _pieces(metric: Metric) -> Iterator[_Piece]:
 
 
 def _without_head(rendered: bytes) -> bytes:
-    """Remove HELP and TYPE, which only the first piece needs."""
+    """Remove the HELP and TYPE lines, which only the first piece needs."""
     return rendered.split(b"\n", 2)[2]
 
 
 async def in_turns(steps: Iterable[T]) -> list[T]:
-    """Return all steps, and let the event loop run after each."""
+    """Return the results of all steps, and let the event loop run after each one."""
     results = []
     for step in steps:
         results.append(step)
@@ -154,8 +160,8 @@ async def in_turns(steps: Iterable[T]) -> list[T]:
 class _OpenMetrics(Collector):
     """The same samples under the same names, with the types that OpenMetrics allows.
 
-    The family of a counter is named without `_total`. TorchServe's counters lack `_total`, so their
-    type is unknown.
+    In OpenMetrics, a counter's samples end in `_total` and its family is named without that suffix.
+    TorchServe's counters lack the suffix, so their type becomes unknown.
     """
 
     def __init__(self, families: Families) -> None:
@@ -167,12 +173,12 @@ class _OpenMetrics(Collector):
             if metric.type == "counter":
                 name = metric.name.removesuffix("_total")
                 is_counter = name != metric.name and name not in names
-                renamed = Metric(
+                family = Metric(
                     name if is_counter else metric.name,
                     metric.documentation,
                     "counter" if is_counter else "unknown",
                 )
-                renamed.samples = metric.samples
-                yield renamed
+                family.samples = metric.samples
+                yield family
             else:
                 yield metric

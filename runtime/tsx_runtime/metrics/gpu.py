@@ -1,6 +1,6 @@
-"""The use of the GPUs, read on demand.
+"""The utilization and memory of the GPUs, read on demand.
 
-NVML (the extra `gpu`) takes a millisecond. Without it, `nvidia-smi` takes hundreds.
+A reading by NVML (the extra `gpu`) takes a millisecond, and one by `nvidia-smi` hundreds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.metrics.host import MEGA, run_program
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
-TIMEOUT_S = 5.0  # A hung driver must not block a response.
+TIMEOUT_S = 5.0  # limits how long a hung driver delays a response
 
 
 class Gpu(NamedTuple):
@@ -29,7 +29,7 @@ class Gpu(NamedTuple):
     processes: Mapping[int, int] = {}  # bytes of each process, by its pid; only with NVML
 
     def usage(self, gpu_id: int) -> str:
-        """Return the text of TorchServe's description of a worker."""
+        """Return the GPU's state as TorchServe writes it into the description of a worker."""
         return (
             f"gpuId::{gpu_id} utilization.gpu [%]::{_integer_text(self.utilization)} %"
             f" utilization.memory [%]::{_integer_text(self.memory_utilization)} % memory.used"
@@ -38,7 +38,7 @@ class Gpu(NamedTuple):
 
 
 async def read_gpus(timeout_s: float = TIMEOUT_S) -> dict[int, Gpu]:
-    """Return the visible GPUs by the number that workers use; empty without NVML and nvidia-smi."""
+    """Return the visible GPUs by CUDA's device number; empty without NVML and nvidia-smi."""
     library = _find_library()
     gpus = None if library is None else await library.read(timeout_s)
     if gpus is None:
@@ -47,14 +47,14 @@ async def read_gpus(timeout_s: float = TIMEOUT_S) -> dict[int, Gpu]:
 
 
 async def gpu_processes() -> dict[int, Mapping[int, int]]:
-    """Return the bytes that processes hold, by GPU and pid; only NVML reports them."""
+    """Return the GPU memory of processes in bytes, by GPU and pid; only NVML reports it."""
     return {number: gpu.processes for number, gpu in (await read_gpus()).items()}
 
 
 async def _run_nvidia_smi(timeout_s: float) -> list[Gpu]:
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
-        _, output = await run_program(command, timeout_s, quiet=True)
+        _, output = await run_program(command, timeout_s, drop_stderr=True)
     except OSError:  # includes TimeoutError
         return []
     return parse(output.decode(errors="replace"))
@@ -65,8 +65,12 @@ def parse(output: str) -> list[Gpu]:
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 6:
-            use, memory_use, used, total = map(_number, fields[2:])
-            gpus.append(Gpu(fields[0], fields[1], use, memory_use, used, total))
+            utilization, memory_utilization, memory_used, memory_total = map(_number, fields[2:])
+            gpus.append(
+                Gpu(
+                    fields[0], fields[1], utilization, memory_utilization, memory_used, memory_total
+                )
+            )
     return gpus
 
 
@@ -77,9 +81,9 @@ def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
     """
     if setting is None:
         return dict(enumerate(gpus))
-    chosen: dict[int, Gpu] = {}
+    gpus_by_position: dict[int, Gpu] = {}
     for position, entry in enumerate(part.strip() for part in setting.split(",")):
-        match = next(
+        gpu_of_entry = next(
             (
                 gpu
                 for gpu in gpus
@@ -87,10 +91,10 @@ def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
             ),
             None,
         )
-        if match is None:
+        if gpu_of_entry is None:
             break
-        chosen[position] = match
-    return chosen
+        gpus_by_position[position] = gpu_of_entry
+    return gpus_by_position
 
 
 def _number(text: str) -> float | None:
@@ -109,7 +113,7 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
 
     Values that the device does not report are left out.
     """
-    share = (
+    memory_percent = (
         100 * gpu.memory_used / gpu.memory_total
         if gpu.memory_used is not None and gpu.memory_total
         else None
@@ -117,13 +121,13 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
     rows = (
         ("GPUUtilization", "Percent", gpu.utilization),
         ("GPUMemoryUsed", "Megabytes", gpu.memory_used),
-        ("GPUMemoryUtilization", "Percent", share),
+        ("GPUMemoryUtilization", "Percent", memory_percent),
     )
     return [(name, unit, value) for name, unit, value in rows if value is not None]
 
 
-def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
-    """Return the metrics of a GPU in Prometheus's units: name, text, value."""
+def prometheus_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
+    """Return tsx's metrics of a GPU, in Prometheus's base units: name, text, value."""
     rows = (
         (
             "tsx_gpu_memory_used_bytes",
@@ -151,7 +155,7 @@ def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
 class Nvml:
     """A reader of NVML with one thread.
 
-    A driver that hangs must block neither a response nor the end of the process.
+    The thread is a daemon: a driver that hangs blocks neither responses nor the process's end.
     """
 
     def __init__(self, library: ModuleType) -> None:
@@ -179,7 +183,7 @@ class Nvml:
                 nvml.nvmlInit()
                 self._is_initialized = True
             return [self._row(number) for number in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError:  # There is no driver, or it has lost its device.
+        except nvml.NVMLError:  # There is no driver, or the driver has lost the device.
             return None
 
     def _row(self, number: int) -> Gpu:
@@ -188,7 +192,7 @@ class Nvml:
         uuid = nvml.nvmlDeviceGetUUID(device)
         rates = self._get(nvml.nvmlDeviceGetUtilizationRates, device)
         memory = self._get(nvml.nvmlDeviceGetMemoryInfo, device)
-        running = self._get(nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()
+        processes = self._get(nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()
         return Gpu(
             str(number),
             uuid if isinstance(uuid, str) else uuid.decode(),
@@ -198,7 +202,7 @@ class Nvml:
             None if memory is None else memory.total / MEGA,
             {
                 process.pid: int(process.usedGpuMemory)
-                for process in running
+                for process in processes
                 if process.usedGpuMemory is not None
             },
         )

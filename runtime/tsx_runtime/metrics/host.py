@@ -1,4 +1,4 @@
-"""The system metrics: measured on demand, or printed by the program of `system_metrics_cmd`."""
+"""System metrics, measured on demand or printed by the program in `system_metrics_cmd`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.settings.schema import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30
-MAX_RUN_S = 30.0  # time that the user's program may take
+MAX_RUN_S = 30.0  # time limit of the user's program
 
 _LINE = re.compile(r"^([A-Za-z_]\w*)\.([A-Za-z]+):(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
 
@@ -29,7 +29,7 @@ class SystemMetric(NamedTuple):
     name: str
     unit: str
     value: float
-    labels: tuple[tuple[str, str], ...] = ()  # additional to the labels of the host
+    labels: tuple[tuple[str, str], ...] = ()  # added to the host's labels
 
 
 class System:
@@ -41,25 +41,27 @@ class System:
     def __init__(self, settings: Settings) -> None:
         self.disabled = settings.disable_system_metrics
         self._command = settings.system_metrics_cmd
-        self._hidden = hidden_variables(settings, os.environ)
+        self._hidden_variables = hidden_variables(settings, os.environ)
         self._interval = settings.metric_time_interval
-        self._printed: list[SystemMetric] = []
+        self._printed_metrics: list[SystemMetric] = []
         if not self.disabled and not self._command:
-            _read_if_possible()  # The use of the processor is measured between two readings.
+            _read_if_possible()  # starts the first interval of the CPU utilization
 
     def read(self) -> list[SystemMetric]:
         if self.disabled:
             return []
-        return self._printed if self._command else _read_if_possible()
+        return self._printed_metrics if self._command else _read_if_possible()
 
     async def follow(self) -> None:
-        """Run the user's program at intervals; return at once if there is none."""
+        """Run the user's program at intervals; return at once if none is configured."""
         while self._command and not self.disabled:
             await self._run(self._command)
             await asyncio.sleep(self._interval)
 
     async def _run(self, command: str) -> None:
-        env = {name: value for name, value in os.environ.items() if name not in self._hidden}
+        env = {
+            name: value for name, value in os.environ.items() if name not in self._hidden_variables
+        }
         try:
             code, output = await run_program(shlex.split(command), MAX_RUN_S, env=env)
         except TimeoutError:
@@ -70,7 +72,9 @@ class System:
             return
         if code:
             logger.warning("system_metrics_cmd ended with %d", code)
-        self._printed = parse_lines(output.decode(errors="replace")) or self._printed
+        self._printed_metrics = (
+            parse_lines(output.decode(errors="replace")) or self._printed_metrics
+        )
 
 
 def parse_lines(text: str) -> list[SystemMetric]:
@@ -90,14 +94,14 @@ def parse_lines(text: str) -> list[SystemMetric]:
 def _read_if_possible() -> list[SystemMetric]:
     try:
         return read_system()
-    except OSError:  # No file descriptor is left. The other metrics are still served.
+    except OSError:  # If no file descriptor is left, the other metrics are still served.
         return []
 
 
 def read_system() -> list[SystemMetric]:
     """Return TorchServe's system metrics.
 
-    The use of the processor is measured since the last call; the first call returns 0.
+    The CPU utilization is that since the last call; the first call returns 0.
     """
     memory = psutil.virtual_memory()
     disk = psutil.disk_usage("/")
@@ -116,24 +120,24 @@ async def run_program(
     command: Sequence[str],
     timeout_s: float,
     *,
-    quiet: bool = False,
+    drop_stderr: bool = False,
     env: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
     """Run a program and return its exit code and its stdout.
 
-    It is killed after `timeout_s` and when this call is cancelled. `quiet` drops its stderr. By
-    default it gets the environment of this process.
+    The program is killed after `timeout_s` and when this call is cancelled. `drop_stderr` drops its
+    stderr. By default it gets the environment of this process.
 
     Raises:
         OSError: The program cannot be started.
         TimeoutError: It ran for longer than `timeout_s`.
     """
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if drop_stderr else None, env=env
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-    except asyncio.TimeoutError:  # Python 3.10 has two classes of this name.
+    except asyncio.TimeoutError:  # In Python 3.10 this is not the built-in TimeoutError.
         raise TimeoutError from None
     finally:
         if process.returncode is None:

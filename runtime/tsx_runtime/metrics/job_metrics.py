@@ -20,10 +20,10 @@ KEY_OUTCOMES = ("run", "replayed", "waited", "reused")
 
 
 class JobReading(NamedTuple):
-    """The data of these metrics.
+    """The data of the metrics of jobs.
 
-    `queue` and `oldest` are those of the store, equal on all servers that share it. The others are
-    those of this server.
+    `queue` and `oldest` describe the store, so they are equal on all servers that share it. The
+    other fields describe this server.
     """
 
     stats: JobStats
@@ -33,7 +33,7 @@ class JobReading(NamedTuple):
 
 
 async def read_jobs(jobs: Jobs) -> JobReading:
-    """Read the data; without the queue if the store does not respond."""
+    """Read the data, without the queue if the store does not respond."""
     try:
         return JobReading(jobs.stats, jobs.keyed_runs.counts, *await jobs.queue())
     except TsxError:
@@ -57,14 +57,14 @@ def add_jobs(families: Families, reading: JobReading, host: str) -> None:
     families.add(
         "tsx_jobs_finished_total", "counter", "asynchronous requests by outcome", outcome_samples
     )
-    waits = [
+    wait_samples = [
         ({"model_name": model, **host_labels}, reading.oldest.get(model, 0.0)) for model in models
     ]
     families.add(
         "tsx_jobs_oldest_seconds",
         "gauge",
         "seconds for which the oldest queued asynchronous request has waited",
-        waits,
+        wait_samples,
     )
     for name, text, durations in (
         ("wait", "from the acceptance of an asynchronous request to its start", stats.waited),

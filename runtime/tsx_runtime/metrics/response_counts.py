@@ -1,15 +1,15 @@
-"""The counts of responses by class of status."""
+"""Counts of responses by the first digit of their status."""
 
 from __future__ import annotations
 
 
 class ResponseCounts:
-    """The responses of all listeners, by the first digit of their status."""
+    """The counts of all listeners' responses."""
 
     __slots__ = ("_others", "plain")
 
     def __init__(self) -> None:
-        self.plain = 0  # responses with status 200 that need no further accounting: nearly all
+        self.plain = 0  # most responses: status 200, and nothing else to count
         self._others = [0] * 10
 
     def add(self, status: int) -> None:

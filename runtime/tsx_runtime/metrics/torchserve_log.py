@@ -1,4 +1,4 @@
-"""The metric logs ts_metrics.log and model_metrics.log in TorchServe's format; plugins' sinks."""
+"""TorchServe's metric logs, ts_metrics.log and model_metrics.log, and plugins' metrics sinks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SEPARATOR = re.compile("[:|,#]")
 logger = logging.getLogger("tsx.metrics")
 
 MICRO = 1e6
-ENTRIES_PER_TURN = 32  # written in one turn of the event loop: about 0.2 ms
+ENTRIES_PER_TURN = 32  # entries per iteration of the event loop; they take about 0.2 ms
 PREDICTION_TIME = "PredictionTime"
 SUMS = (
     ("ts_inference_requests_total", "Count"),
@@ -46,8 +46,8 @@ SUMS = (
 class MetricLog:
     """The writer of both logs.
 
-    Counters are logged as their growth. TorchServe logs each request, and this class once for all
-    requests of half a second.
+    A counter's line contains its growth since the last one. TorchServe writes a line per request;
+    this class writes one line for all requests of half a second.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class MetricLog:
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
         self._logged_counts = counts.classes
-        # Starts of the present workers that were logged.
-        self._loaded: set[tuple[str, int | None]] = set()
-        # Sums that were logged.
-        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = (
+        # The worker id and pid of each start that was logged.
+        self._logged_starts: set[tuple[str, int | None]] = set()
+        # The values of `SUMS` at the last line.
+        self._logged_sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = (
             WeakKeyDictionary()
         )
         self._next_system = 0.0
@@ -85,7 +85,7 @@ class MetricLog:
         ]
         for version in versions:
             await self._log_version(version, now)
-        self._loaded.intersection_update(
+        self._logged_starts.intersection_update(
             (worker.id, worker.pid) for version in versions for worker in version.workers
         )
         if now >= self._next_system:
@@ -96,8 +96,11 @@ class MetricLog:
 
     async def _log_version(self, version: ModelVersion, now: float) -> None:
         for worker in version.workers:
-            if worker.load_seconds is not None and (worker.id, worker.pid) not in self._loaded:
-                self._loaded.add((worker.id, worker.pid))
+            if (
+                worker.load_seconds is not None
+                and (worker.id, worker.pid) not in self._logged_starts
+            ):
+                self._logged_starts.add((worker.id, worker.pid))
                 name = f"W-{worker.id}-{version.name}_{version.version}"
                 self._log(
                     "WorkerLoadTime",
@@ -119,47 +122,53 @@ class MetricLog:
             await asyncio.sleep(0)
 
     def _log_batch(self, model: str, entry: BatchEntry) -> None:
-        at, request_ids, batch = entry
+        timestamp, request_ids, batch = entry
         times = times_of(batch)
-        self._log("QueueTime", "Milliseconds", _to_ms(times.sent - oldest(batch)), "Level:Host", at)
-        self._log("WorkerThreadTime", "Milliseconds", _to_ms(times.transit), "Level:Host", at)
+        self._log(
+            "QueueTime", "Milliseconds", _to_ms(times.sent - oldest(batch)), "Level:Host", timestamp
+        )
+        self._log(
+            "WorkerThreadTime", "Milliseconds", _to_ms(times.transit), "Level:Host", timestamp
+        )
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
             duration_ms, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
-            dimensions = f"ModelName:{_plain(model)},Level:Model"
+            dimensions = f"ModelName:{_sanitize(model)},Level:Model"
             self._models.add(
                 f"{PREDICTION_TIME}.ms:{duration_ms}|#{dimensions}|#hostname:{self._host},"
-                f"requestID:{ids},timestamp:{int(at)}",
-                at,
+                f"requestID:{ids},timestamp:{int(timestamp)}",
+                timestamp,
             )
 
     def _log_value(self, entry: ValueEntry) -> None:
-        """Log a value of a handler.
+        """Log a value that a handler reported.
 
-        Its value of PredictionTime is skipped: it comes once a second, and `_log_batch` writes a
-        line per batch.
+        A handler's PredictionTime comes only once a second. It is skipped, because `_log_batch`
+        writes a line per batch.
         """
-        at, request_ids, value = entry
+        timestamp, request_ids, value = entry
         if value["name"] != PREDICTION_TIME and (
             self._all_models or self._config.declares(value["name"], value["type"])
         ):
             dimensions = ",".join(
-                f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items()
+                f"{_sanitize(name)}:{_sanitize(text)}" for name, text in value["dimensions"].items()
             )
-            context = f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(at)}"
+            context = (
+                f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(timestamp)}"
+            )
             self._models.add(
-                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}"
+                f"{_sanitize(value['name'])}.{_sanitize(value['unit'])}:{value['value']}"
                 f"|#{dimensions}|#{context}",
-                at,
+                timestamp,
             )
 
     def _log_sums(self, version: ModelVersion, now: float) -> None:
         stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
         sums = (float(stats.requests), MICRO * stats.latency.sum, MICRO * stats.queue_seconds)
-        logged_sums = self._sums.get(version, (0.0, 0.0, 0.0))
-        self._sums[version] = sums
-        for (name, unit), total, logged in zip(SUMS, sums, logged_sums, strict=True):
-            if total > logged:
-                self._log(name, unit, round(total - logged, 3), labels, now)
+        logged_sums = self._logged_sums.get(version, (0.0, 0.0, 0.0))
+        self._logged_sums[version] = sums
+        for (name, unit), total, previous in zip(SUMS, sums, logged_sums, strict=True):
+            if total > previous:
+                self._log(name, unit, round(total - previous, 3), labels, now)
 
     async def _log_system(self, now: float) -> None:
         for name, unit, value, labels in self._system.read():
@@ -170,11 +179,12 @@ class MetricLog:
                 for name, unit, value in gpu_metrics(gpu):
                     self._log(name, unit, value, f"Level:Host,DeviceId:{number}", now)
 
-    def _log(self, name: str, unit: str, value: float, dimensions: str, at: float) -> None:
+    def _log(self, name: str, unit: str, value: float, dimensions: str, timestamp: float) -> None:
         if self._config.shows(name):
             self._server.add(
-                f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host},timestamp:{int(at)}",
-                at,
+                f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host}"
+                f",timestamp:{int(timestamp)}",
+                timestamp,
             )
 
 
@@ -182,7 +192,7 @@ class MetricLog:
 async def metric_tasks(
     registry: Registry, counts: ResponseCounts, system: System, settings: Settings
 ) -> AsyncIterator[None]:
-    """Write the metric log, feed plugins' sinks and run the user's program while this is open.
+    """Write the metric log, feed plugins' sinks and run the user's program inside the `with` block.
 
     `metrics_mode` decides whether there is a log.
     """
@@ -209,8 +219,8 @@ def _to_ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 
 
-def _plain(text: str) -> str:
-    """Return a handler's text without characters that separate the parts of a line."""
+def _sanitize(text: str) -> str:
+    """Return a handler's text with `_` for each character that separates the fields of a line."""
     if text.isprintable() and not _SEPARATOR.search(text):
         return text
     return "".join(
@@ -222,7 +232,8 @@ def _plain(text: str) -> str:
 async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
     """Pass all metrics of `/metrics` to a plugin's sink.
 
-    A sink that is slow or fails delays no other sink, and is called again.
+    Each sink has a thread of its own, so a slow one delays no other. A sink that fails is called
+    again.
     """
     families = await read()
     samples = [

@@ -22,10 +22,11 @@ from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, Labels
 from tsx_runtime.metrics.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
-RECYCLED = ("requests", "memory", "age", "cores")
-# These are shown from the start: a rate counts nothing of a series that begins at 9.
-REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
-SCALED = (
+RECYCLE_REASONS = ("requests", "memory", "age", "cores")
+# These series exist from the start with 0, because Prometheus's rate() ignores the first value of a
+# series.
+REFUSAL_REASONS = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
+SCALING_REASONS = (
     "queue",
     "refused",
     "slo",
@@ -37,7 +38,7 @@ SCALED = (
     "memory",
     "cores",
 )
-STUCK = ("stopped", "silent")
+STUCK_REASONS = ("stopped", "silent")
 
 
 def add_version(
@@ -144,7 +145,7 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
         "tsx_refusals_total",
         "requests that no worker answered, by the kind of error",
         model,
-        {reason: stats.refusals[reason] for reason in sorted({*REFUSED, *stats.refusals})},
+        {reason: stats.refusals[reason] for reason in sorted({*REFUSAL_REASONS, *stats.refusals})},
     )
     families.add_by(
         "metric",
@@ -159,10 +160,10 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
 
 
 def _waiting(version: ModelVersion) -> int:
-    """Return the number of waiting requests, in the queue and in engines.
+    """Return the number of requests that wait in the queue and in generation engines.
 
-    An engine's last report may be that of a dead worker, so it is limited to the requests that
-    workers hold.
+    The last report may come from a worker that has died, so its number is limited to the requests
+    that are with workers.
     """
     engines = read_generation(version.stats.handler_metrics)
     return version.pending + (
@@ -190,16 +191,16 @@ def _add_times(families: Families, version: ModelVersion, model: Labels, host: s
     ):
         families.add_durations(f"tsx_{name}_seconds", f"seconds {text}", model, durations)
     if stats.batches:
-        newest = {
+        batch_labels = {
             "Level": "Host",
             "Hostname": host,
             "ModelName": version.name,
             "ModelVersion": version.version,
         }
         text = "of the newest batch, in Milliseconds"
-        families.add("QueueTime", "gauge", text, [(newest, stats.last_queue_seconds * MILLI)])
+        families.add("QueueTime", "gauge", text, [(batch_labels, stats.last_queue_seconds * MILLI)])
         families.add(
-            "WorkerThreadTime", "gauge", text, [(newest, stats.last_worker_seconds * MILLI)]
+            "WorkerThreadTime", "gauge", text, [(batch_labels, stats.last_worker_seconds * MILLI)]
         )
 
 
@@ -207,8 +208,10 @@ def _add_batch_sizes(families: Families, version: ModelVersion, model: Labels) -
     stats = version.stats
     metric = families.metric("tsx_batch_size", "histogram", "requests of a batch")
     for bound in BATCH_SIZE_BOUNDS:
-        below = sum(count for size, count in stats.batch_sizes.items() if size <= bound)
-        metric.add_sample("tsx_batch_size_bucket", model | {"le": str(float(bound))}, below)
+        cumulative_count = sum(count for size, count in stats.batch_sizes.items() if size <= bound)
+        metric.add_sample(
+            "tsx_batch_size_bucket", model | {"le": str(float(bound))}, cumulative_count
+        )
     metric.add_sample("tsx_batch_size_bucket", model | {"le": "+Inf"}, stats.batches)
     metric.add_sample("tsx_batch_size_count", model, stats.batches)
     metric.add_sample(
@@ -230,9 +233,9 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     text = "workers by the form of the model that they run"
     families.add_by("form", "tsx_model_form", text, model, forms)
     if forms:
-        fallen_back = sum(bool(worker.forms_passed_over) for worker in version.workers)
+        fallback_count = sum(bool(worker.forms_passed_over) for worker in version.workers)
         text = "workers that do not run the first form that is configured"
-        families.add_rows(model, ("tsx_model_form_fallback", "gauge", text, fallen_back))
+        families.add_rows(model, ("tsx_model_form_fallback", "gauge", text, fallback_count))
     families.add_rows(
         model,
         ("tsx_worker_restarts_total", "counter", "worker restarts", stats.restarts),
@@ -254,19 +257,19 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
             "tsx_worker_scalings_total",
             "changes of the number of workers by the server itself, and workers that memory or"
             " cores kept away",
-            SCALED,
+            SCALING_REASONS,
             stats.scalings,
         ),
         (
             "tsx_worker_recycles_total",
             "workers replaced because they reached a limit of requests, memory or age",
-            RECYCLED,
+            RECYCLE_REASONS,
             stats.recycled,
         ),
         (
             "tsx_worker_stuck_total",
             "workers killed because they stopped responding",
-            STUCK,
+            STUCK_REASONS,
             stats.stuck,
         ),
     ):
@@ -340,22 +343,22 @@ def _add_usage(
 
 def add_handler_metrics(
     families: Families,
-    own_names: Collection[str],
+    server_names: Collection[str],
     version: ModelVersion,
     host: str,
     config: MetricsConfig | None,
 ) -> Iterator[None]:
-    """Add the metrics that handlers reported, under their own names.
+    """Add the metrics that handlers reported, under the names that they gave.
 
-    A name that the server uses gets the prefix `model_`. A name of two kinds gets its kind as a
-    suffix. With `config`, only metrics that it declares are added. The handler may report more
-    between two steps.
+    A name that the server uses gets the prefix `model_`. If a name was reported with two kinds, the
+    second one gets its kind as a suffix. With `config`, only metrics that it declares are added.
+    Handlers may report more metrics between two steps.
     """
     extra_labels = {"Hostname": host, "ModelVersion": version.version}
     for number, (key, metric) in enumerate(list(version.stats.handler_metrics.items())):
         if config is None or config.declares(key[0], key[1]):
             name = _metric_name(key[0])
-            name = f"model_{name}" if name in own_names else name
+            name = f"model_{name}" if name in server_names else name
             name = name if families.kind(name) in (None, key[1]) else f"{name}_{key[1]}"
             _add_handler_metric(families, name, extra_labels, key, metric)
         if number % PIECE_SAMPLES == PIECE_SAMPLES - 1:
@@ -375,9 +378,9 @@ def _add_handler_metric(
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
         return
     family = families.metric(name, "histogram", text)
-    # The last bucket lies beyond all bounds.
-    for bound, below in zip(metric.bounds, accumulate(metric.buckets), strict=False):
-        family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below)
+    # The last bucket has no bound, so `zip` leaves it out; `+Inf` below includes it.
+    for bound, cumulative_count in zip(metric.bounds, accumulate(metric.buckets), strict=False):
+        family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, cumulative_count)
     family.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, metric.count)
     family.add_sample(f"{name}_count", labels, metric.count)
     family.add_sample(f"{name}_sum", labels, metric.sum)
@@ -385,21 +388,25 @@ def _add_handler_metric(
 
 def _metric_name(name: str) -> str:
     """Return a name that Prometheus accepts."""
-    cleaned = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return f"_{cleaned}" if cleaned[:1].isdigit() or not cleaned else cleaned
+    clean_name = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return f"_{clean_name}" if clean_name[:1].isdigit() or not clean_name else clean_name
 
 
 def _label_name(name: str) -> str:
     """Return the name of a label that Prometheus accepts.
 
-    A name with a special meaning would make it refuse the whole response.
+    Prometheus refuses a response that uses a name with a special meaning.
     """
-    cleaned = _metric_name(name)
-    return f"label_{cleaned.strip('_')}" if cleaned.startswith("__") or cleaned == "le" else cleaned
+    clean_name = _metric_name(name)
+    return (
+        f"label_{clean_name.strip('_')}"
+        if clean_name.startswith("__") or clean_name == "le"
+        else clean_name
+    )
 
 
 def plain_text(value: str) -> str:
-    """Replace lone surrogates, such as those of a file's name, which would fail the response."""
+    """Replace lone surrogates (a file's name may contain them), which cannot be encoded."""
     return value.encode("utf-8", "replace").decode()
 
 

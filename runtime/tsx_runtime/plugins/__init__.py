@@ -1,6 +1,6 @@
 """Plugins: entry points of installed packages that the server loads by name.
 
-docs/guides/plugins.md shows how to write one.
+docs/guides/plugins.md shows how to write a plugin.
 """
 
 from tsx_runtime.plugins.api import (

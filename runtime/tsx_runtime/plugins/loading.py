@@ -1,4 +1,4 @@
-"""The plugins that the setting `plugins` names, loaded from entry points."""
+"""Loads the plugins that the setting `plugins` names from entry points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 @dataclass(frozen=True)
 class Plugins:
-    """The loaded plugins of each group by name; groups may share a name."""
+    """The loaded plugins of each group by name; plugins of two groups may have the same name."""
 
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     authentication: Mapping[str, Authenticate] = field(default_factory=dict)
@@ -50,18 +50,18 @@ class Plugins:
 
 
 def load_plugins(names: Iterable[str]) -> Plugins:
-    """Import the named plugins, and no others.
+    """Import the plugins with these names, and no others.
 
     Raises:
         SettingError: A plugin is missing, ambiguous, or does not load.
     """
-    wanted = list(dict.fromkeys(names))
-    if not wanted:
+    wanted_names = list(dict.fromkeys(names))
+    if not wanted_names:
         return Plugins()
     installed: dict[str, dict[str, EntryPoint]] = {group: {} for group in GROUPS}
     for group, points in installed.items():
         for point in entry_points(group=f"tsx.{group}"):
-            if points.setdefault(point.name, point) != point and point.name in wanted:
+            if points.setdefault(point.name, point) != point and point.name in wanted_names:
                 packages = " and ".join(
                     str(entry.dist and entry.dist.name) for entry in (points[point.name], point)
                 )
@@ -69,29 +69,29 @@ def load_plugins(names: Iterable[str]) -> Plugins:
                     f"the plugin '{point.name}' is in two packages, {packages}; uninstall one of"
                     " them"
                 )
-    known = sorted({name for points in installed.values() for name in points})
-    for name in wanted:
-        if name not in known:
+    installed_names = sorted({name for points in installed.values() for name in points})
+    for name in wanted_names:
+        if name not in installed_names:
             hint = (
-                f"installed are: {', '.join(known)}"
-                if known
+                f"installed are: {', '.join(installed_names)}"
+                if installed_names
                 else "no installed package provides any"
             )
             raise SettingError(
-                f"there is no plugin '{name}'{suggestion(name, known) or f'; {hint}'}"
+                f"there is no plugin '{name}'{suggestion(name, installed_names) or f'; {hint}'}"
             )
-    loaded = {
-        group: {name: _load(group, points[name]) for name in wanted if name in points}
+    plugins = {
+        group: {name: _load(group, points[name]) for name in wanted_names if name in points}
         for group, points in installed.items()
     }
-    for name in loaded["sources"]:
-        _check_new(name, "source", BUILTIN_SCHEMES, _SCHEME)
-    for name in loaded["batch_policies"]:
-        _check_new(name, "batch policy", BUILTIN_POLICIES)
-    loaded["batch_policies"] = {
-        name: _with_fallback(name, policy) for name, policy in loaded["batch_policies"].items()
+    for name in plugins["sources"]:
+        _check_name(name, "source", BUILTIN_SCHEMES, _SCHEME)
+    for name in plugins["batch_policies"]:
+        _check_name(name, "batch policy", BUILTIN_POLICIES)
+    plugins["batch_policies"] = {
+        name: _with_fallback(name, policy) for name, policy in plugins["batch_policies"].items()
     }
-    return Plugins(**loaded)
+    return Plugins(**plugins)
 
 
 def _load(group: str, point: EntryPoint) -> Any:
@@ -119,7 +119,7 @@ def _load(group: str, point: EntryPoint) -> Any:
 
 
 def _without_exit(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn an exit of the plugin into an error; on the event loop it would end the server."""
+    """Turn SystemExit of a plugin into an error, since SystemExit would end the server."""
 
     @functools.wraps(plugin)
     def call(*args: Any) -> Any:
@@ -132,30 +132,30 @@ def _without_exit(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_fallback(name: str, policy: BatchPolicy) -> BatchPolicy:
-    """Make a policy that fails send the batch now, and log its first failure."""
-    logged = False
+    """Wrap a policy: if it fails, the batch is sent at once; only the first failure is logged."""
+    is_logged = False
 
-    def ask(waiting: Waiting) -> float:
-        nonlocal logged
+    def call_policy(waiting: Waiting) -> float:
+        nonlocal is_logged
         try:
             return max(0.0, float(policy(waiting)))
         except Exception:  # the boundary to the plugin's code
-            if not logged:
+            if not is_logged:
                 logger.exception(
                     "the batch policy '%s' failed, so a batch is sent at once; later failures are"
                     " not logged",
                     name,
                 )
-            logged = True
+            is_logged = True
             return 0.0
 
-    return ask
+    return call_policy
 
 
-def _check_new(
-    name: str, kind: str, builtin: tuple[str, ...], form: re.Pattern[str] | None = None
+def _check_name(
+    name: str, kind: str, builtin: tuple[str, ...], pattern: re.Pattern[str] | None = None
 ) -> None:
-    if name in builtin or (form is not None and not form.fullmatch(name)):
+    if name in builtin or (pattern is not None and not pattern.fullmatch(name)):
         raise SettingError(
             f"the plugin '{name}' cannot be a {kind}: that name is"
             f" {'taken' if name in builtin else 'no scheme of URLs'}"

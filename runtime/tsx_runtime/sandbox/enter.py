@@ -1,7 +1,7 @@
-"""The first program of an isolated worker: it drops its rights, then becomes the interpreter.
+"""The first program of an isolated worker: it drops its rights, then runs the Python interpreter.
 
-It runs before any code of the archive, also before the `.pth` files of a model's own environment,
-and imports the standard library only. The processes that it starts cannot regain the rights.
+It runs before any code of the archive, including the `.pth` files of a model's own environment. It
+imports only the standard library. No process that it starts can regain the rights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SandboxConfig(TypedDict):
     network: bool
     group: str | None  # cgroup to join
     output: str | None  # socket for stdout and stderr, see `LoadOrder.output`
-    label: str  # name of this worker in the log of its output
+    label: str  # the worker's name in the log of its output
 
 
 def enter(config: SandboxConfig) -> NoReturn:
     """Drop the rights that `config` does not grant, then run its command in this process.
 
     Raises:
-        OSError: The system lacks a feature; `core/isolation/config.py` checks for them before.
+        OSError: The system lacks a feature; `core/isolation/config.py` checks for these in advance.
     """
     parent = os.getppid()
     if config["group"] is not None:
@@ -48,7 +48,7 @@ def enter(config: SandboxConfig) -> NoReturn:
         send_output_to(config["output"], config["label"])
     os.chdir(config["scratch"])
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The signal is not sent for a parent that ended before it was asked for.
+    # The kernel sends no signal for a parent that ended before the request; check for that.
     if os.getppid() != parent:
         os._exit(1)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -63,10 +63,13 @@ def enter(config: SandboxConfig) -> NoReturn:
 
 
 def _drop_capabilities() -> None:
-    """Take from root everything but its files; no_new_privs keeps programs from giving it back."""
+    """Drop all capabilities, so that root keeps only the access of its user id to files.
+
+    no_new_privs prevents programs from regaining them.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MAX_CAPABILITIES):
-        # A failure is harmless: the process may not drop what it lacks, or the number is unused.
+        # A failure is harmless: the process lacks the capability, or the number is unused.
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()):

@@ -1,4 +1,4 @@
-"""The limits of a model as pydantic fields of requests, settings, snapshots and descriptions."""
+"""The limits of a model as pydantic fields, for requests, settings, snapshots and descriptions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Accepts:
-    """The accepted values of a setting in words, for errors, if its Python type does not tell."""
+    """A description of a setting's values, for errors, if the Python type does not tell them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class OneOf(Accepts):
-    """A restriction to some numbers."""
+    """A restriction to a few numbers."""
 
     def __init__(self, choices: tuple[int, ...]) -> None:
         super().__init__(" or ".join(map(str, choices)))
@@ -47,14 +47,15 @@ class OneOf(Accepts):
 
 
 class NumberUnit(NamedTuple):
-    """The text that a whole number may be written as."""
+    """A description of the unit with which a whole number may be written, such as 8GB."""
 
     text: str
 
 
 def _whole_seconds(text: str) -> float:
     seconds = parse_seconds(text)
-    return int(seconds) if seconds.is_integer() else seconds  # The type refuses a fraction.
+    # The field's type, int, refuses a fraction.
+    return int(seconds) if seconds.is_integer() else seconds
 
 
 Bytes = Annotated[
@@ -79,37 +80,39 @@ def limit_field(name: str, default: Any = None, **options: Any) -> Any:
 
 
 def server_default(name: str) -> Any:
-    """Return the field of a server's setting: the default for models that set no limit."""
+    """Return the field of a server's setting, which is the default for models without the limit."""
     return limit_field(name, LIMITS[name].default)
 
 
 def described(name: str) -> Any:
-    """Return the field of a version's description; only a changeable limit is always present."""
+    """Return the field of a version's description, which always has the changeable limits."""
     return limit_field(name, ... if LIMITS[name].changeable else None, alias=LIMITS[name].key)
 
 
 def with_limits(
     names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field
 ) -> Callable[[type[ModelT]], type[ModelT]]:
-    """Return a class decorator that adds the limits which the class does not declare.
+    """Return a class decorator that adds the limits that the class does not declare.
 
-    The new fields follow the inherited ones. A limit may also be given by its key in
+    The new fields follow the inherited ones. The class also accepts a limit under its key in
     model-config.yaml, such as batchSize.
     """
 
     def decorate(model: type[ModelT]) -> type[ModelT]:
-        added: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name in names:
             if name not in model.model_fields:
                 field, choices = make(name), LIMITS[name].choices
-                kind: Any = Annotated[int, OneOf(choices)] if choices else UNITS.get(name, int)
-                added[name] = (kind if field.is_required() else kind | None, field)
-        is_keyed = "alias_generator" in model.model_config  # Its fields have the keys already.
+                annotation: Any = (
+                    Annotated[int, OneOf(choices)] if choices else UNITS.get(name, int)
+                )
+                fields[name] = (annotation if field.is_required() else annotation | None, field)
+        is_keyed = "alias_generator" in model.model_config  # The generated aliases are these keys.
         validators: Any = (
             {} if is_keyed else {"by_key": model_validator(mode="before")(_rename_keys)}
         )
         base: Any = create_model(
-            f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added
+            f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **fields
         )
         return create_model(
             model.__name__,

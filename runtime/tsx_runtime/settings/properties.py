@@ -1,4 +1,4 @@
-"""Java's properties format, for config.properties: parsed and written as Java does."""
+"""A parser and a writer of Java's properties format, for config.properties."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ def parse_properties(text: str) -> dict[str, str]:
     values = {}
     for line in _logical_lines(text):
         match = _ENTRY.fullmatch(line)
-        assert match is not None  # An empty key with the line as its value always matches.
+        assert match is not None  # The pattern matches every line, with an empty key if need be.
         values[_unescape(match["key"])] = _unescape(match["value"])
     return values
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """Return one line per key in ASCII, which every encoding of the file reads alike."""
+    """Return one line per key in ASCII, so that a reader may assume any encoding."""
     return "".join(
         f"{_escape_text(key, '=: #!')}={_escape_text(value, '')}\n" for key, value in values.items()
     )
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield the lines without blank lines and comments.
+    """Yield the lines, without blank lines and comments.
 
-    A line that ends with a backslash continues in the next one, whose indentation is dropped.
+    A line that ends with a backslash is joined with the next one, whose indentation is dropped.
     """
-    pending: str | None = None
-    for natural in _LINE_ENDS.split(text):
-        line = natural.lstrip(_BLANKS)
-        if pending is None and (not line or line[0] in "#!"):
+    continued_line: str | None = None
+    for raw_line in _LINE_ENDS.split(text):
+        line = raw_line.lstrip(_BLANKS)
+        if continued_line is None and (not line or line[0] in "#!"):
             continue
-        line = (pending or "") + line
-        # An odd number of backslashes: the last one is not escaped by another.
+        line = (continued_line or "") + line
+        # After an odd number of backslashes, the last one is not escaped itself.
         if (len(line) - len(line.rstrip("\\"))) % 2:
-            pending = line[:-1]
+            continued_line = line[:-1]
         else:
-            pending = None
+            continued_line = None
             yield line
-    if pending:
-        yield pending
+    if continued_line:
+        yield continued_line
 
 
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    plain = _ESCAPE.sub(_replacement, text)
-    if _SURROGATES.search(plain):  # Java writes characters beyond 16 bits as two.
-        plain = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return plain
+    unescaped = _ESCAPE.sub(_replacement, text)
+    if _SURROGATES.search(unescaped):  # Java writes a character beyond 16 bits as two.
+        unescaped = unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return unescaped
 
 
 def _replacement(match: re.Match[str]) -> str:

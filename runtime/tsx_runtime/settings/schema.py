@@ -37,8 +37,10 @@ from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.shared.redaction import redacted_values
 from tsx_runtime.wire import MAX_FIELD
 
-ROLES = ("inference", "management", "metrics")  # the APIs, each at the address of its name
-GRPC_ROLES = ("grpc_inference", "grpc_management")  # gRPC APIs, each at a host and a port
+# The HTTP APIs; the setting ROLE_address has the address of one.
+ROLES = ("inference", "management", "metrics")
+# The gRPC APIs; the settings ROLE_address and ROLE_port have the host and port of one.
+GRPC_ROLES = ("grpc_inference", "grpc_management")
 
 
 def _check_address(value: str) -> str:
@@ -67,16 +69,16 @@ def _check_pattern(value: str | None) -> str | None:
 Pattern = Annotated[str | None, AfterValidator(_check_pattern), Accepts("a regular expression")]
 
 
-def _lower(value: object) -> object:
+def _to_lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _share(value: object) -> object:
-    """Convert true, false, a number from 0 to 1, or a percentage to a share."""
+def _parse_fraction(value: object) -> object:
+    """Convert true, false, a number from 0 to 1, or a percentage to a fraction."""
     if isinstance(value, str):
         text = value.strip().lower()
-        shares = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
-        return shares[text] if text in shares else parse_share(text)
+        fractions = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
+        return fractions[text] if text in fractions else parse_share(text)
     return float(value) if isinstance(value, bool | int) else value
 
 
@@ -92,9 +94,9 @@ IdleTime = Annotated[
     Field(ge=0),
     Accepts("a number of seconds, or a time such as 30s, 10m or 2h"),
 ]
-LogShare = Annotated[
+LogFraction = Annotated[
     float,
-    BeforeValidator(_share),
+    BeforeValidator(_parse_fraction),
     Field(ge=0, le=1),
     Accepts("true, false, a number from 0 to 1, or a percentage"),
 ]
@@ -111,13 +113,8 @@ Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {
 
 
 def _check_collector(value: str) -> str:
-    parsed = urlsplit(value)
-    if (
-        parsed.scheme not in ("http", "https")
-        or not parsed.hostname
-        or parsed.query
-        or parsed.fragment
-    ):
+    url = urlsplit(value)
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise ValueError("it must be an http or https URL")
     return value
 
@@ -202,7 +199,7 @@ Cache = Annotated[
 
 
 class _Described(BaseModel):
-    """Settings, each described by the string below its field."""
+    """Settings whose descriptions are the strings below the fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -256,7 +253,7 @@ class ModelSettings(_Described):
 
 
 class Settings(_Described):
-    """All settings of a server. Names and defaults are TorchServe's if it has the setting."""
+    """All settings of a server. Settings that TorchServe has keep its names and defaults."""
 
     inference_address: Address = "http://127.0.0.1:8080"
     """address of the inference API"""
@@ -423,7 +420,7 @@ class Settings(_Described):
     allowed_hosts: list[str] = []
     """additional values of Host and Origin that predictions on loopback accept; * for any host and
     any site"""
-    metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = (
+    metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_to_lower)] = (
         "prometheus"
     )
     """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and
@@ -440,9 +437,9 @@ class Settings(_Described):
     """interval of system_metrics_cmd and of the machine's log lines, in seconds"""
     server_timing_share: float = Field(0.0, ge=0, le=1)
     """share of the answers with a Server-Timing header"""
-    access_log: LogShare = 0.0
+    access_log: LogFraction = 0.0
     """write a line for each answer: true, false, or a share of the answers, such as 1%"""
-    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = "auto"
+    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_to_lower)] = "auto"
     """text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"""
     otlp_endpoint: Collector | None = None
     """collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see
@@ -552,7 +549,7 @@ class Settings(_Described):
 
     def archive_limits(self) -> Limits:
         """Return the limits above which the server and the commands refuse to unpack."""
-        # This imports psutil, which only commands that open archives need.
+        # The module imports psutil, which only commands that open archives need.
         from tsx_runtime.shared.memory import container_memory
 
         dense = (
@@ -565,7 +562,7 @@ class Settings(_Described):
         )
 
 
-# Settings of earlier releases. They are constants now, and cause a warning at startup.
+# Settings of earlier releases. Their values are fixed now, and setting them causes a warning.
 REMOVED = frozenset(
     {
         f"grpc_{role}_max_connection_age_{suffix}"
@@ -587,7 +584,7 @@ REMOVED = frozenset(
     }
 )
 MODELS = "models"
-# Settings that no text on a command line or in a variable sets as a whole.
+# Settings with nested values, which a text on a command line or in a variable cannot set.
 NESTED = {MODELS, "model_versions", "model_snapshot"}
 SECRETS = frozenset(
     {
@@ -603,7 +600,7 @@ SECRETS = frozenset(
 
 
 def displayed(settings: Settings) -> dict[str, Any]:
-    """Return all values, secrets hidden; those of a model are named `models.MODEL.NAME`."""
+    """Return all values with secrets hidden; a model's setting is named `models.MODEL.NAME`."""
     values = settings.model_dump(mode="json", exclude={MODELS})
     for model, overrides in settings.models.items():
         changes = overrides.model_dump(mode="json", exclude_none=True)
@@ -614,6 +611,6 @@ def displayed(settings: Settings) -> dict[str, Any]:
 
 
 def description_of(name: str) -> str | None:
-    """Return the description of a setting by its name in `displayed`."""
+    """Return the description of a setting; its name is a key of `displayed`."""
     fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
     return fields[name.rpartition(".")[2]].description

@@ -1,7 +1,7 @@
 """The sources of settings and their precedence.
 
-Command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default. `TS_*` variables
-count if a config.properties allows them. They precede the content of that file.
+Command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default. A
+config.properties may allow `TS_*` variables, which then override the content of that file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIG_NAME = "tsx.toml"
 DEPLOY = "deploy"  # the table that only `tsx deploy` reads
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
-# Variables that `targets` reads.
+# Variables that are not settings: `tsx_runtime.targets` reads them.
 _IMAGE_VARIABLE = re.compile(r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")
 _SERVICE_LINK = re.compile(
     r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -55,29 +55,30 @@ def load_settings(
     warn: Callable[[str], None] = logger.warning,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Settings, dict[str, str]]:
-    """Return the settings, and the origin of each in words.
+    """Return the settings, and a description of each one's origin.
 
-    A relative path in TOML starts at the file's directory, any other at the working directory.
+    A relative path in a TOML file refers to the file's directory, any other to the working
+    directory.
 
     Args:
-        cli: The given options, by setting name; text is read as in the environment.
+        cli: The options of the command line, by setting name; text is parsed like a variable.
         env: The environment.
         file: A TOML file if its name ends in `.toml`, or a config.properties.
-        warn: Called with each notice about values without effect.
-        sources: The origin of variables that are not from the environment, by variable.
+        warn: Called with a notice about each value without effect.
+        sources: The origins of variables in `env` that do not come from the environment.
 
     Raises:
         SettingError: A setting is unknown, or its value cannot be used.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = (
+    file_values = (
         _check_names(_from_toml(file, warn))
         if file is None or file.suffix == ".toml"
         else _from_properties(file, env, warn)
     )
     for item in [
-        *from_file,
+        *file_values,
         *_from_environment(env, warn, sources),
         *_check_names(_from_command_line(cli, warn)),
     ]:
@@ -103,22 +104,41 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """Describe the values that a setting takes."""
     kind = _kind(field)
-    # The marks of `Annotated[...] | None` are inside.
-    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))
-    for mark in marks:
-        if isinstance(mark, Accepts):
-            return mark.text
-    unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, NumberUnit)), "")
-    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    # For `Annotated[...] | None`, pydantic leaves the annotations inside the type.
+    annotations = (*field.metadata, *getattr(kind, "__metadata__", ()))
+    for annotation in annotations:
+        if isinstance(annotation, Accepts):
+            return annotation.text
+    unit_text = next(
+        (
+            f", or {annotation.text}"
+            for annotation in annotations
+            if isinstance(annotation, NumberUnit)
+        ),
+        "",
+    )
+    minimum = next(
+        (annotation.ge for annotation in field.metadata if hasattr(annotation, "ge")), None
+    )
+    maximum = next(
+        (annotation.le for annotation in field.metadata if hasattr(annotation, "le")), None
+    )
     if kind is bool:
         return "true or false"
     if kind is float:
-        return "a number greater than 0" if low is None else f"a number from {low} to {high}"
-    if unit or kind is int:
-        if high is not None:
-            return f"a whole number from {low} to {high}{unit}"
-        return "a whole number" if low is None else f"a whole number, at least {low}{unit}"
+        return (
+            "a number greater than 0"
+            if minimum is None
+            else f"a number from {minimum} to {maximum}"
+        )
+    if unit_text or kind is int:
+        if maximum is not None:
+            return f"a whole number from {minimum} to {maximum}{unit_text}"
+        return (
+            "a whole number"
+            if minimum is None
+            else f"a whole number, at least {minimum}{unit_text}"
+        )
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -133,7 +153,7 @@ def accepted(field: FieldInfo) -> str:
 class _SourceValue(NamedTuple):
     """The value of a setting in one source.
 
-    `file` is set if the source is a TOML file, whose values are typed.
+    `file` is set only for a TOML file, whose values have types; all other sources have texts.
     """
 
     name: str
@@ -143,7 +163,7 @@ class _SourceValue(NamedTuple):
 
     @property
     def model(self) -> str | None:
-        """The model in a name of the form `models.MODEL.KEY`; it may contain dots itself."""
+        """The model in a name of the form `models.MODEL.KEY`; a model's name may contain dots."""
         return self.name.partition(".")[2].rpartition(".")[0] if "." in self.name else None
 
     @property
@@ -180,11 +200,11 @@ def _from_properties(
     keys, notices = read_torchserve_config(path, env, _PLAIN_NAMES)
     for key in keys:
         if key.name in (MODELS, "model_snapshot"):
-            is_old = key.name == MODELS
+            is_versions = key.name == MODELS
             parse: Callable[[str, str], tuple[object, list[str]]]
-            parse = parse_versions if is_old else parse_snapshot
+            parse = parse_versions if is_versions else parse_snapshot
             value, extra_notices = parse(key.text, key.origin)
-            yield _SourceValue("model_versions" if is_old else key.name, value, key.origin)
+            yield _SourceValue("model_versions" if is_versions else key.name, value, key.origin)
             notices += extra_notices
         elif _kind(Settings.model_fields[key.name]) is bool:
             yield _SourceValue(key.name, key.is_true, key.origin)
@@ -205,7 +225,7 @@ def _from_environment(
 ) -> Iterable[_SourceValue]:
     """Yield the settings of the environment, and warn about unknown variables.
 
-    They are no error, because other programs may set names that begin with TSX_.
+    An unknown variable is not an error, since other programs may use names that begin with TSX_.
     """
     for variable, text in env.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
@@ -219,10 +239,10 @@ def _from_environment(
         if name in _PLAIN_NAMES and variable == variable.upper():
             yield _SourceValue(name, text, source)
         elif not _IMAGE_VARIABLE.fullmatch(variable) and not _is_removed(name, source, warn):
-            near = nearest(name, [*_PLAIN_NAMES, "config"])
+            nearest_name = nearest(name, [*_PLAIN_NAMES, "config"])
             hint = (
-                f"did you mean {ENV_PREFIX}{near.upper()}?"
-                if near
+                f"did you mean {ENV_PREFIX}{nearest_name.upper()}?"
+                if nearest_name
                 else "`tsx config show` lists all settings"
             )
             warn(f"the {source} is no setting and is ignored; {hint}")
@@ -251,9 +271,9 @@ def _from_command_line(
 
 
 def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
-    """Tell whether a setting no longer exists, and warn about it.
+    """Tell whether a setting was removed, and warn about it.
 
-    A file of an earlier release still starts a server.
+    A removed setting is not an error, so that a file of an earlier release still works.
     """
     if name in REMOVED:
         warn(f"{origin}: the setting {name} no longer exists, so it has no effect; remove it")
@@ -266,21 +286,21 @@ def _check_names(values: Iterable[_SourceValue]) -> list[_SourceValue]:
     Raises:
         SettingError: There are unknown settings; the message has a line for each.
     """
-    values, unknown = list(values), []
+    values, problems = list(values), []
     for value in values:
         table, _, key = value.name.rpartition(".")
         if not table.startswith(f"{MODELS}."):
             table, key = "", value.name
-        known = list(ModelSettings.model_fields) if table else _PLAIN_NAMES
-        if key not in known:
+        known_names = list(ModelSettings.model_fields) if table else _PLAIN_NAMES
+        if key not in known_names:
             location = f"[{table}] of " if table else ""
             location += "the command line" if value.file is None else value.origin
-            hint = suggestion(key, known) or "; `tsx config show` lists all settings"
+            hint = suggestion(key, known_names) or "; `tsx config show` lists all settings"
             if key in _ALTERNATIVES and not table:
                 hint = f"; did you mean {_ALTERNATIVES[key]}?"
-            unknown.append(f"unknown setting '{key}' in {location}{hint}")
-    if unknown:
-        raise SettingError("\n".join(unknown))
+            problems.append(f"unknown setting '{key}' in {location}{hint}")
+    if problems:
+        raise SettingError("\n".join(problems))
     return values
 
 
@@ -304,28 +324,30 @@ def _convert(item: _SourceValue) -> Any:
     kind = _kind(field)
     if kind is Traffic:
         return _convert_traffic(item)
-    with_limits: Any = Annotated[field.annotation, field]
-    adapter = TypeAdapter[Any](with_limits)
+    annotated_type: Any = Annotated[field.annotation, field]
+    adapter = TypeAdapter[Any](annotated_type)
     try:
         if item.file is None:
             return adapter.validate_python(_from_text(item.value, kind))
-        # '8' is not a number in TOML. Unlike strict Python, strict JSON takes text for a path.
+        # Strict mode refuses the text '8' for a number. Strict JSON, unlike strict Python, accepts
+        # a text for a path.
         value = adapter.validate_json(json.dumps(item.value, default=str), strict=True)
         return item.file.parent / value if kind is Path else value
     except ValueError as error:
-        shown = "what was given" if item.name in SECRETS else redacted(repr(item.value))
+        value_text = "what was given" if item.name in SECRETS else redacted(repr(item.value))
         cause = ""
         if isinstance(error, ValidationError) and isinstance(
             next(iter(error.errors()[0]["loc"]), None), int
-        ):  # the index in a list
+        ):  # The first item of `loc` is the index in a list.
             cause = f" because of {redacted(repr(error.errors()[0]['input']))}"
         raise SettingError(
-            f"{item.name} cannot be {shown} (from {item.origin}){cause}: it takes {accepted(field)}"
+            f"{item.name} cannot be {value_text} (from {item.origin}){cause}: it takes"
+            f" {accepted(field)}"
         ) from error
 
 
 def _convert_traffic(item: _SourceValue) -> Traffic:
-    """Parse a traffic policy, which explains its own errors; text is read as JSON."""
+    """Parse a traffic policy; text is read as JSON."""
     try:
         return parse_traffic(json.loads(item.value) if isinstance(item.value, str) else item.value)
     except ValueError as error:
@@ -333,13 +355,13 @@ def _convert_traffic(item: _SourceValue) -> Traffic:
 
 
 def _from_text(value: object, kind: Any) -> object:
-    """Read the text of a variable or of `--set NAME=TEXT`.
+    """Parse the text of a variable or of `--set NAME=TEXT`.
 
-    Commas separate the items of a list, unless it is JSON. An empty path is refused.
+    A list is JSON, or items that are separated by commas. An empty path is refused.
     """
     if not isinstance(value, str):
         return value
-    # The marks of `Annotated[...] | None` are inside.
+    # The type of `Annotated[...] | None` is still annotated.
     if typing.get_origin(kind) is Annotated:
         kind = kind.__origin__
     if typing.get_origin(kind) is list:

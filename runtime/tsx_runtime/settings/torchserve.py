@@ -1,4 +1,4 @@
-"""TorchServe's configuration: config.properties, the TS_* variables over it, and its models."""
+"""TorchServe's configuration: config.properties, TS_* variables that override it, and models."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ResultT = TypeVar("ResultT")
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
-# Keys that decide how the others are read. Only the file itself can set them.
-RULES = {ENABLE_ENV, ENABLE_ENV_URLS}
+# Keys that allow the environment to override others. Only the file can set them.
+PERMISSION_KEYS = {ENABLE_ENV, ENABLE_ENV_URLS}
 
-# Keys that TorchServe writes into its snapshots for information.
+# Keys that TorchServe writes into its snapshots only as information.
 _SNAPSHOT_NOTES = {"python", "tsConfigFile", "version"}
 
-# Switches of features that are always on.
+# Switches of features that are always on in tsx.
 _ALWAYS_ON = {"ts_open_inference_protocol"}
 
-# Keys for TorchServe's HTTP library, its logging, and the ports between its two halves.
+# Keys for TorchServe's HTTP library, its logging, and the ports between its front end and workers.
 JAVA_ONLY = {
     "async_logging",
     "debug",
@@ -48,7 +48,7 @@ JAVA_ONLY = {
 
 # Keys that are accepted without effect, with the reason for the log.
 _SEQUENCE_NAMES = [f"ts_header_key_sequence_{suffix}" for suffix in ("id", "start", "end")]
-_AGES = [
+_CONNECTION_AGE_NAMES = [
     f"grpc_{role}_max_connection_age_{suffix}"
     for role in ("inference", "management")
     for suffix in ("ms", "grace_ms")
@@ -62,7 +62,7 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
     ),
     "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
-    **dict.fromkeys(_AGES, "connections have no maximum age"),
+    **dict.fromkeys(_CONNECTION_AGE_NAMES, "connections have no maximum age"),
     **dict.fromkeys(
         _SEQUENCE_NAMES,
         "the headers of a sequence have the default names, ts_request_sequence_id, _start and _end",
@@ -73,7 +73,7 @@ _ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics
 KEYS = (
     WITHOUT_EFFECT.keys()
     | _SNAPSHOT_NOTES
-    | RULES
+    | PERMISSION_KEYS
     | _ADDRESSES
     | {
         f"grpc_{role}_{suffix}"
@@ -125,7 +125,7 @@ KEYS = (
     | _ALWAYS_ON
 )
 
-_PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
+_ADDRESS_WITHOUT_PORT = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 
 
@@ -142,7 +142,7 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
-    # Only tsx has this setting. The settings that it replaces remain for TorchServe.
+    # Only tsx has this setting. The settings that it replaces are written too, for TorchServe.
     slo: Annotated[str, AfterValidator(checked_target)] | None = None
 
 
@@ -150,7 +150,7 @@ Versions = dict[str, dict[str, VersionSettings]]  # keys: the model, then the ve
 
 
 class Snapshot(_CamelModel):
-    """The models of a server. `created` is in milliseconds."""
+    """The models of a server. `created` is in milliseconds since the epoch."""
 
     name: str | None = None
     model_count: int | None = None
@@ -165,9 +165,9 @@ class PropertiesKey(NamedTuple):
 
     @property
     def is_true(self) -> bool:
-        """The value as Java reads it: every text but "true" is false.
+        """The value as Java reads it: any text except "true" is false.
 
-        SageMaker's toolkit writes other texts, such as two lines that became one.
+        Other texts occur: SageMaker's toolkit sometimes joins two lines.
         """
         return _is_true(self.text)
 
@@ -180,7 +180,7 @@ def read_torchserve_config(
     Args:
         path: The file.
         env: The environment.
-        settings: The names of settings that are known here.
+        settings: The names of tsx's settings.
 
     Returns:
         The keys that the file or the environment sets, and notices for the user.
@@ -200,7 +200,7 @@ def interpret(
         for name, text in properties.items()
     }
     values |= {key.name: key for key in _from_variables(properties, env)}
-    known = {*settings, MODELS, SNAPSHOT}
+    supported = {*settings, MODELS, SNAPSHOT}
     ineffective: dict[str, list[str]] = {}
     for name, reason in WITHOUT_EFFECT.items():
         if name in values:
@@ -210,13 +210,13 @@ def interpret(
         for reason, names in ineffective.items()
     ]
     for name in values:
-        if name not in KEYS | known:
+        if name not in KEYS | supported:
             notices.append(
                 f"{origin}: the key '{name}' is unknown, so it has no"
-                f" effect{suggestion(name, sorted(KEYS | known))}"
+                f" effect{suggestion(name, sorted(KEYS | supported))}"
             )
     return [
-        _with_port(key) for key in values.values() if key.name in known and key.text.strip()
+        _with_port(key) for key in values.values() if key.name in supported and key.text.strip()
     ], notices
 
 
@@ -233,10 +233,10 @@ def load_properties(path: Path) -> dict[str, str]:
             f"cannot read the configuration file '{path}': {error.strerror}"
         ) from error
     try:
-        # Editors on Windows begin a file with a byte order mark.
+        # Editors on Windows may begin a file with a byte order mark, which this codec drops.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = content.decode("latin-1")  # Java's encoding
+        text = content.decode("latin-1")  # the encoding of Java's properties
     try:
         return parse_properties(text)
     except ValueError as error:
@@ -267,10 +267,11 @@ def _parse_json(kind: TypeAdapter[ResultT], text: str, name: str, origin: str) -
     try:
         return kind.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, (name, *first["loc"])))
+        first_error = error.errors(include_url=False)[0]
+        path = ".".join(map(str, (name, *first_error["loc"])))
         raise SettingError(
-            f"{path} cannot be {str(first['input'])[:100]!r} (from {origin}): {first['msg']}"
+            f"{path} cannot be {str(first_error['input'])[:100]!r} (from {origin}):"
+            f" {first_error['msg']}"
         ) from error
 
 
@@ -290,20 +291,22 @@ def _from_variables(
 ) -> Iterator[PropertiesKey]:
     """Yield the TS_* variables, if the file allows them.
 
-    `allowed_urls` needs a permission of its own, because it decides whose code may run.
+    `allowed_urls` needs the second permission, because it decides whose code may run.
     """
     if not _is_true(properties.get(ENABLE_ENV)):
         return
-    excluded = RULES if _is_true(properties.get(ENABLE_ENV_URLS)) else RULES | {URLS}
+    excluded = (
+        PERMISSION_KEYS if _is_true(properties.get(ENABLE_ENV_URLS)) else PERMISSION_KEYS | {URLS}
+    )
     for name in sorted(KEYS - excluded):
-        # Two keys begin with `ts_` themselves, and TorchServe does not repeat the prefix.
+        # Two keys begin with `ts_`; for these TorchServe does not add the prefix again.
         variable = name.upper() if name.startswith("ts_") else f"{ENV_PREFIX}{name.upper()}"
         if variable in env:
             yield PropertiesKey(name, env[variable], f"environment variable {variable}")
 
 
 def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -> str:
-    """Replace each `$$NAME$$` by the environment variable of that name."""
+    """Replace each `$$NAME$$` by the environment variable NAME."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in env:
@@ -317,8 +320,8 @@ def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -
 
 
 def _with_port(key: PropertiesKey) -> PropertiesKey:
-    """Add the port of its scheme to an address without one."""
-    match = _PORTLESS.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
+    """Add the scheme's default port to an address without a port."""
+    match = _ADDRESS_WITHOUT_PORT.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
     return key._replace(text=f"{match[1]}:{443 if match[2] else 80}") if match else key
 
 

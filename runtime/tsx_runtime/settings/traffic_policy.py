@@ -1,6 +1,6 @@
-"""The traffic policy of one model: shares of versions, sticky clients, rules, labels, a shadow.
+"""The traffic policy of one model: weights of versions, sticky clients, rules, labels, a shadow.
 
-It has one form in three places: the JSON of the management API, `[models.NAME.traffic]` of a
+The same form is used in three places: the JSON of the management API, `[models.NAME.traffic]` in a
 `tsx.toml`, and the state that is saved across restarts.
 """
 
@@ -28,7 +28,7 @@ from pydantic import (
 from tsx_archiver import is_model_name
 from tsx_runtime.shared.suggestions import suggestion
 
-# Words that stand in paths in the place of a version.
+# Words that a path of the API has in the place of a version, so no version may have these names.
 RESERVED = frozenset(
     {
         "all",
@@ -44,16 +44,16 @@ RESERVED = frozenset(
 )
 MAX_WEIGHT = 1e9
 MAX_CHARS = 4096
-# Matching on each request must not take longer than a millisecond.
+# The memory limit keeps a match, which each request needs, below a millisecond.
 MAX_RE2_BYTES = 1 << 16
 NEEDS_RE2 = (
     "it needs the package google-re2, whose matching time is bounded for every value: pip install"
     " 'tsx-serve[rules]'"
 )
-# Limit for the rules, the weights and the labels: rules are tried in turn on each request.
+# The limit of rules, of weights and of labels: each request tries the rules one after another.
 MAX_ENTRIES = 1000
-MAX_TABLE_CHARS = 64 << 10  # length of all patterns of one table together
-MAX_EXPLAINED = 5  # problems of one table that an error names
+MAX_TABLE_CHARS = 64 << 10  # total length of the patterns in one table
+MAX_REPORTED_PROBLEMS = 5  # problems of one table that an error lists
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STICKY = re.compile(r"(header|cookie|field):(.+)")
@@ -75,7 +75,7 @@ def _check_label(value: str) -> str:
 
 
 def _check_text(value: str) -> str:
-    """Refuse half of a surrogate pair, which JSON can express and no request contains."""
+    """Refuse a lone surrogate, which JSON can express but no request contains."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -109,7 +109,7 @@ def compile_pattern(value: str) -> Pattern:
 
 
 def warm_patterns(values: Sequence[str]) -> None:
-    """Compile the patterns of one table in advance, so that the event loop does not have to."""
+    """Compile the patterns of one table into the cache, in a thread instead of the event loop."""
     if sum(map(len, values)) <= MAX_TABLE_CHARS and len(values) <= MAX_ENTRIES:
         for value in values:
             _compile_cached(value)
@@ -117,7 +117,7 @@ def warm_patterns(values: Sequence[str]) -> None:
 
 @lru_cache(maxsize=2048)
 def _compile_cached(value: str) -> Pattern | str:
-    """Return the compiled pattern, or a text that tells why it cannot be compiled."""
+    """Return the compiled pattern, or the reason why it cannot be compiled."""
     try:
         import re2  # an optional dependency
     except ImportError:
@@ -163,7 +163,7 @@ def _check_path(value: str) -> str:
 
 
 def _check_count(entries: object) -> object:
-    """Check the number of entries before each is validated."""
+    """Check the number of entries before they are validated."""
     if isinstance(entries, Sized) and len(entries) > MAX_ENTRIES:
         raise ValueError(f"there are {len(entries)} entries; at most {MAX_ENTRIES} can be")
     return entries
@@ -171,7 +171,7 @@ def _check_count(entries: object) -> object:
 
 _limited = BeforeValidator(_check_count)
 FieldPath = Annotated[str, AfterValidator(_check_path)]
-Target = Annotated[str, AfterValidator(_check_target)]  # a version, or a label
+Target = Annotated[str, AfterValidator(_check_target)]  # a version or a label
 Label = Annotated[str, AfterValidator(_check_label)]
 Weight = Annotated[int | float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
@@ -188,7 +188,7 @@ class _Part(BaseModel):
 class Rule(_Part):
     """A rule that sends requests with a certain header to one version.
 
-    `matches` is a regular expression of RE2 for the whole value.
+    `matches` is a regular expression of RE2 that must match the whole value.
     """
 
     header: Annotated[str, AfterValidator(_check_header)]
@@ -204,12 +204,12 @@ class Rule(_Part):
 
 
 class Compare(_Part):
-    """The comparison of a shadow's answers with clients' (`core/shadowing/comparison.py`)."""
+    """The settings of the comparison between a shadow's answers and those that clients get."""
 
     kind: Literal["numeric", "exact", "top-k", "plugin"] = "numeric"
-    # Fields of JSON that are not compared: a.b, or a.*.b for those of each item.
+    # Fields of JSON that are not compared: a.b, or a.*.b for the field b of each item of a.
     ignore: Annotated[list[FieldPath], _limited] = []
-    # The relative tolerance of a number; it depends on the precision if not set.
+    # The relative tolerance of a number; by default it depends on the model's precision.
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     # The absolute tolerance of a number.
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -242,17 +242,17 @@ _KIND_OF_FIELD = {
 
 
 class Shadow(_Part):
-    """A share of the requests that another version answers as well; no client sees its answers."""
+    """A copy of some requests to another version, whose answers no client sees."""
 
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
-    # The number of differing answers that are stored, newest first; 20 if not set.
+    # The number of newest differing answers that are stored; 20 if not set.
     examples: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 def _check_patterns(rules: object) -> object:
-    """Check the length of all patterns before any is compiled."""
+    """Check the total length of the patterns before one is compiled."""
     items = rules if isinstance(rules, list | tuple) else ()
     patterns = [
         rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None)
@@ -270,14 +270,14 @@ def _check_patterns(rules: object) -> object:
 class Traffic(_Part):
     """The traffic policy of one model.
 
-    Entries for a version that is not registered or not ready have no effect until it is.
+    Entries for a version have no effect while it is not registered or not ready.
     """
 
     weights: Annotated[dict[Target, Weight], _limited] = Field(
         default={}, description="by version or label; only their proportions matter"
     )
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
-    # The first matching rule counts.
+    # The first matching rule applies.
     rules: Annotated[list[Rule], BeforeValidator(_check_patterns), _limited] = []
     labels: Annotated[dict[Label, Target], _limited] = Field(
         default={}, description="the version of each label"
@@ -286,7 +286,7 @@ class Traffic(_Part):
 
     @model_validator(mode="after")
     def _check_labels(self) -> Traffic:
-        """Refuse labels of labels: no version has the name of a label."""
+        """Refuse a label that points to a label."""
         for label, version in self.labels.items():
             if version in self.labels:
                 raise ValueError(
@@ -297,9 +297,9 @@ class Traffic(_Part):
 
     @property
     def splits(self) -> bool:
-        """Whether requests without a version may go to another version than the default one.
+        """Whether requests without a version may go to a version other than the default.
 
-        A shadow counts, because it gets copies of them.
+        This includes a shadow, which gets copies of them.
         """
         return bool(self.weights or self.rules or self.shadow)
 
@@ -355,21 +355,23 @@ def parse_traffic(value: object) -> Traffic:
     """Validate a traffic policy.
 
     Raises:
-        ValueError: The policy is invalid. The message names the fields, and for an unknown key the
-            nearest known one.
+        ValueError: The policy is invalid. The message names the fields, and suggests the
+            nearest known key for an unknown one.
     """
     try:
         return Traffic.model_validate(value)
     except ValidationError as error:
-        # An unknown key often causes the other problems.
+        # Unknown keys come first, since they often cause the other problems.
         problems = sorted(
             error.errors(include_url=False, include_input=False),
             key=lambda problem: problem["type"] != "extra_forbidden",
         )
-        texts = [_explain(**problem) for problem in problems[:MAX_EXPLAINED]]
-        more = len(problems) - MAX_EXPLAINED
+        texts = [_explain(**problem) for problem in problems[:MAX_REPORTED_PROBLEMS]]
+        omitted_count = len(problems) - MAX_REPORTED_PROBLEMS
         raise ValueError(
-            "; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)
+            "; ".join(
+                [*texts, f"and {omitted_count} more problems"] if omitted_count > 0 else texts
+            )
         ) from error
 
 

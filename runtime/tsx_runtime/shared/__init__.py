@@ -1,1 +1,1 @@
-"""Helpers that every floor above may use: paths, output, log formats, redaction."""
+"""Helpers that all other packages may use: paths, output, log formats, redaction."""

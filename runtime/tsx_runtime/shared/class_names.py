@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_class_names(path: Path) -> dict[str, str] | None:
-    """Read the names of classes by their numbers.
+    """Read the names of classes, by class number.
 
     The file holds {"0": name}, {"0": [id, name]} or {"object_type_names": [names]}.
 
@@ -16,7 +16,7 @@ def read_class_names(path: Path) -> dict[str, str] | None:
         None if there is no such file.
 
     Raises:
-        ValueError: The file has another form.
+        ValueError: The file has a different structure.
     """
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Content types: chosen by an Accept header, or guessed from a file or a response."""
+"""The choice of a content type by an Accept header, and guesses from a file or a response."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from python_multipart.multipart import parse_options_header
 
 _WEIGHT = re.compile(rb"0?\.\d+|[01]\.?0*")
-MAX_ACCEPTED = 100  # types read from an Accept header
+MAX_ACCEPTED = 100  # media ranges that are read from an Accept header
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 
 
 def best_type(accept: str, offers: Sequence[str]) -> str | None:
     """Choose the offer that an Accept header prefers (RFC 9110, section 12.5.1).
 
-    The weight counts first, then the order of the client, then the order of `offers`. Types after
-    the first MAX_ACCEPTED are ignored.
+    The client's weight decides first, then the order in the header, then the order of `offers`.
+    Ranges after the first MAX_ACCEPTED are ignored.
 
     Returns:
         None if the header accepts none of them.
@@ -33,8 +33,8 @@ def best_type(accept: str, offers: Sequence[str]) -> str | None:
         )
 
     def rank(offer: str) -> tuple[float, int]:
-        names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific first
-        return next((ranges[name] for name in names if name in ranges), (0, 0))
+        media_ranges = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # most specific first
+        return next((ranges[name] for name in media_ranges if name in ranges), (0, 0))
 
     best = max(offers, key=rank)
     return best if rank(best)[0] else None
@@ -59,7 +59,7 @@ def guess_content_type(name: str, data: bytes) -> str:
 def looks_like(body: bytes | bytearray | memoryview, *, part: bool = False) -> str:
     """Guess the content type of a response by its bytes.
 
-    A `part` of a stream is never JSON, since several values are no JSON document.
+    A `part` of a stream is never JSON, since a sequence of values is not a JSON document.
     """
     if not part and bytes(body[:1]) in (b"{", b"[", b'"'):
         return JSON

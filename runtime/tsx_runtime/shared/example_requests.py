@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-MAX_QUOTED_CHARS = 200  # length of a body that needs no command to print it
+MAX_QUOTED_CHARS = 200  # A longer body is printed by a command instead of being quoted.
 MAX_EXAMPLE_NUMBERS = 1 << 22
 OIP_TYPES = {
     "float16": "FP16",
@@ -22,17 +22,17 @@ OIP_TYPES = {
 
 
 class ExampleInput(NamedTuple):
-    """An input of a model, as its handler describes it."""
+    """An input of a model, from the description by its handler."""
 
     name: str
     datatype: str | None  # torch's name, such as float32
-    shape: tuple[int, ...]  # shape of one row
+    shape: tuple[int, ...]  # the shape of one row
 
 
 def example_body(inputs: Sequence[ExampleInput], envelope: str = "") -> Any:
     """Return one row of zeros in the form that the handler's envelope takes.
 
-    Several inputs are an object with their names as keys.
+    Several inputs become an object with their names as keys.
     """
     if envelope == "kservev2":
         return {
@@ -54,25 +54,25 @@ def example_body(inputs: Sequence[ExampleInput], envelope: str = "") -> Any:
     return {"instances": [row]} if envelope in ("json", "kserve") or len(inputs) > 1 else row
 
 
-def read_example(described: Any) -> list[ExampleInput]:
-    """Read the inputs from a handler's description, which may hold anything.
+def read_example(description: Any) -> list[ExampleInput]:
+    """Read the inputs from a handler's description, whose form is not guaranteed.
 
     Returns:
-        An empty list if the description names no usable inputs.
+        An empty list if the description has no valid inputs.
     """
     try:
         inputs = [
             ExampleInput(str(field["name"]), field["datatype"], tuple(field["example"]))
-            for field in described["inputs"]
+            for field in description["inputs"]
         ]
         sizes = [size for field in inputs for size in field.shape]
-        usable = (
+        is_usable = (
             all(type(size) is int and size > 0 for size in sizes)
             and sum(prod(field.shape) for field in inputs) <= MAX_EXAMPLE_NUMBERS
         )
     except (KeyError, TypeError):
         return []
-    return inputs if usable else []
+    return inputs if is_usable else []
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
@@ -90,7 +90,7 @@ def printing_command(value: Any) -> str | None:
         if isinstance(value, list)
         else f"import json; print(json.dumps({expression}))"
     )
-    # The names of inputs come from the model, so they may hold anything.
+    # The names of inputs come from the model, so they may contain shell syntax.
     return f"python3 -c {shlex.quote(code)}"
 
 

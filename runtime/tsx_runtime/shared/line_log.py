@@ -1,4 +1,4 @@
-"""Log lines in TorchServe's format, passed to the logger in batches: many lines cost one call."""
+"""Logs of lines in TorchServe's format, which pass many lines to the logger in one call."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from functools import lru_cache
 
 FLUSH_INTERVAL_S = 0.5
-MAX_BATCH_LINES = 4096  # a larger batch would hold up the event loop
+MAX_BATCH_LINES = 4096  # A larger batch would delay the event loop.
 
 ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"
 
 
 class Logbook:
-    """A logger with one of TorchServe's names; its lines hold the time, then the text.
+    """A logger with one of TorchServe's names, whose lines consist of the time and a text.
 
-    With `threads`, each line also names the level, the thread and the logger, as in TorchServe's
-    model_log.log. With `is_json`, each added text is a complete line.
+    With `threads`, each line also contains the level, the thread and the logger's name, as in
+    TorchServe's model_log.log. With `is_json`, each added text is a complete line.
     """
 
     def __init__(self, name: str, *, threads: bool = False, is_json: bool = False) -> None:
@@ -25,7 +25,7 @@ class Logbook:
         self._logger = logging.getLogger(name)
         self._threads = threads
         self._lines: list[str] = []
-        self._level = logging.INFO  # highest level of these lines
+        self._level = logging.INFO  # the highest level of the added lines
         self._millisecond = 0
         self._stamp = ""
 
@@ -49,17 +49,17 @@ class Logbook:
             millisecond = int(1000 * now)
             if millisecond != self._millisecond:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
-            between = (
+            prefix = (
                 f"[{logging.getLevelName(level):<5}] {thread} {self.name} - "
                 if self._threads
                 else "- "
             )
-            self._lines.append(f"{self._stamp} {between}{text}")
+            self._lines.append(f"{self._stamp} {prefix}{text}")
         if len(self._lines) >= MAX_BATCH_LINES:
             self.flush()
 
     def add_whole(self, lines: list[str]) -> None:
-        """Add lines that already hold their time."""
+        """Add lines that already contain their time."""
         self._lines += lines
 
     def flush(self) -> None:

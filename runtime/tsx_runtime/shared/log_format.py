@@ -13,13 +13,14 @@ from typing import TextIO
 
 from tsx_runtime.shared.redaction import redacted
 
-MAX_IDS = 64  # request ids that a line names for one batch
+MAX_IDS = 64  # request ids of a batch in one line
 
-# Markers around the level (a number of `logging`) of a line that a worker sends to the front end.
-MARK = "\x1e"
-MARK_END = "\x1f"
+# A line that a worker sends to the front end begins with its level, a number of `logging`, between
+# these markers.
+LEVEL_MARK = "\x1e"
+LEVEL_MARK_END = "\x1f"
 
-# Attributes of a log record, set by `extra`, that JSON lines show.
+# Attributes of a log record (from `extra`) that become fields of a JSON line.
 EXTRA_FIELDS = ("model", "version", "worker", "request_id", "request_ids")
 
 
@@ -31,7 +32,7 @@ UNSAFE = re.compile(
 
 
 def escaped(text: str, characters: re.Pattern[str] = UNSAFE) -> str:
-    """Escape text of a client or a handler, so that it is safe to print at a terminal."""
+    """Escape the text of a client or a handler, so that it is safe to print at a terminal."""
     return characters.sub(
         lambda match: (
             f"\\x{ord(match[0]):02x}" if match[0] < "\u0100" else f"\\u{ord(match[0]):04x}"
@@ -41,7 +42,7 @@ def escaped(text: str, characters: re.Pattern[str] = UNSAFE) -> str:
 
 
 def rounded(value: float) -> str:
-    """Format a number with four digits, or all digits of its integer part: 12,345; 123.4."""
+    """Format a number with four digits, or all digits of a longer integer part: 123.4; 12,345."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -53,8 +54,8 @@ def escaped_json(text: str) -> str:
 def writes_json(log_format: str, *, in_files: bool, stream: TextIO | None = None) -> bool:
     """Tell whether the server's log is JSON.
 
-    The format `auto` means JSON, except at a terminal and in log files, whose form TorchServe's
-    users know.
+    The format `auto` means JSON, except at a terminal and in log files: programs of TorchServe's
+    users read these files.
     """
     if log_format != "auto":
         return log_format == "json"
@@ -139,7 +140,7 @@ def level_of(record: logging.LogRecord) -> str:
 
 
 def request_suffix(record: logging.LogRecord, message: str) -> str:
-    """Return the model, version and request id that the message of a text line does not name."""
+    """Return those of model, version and request id that a text line's message does not contain."""
     values = [
         (name, str(getattr(record, name, "") or "")) for name in ("model", "version", "request_id")
     ]

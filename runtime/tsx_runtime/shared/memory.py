@@ -1,4 +1,4 @@
-"""How much memory this server may use."""
+"""The amount of memory that this server may use."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 
 def container_memory() -> int:
-    """Return the bytes of memory of the machine, or the container's limit if that is lower."""
+    """Return the machine's memory in bytes, or the container's limit if that is lower."""
     limits = [psutil.virtual_memory().total]
     for file in LIMITS:
-        with suppress(OSError, ValueError):  # another system, or "max"
+        with suppress(OSError, ValueError):  # The file is missing, or it contains "max".
             limits.append(int(file.read_text()))
     return int(min(limits))
 
 
 def free_memory() -> int:
-    """Return the bytes that the machine and the container's limit leave to processes.
+    """Return the free memory in bytes, within the container's limit.
 
     Cached files count as free.
     """
-    free = int(psutil.virtual_memory().available)
+    free_bytes = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):
-        limit, current = (
+        limit, usage = (
             int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
         )
-        cached = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = min(free, limit - current + int(cached.get("inactive_file", 0)))
-    return max(0, free)
+        memory_stat = dict(
+            line.split() for line in (CGROUP / "memory.stat").read_text().splitlines()
+        )
+        free_bytes = min(free_bytes, limit - usage + int(memory_stat.get("inactive_file", 0)))
+    return max(0, free_bytes)

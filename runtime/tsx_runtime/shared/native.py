@@ -1,6 +1,6 @@
 """A decorator for classes in the modules that `hatch_build.py` compiles with mypyc.
 
-It has no effect in pure Python.
+The decorator has no effect in pure Python.
 """
 
 from __future__ import annotations

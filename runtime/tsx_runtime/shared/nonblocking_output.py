@@ -1,8 +1,8 @@
 """Standard output and error that never block: lines that cannot be written soon are dropped.
 
-A full disk makes `write` fail, and a pipe without a reader makes it wait for ever. Neither may fail
-a request, a worker or the front end. Dropped bytes are counted and reported later. Native code and
-the programs of a handler write to the descriptors directly and are not covered.
+A full disk makes `write` fail, and a pipe without a reader blocks it for ever. Neither may disturb
+a request, a worker or the front end. Dropped bytes are counted and reported later. The module does
+not cover native code and child processes of a handler, which write to the descriptors directly.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import BinaryIO, cast
 
-MAX_STALL_S = 0.5  # longest wait for a reader before output is dropped
-MAX_QUEUED_RECORDS = 10_000  # a record of a worker's output holds many lines
-MAX_QUEUED_CHARS = 64 << 20  # a disk that hangs must not fill the memory
-PIPE_BUF = 4096  # bytes that a pipe takes in one piece or not at all
+MAX_STALL_S = 0.5  # the longest wait for a reader before output is dropped
+MAX_QUEUED_RECORDS = 10_000  # records; one of a worker's output may contain many lines
+MAX_QUEUED_CHARS = 64 << 20  # limits the memory in use while the disk hangs
+PIPE_BUF = 4096  # A pipe accepts a write of up to this size completely or not at all.
 
 Write = Callable[[memoryview], int]
 
@@ -40,8 +40,8 @@ def loss_text(lost_bytes: int) -> bytes:
 class LossyOutput(io.RawIOBase):
     """A raw output stream that accepts every write.
 
-    It waits once for a stalled reader, then drops writes until the reader goes on. A write of more
-    than PIPE_BUF bytes may be cut; the report of the lost bytes then begins on a new line.
+    It waits once for a stalled reader, then drops writes until the reader continues. A write of
+    more than PIPE_BUF bytes may be cut off; the report of the lost bytes then begins on a new line.
     """
 
     def __init__(self, fd: int, max_stall_s: float = MAX_STALL_S) -> None:
@@ -50,13 +50,15 @@ class LossyOutput(io.RawIOBase):
         self._max_stall_s = max_stall_s
         self._write = _writer(fd)
         self._is_stalled = False
-        self._is_cut = False  # The last write was written in part only.
-        self.lost_bytes = 0  # dropped and not reported yet
+        self._is_cut = False  # Only a part of the last write was written.
+        self.lost_bytes = 0  # dropped but not reported yet
         self.report_loss: Callable[[int], bytes] = loss_text
-        self.copy: Callable[[bytes], None] | None = None  # receives all output as well
-        self.transform: Callable[[bytes], bytes] | None = None  # applied before writing
-        # A lock keeps the lines of two threads apart. A signal handler may print while its own
-        # thread prints.
+        self.copy: Callable[[bytes], None] | None = None  # a second receiver of all output
+        self.transform: Callable[[bytes], bytes] | None = (
+            None  # applied to the bytes before they are written
+        )
+        # The lock keeps lines of different threads apart. It is reentrant, because a signal handler
+        # may print while the same thread is printing.
         self._lock = threading.RLock()
 
     def reset_lock_after_fork(self) -> None:
@@ -64,7 +66,7 @@ class LossyOutput(io.RawIOBase):
         self._lock = threading.RLock()
 
     def reopen(self) -> None:
-        """Inspect the descriptor again after it was replaced."""
+        """Adapt to the descriptor after it was replaced."""
         self._write = _writer(self._fd)
 
     def writable(self) -> bool:
@@ -80,7 +82,7 @@ class LossyOutput(io.RawIOBase):
         return os.isatty(self._fd)
 
     def write(self, data: object) -> int:
-        """Write bytes, or drop them; return their number in both cases."""
+        """Write or drop bytes, and return their number in both cases."""
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
         with self._lock:
             if self.copy is not None:
@@ -91,40 +93,40 @@ class LossyOutput(io.RawIOBase):
                 self._write_out(view)
         return len(view)
 
-    def write_line(self, line: bytes, copied: bytes) -> None:
-        """Write a formatted line, and pass `copied` to the copy."""
+    def write_line(self, line: bytes, copied_line: bytes) -> None:
+        """Write a formatted line, and pass `copied_line` to the function `copy`."""
         with self._lock:
             if self.copy is not None:
-                self.copy(copied)
+                self.copy(copied_line)
             self._write_out(memoryview(line))
 
     def _write_out(self, view: memoryview) -> None:
         report = b""
         if self.lost_bytes:
             report = (b"\n" if self._is_cut else b"") + self.report_loss(self.lost_bytes)
-        done = self._put(memoryview(report + view) if report else view)
-        if done < len(report):
+        written = self._put(memoryview(report + view) if report else view)
+        if written < len(report):
             self.lost_bytes += len(view)
         else:
-            self.lost_bytes = len(report) + len(view) - done
-        if done:
-            self._is_cut = self.lost_bytes > 0 and done != len(report)
+            self.lost_bytes = len(report) + len(view) - written
+        if written:
+            self._is_cut = self.lost_bytes > 0 and written != len(report)
 
     def _put(self, view: memoryview) -> int:
-        """Write as much as the reader takes, and return its number of bytes."""
-        done = 0
-        while done < len(view):
+        """Write as many bytes as the reader accepts, and return their number."""
+        written = 0
+        while written < len(view):
             try:
-                done += self._write(view[done:])
+                written += self._write(view[written:])
                 self._is_stalled = False
             except BlockingIOError:
                 if self._is_stalled:
-                    return done
+                    return written
                 self._is_stalled = True
                 _wait_writable(self._fd, self._max_stall_s)
             except OSError:
-                return done
-        return done
+                return written
+        return written
 
 
 def install_lossy_output() -> None:
@@ -138,21 +140,21 @@ def install_lossy_output() -> None:
             with suppress(OSError):
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
-        # Without a buffer, a printed line survives the death of the process.
-        raw = LossyOutput(fd)
+        # There is no buffer, so a printed line survives the death of the process.
+        output = LossyOutput(fd)
         if hasattr(os, "register_at_fork"):  # Windows has no fork.
-            os.register_at_fork(after_in_child=raw.reset_lock_after_fork)
+            os.register_at_fork(after_in_child=output.reset_lock_after_fork)
         setattr(
             sys,
             name,
             io.TextIOWrapper(
-                cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True
+                cast("BinaryIO", output), encoding, "backslashreplace", line_buffering=True
             ),
         )
 
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
-    """Pass all log records of this process to a thread, so that no caller waits for a disk."""
+    """Make a thread write all log records of this process, so that no caller waits for a disk."""
     handler = _QueueHandler(queue.Queue(MAX_QUEUED_RECORDS))
     listener = _Listener(handler, handlers)
     root = logging.getLogger()
@@ -163,13 +165,13 @@ def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.
 
 
 def send_output_to(path: str, label: str, *, include_python: bool = True) -> None:
-    """Send the stdout and stderr of this process to a socket, output of native code included.
+    """Send the stdout and stderr of this process to a socket, including output of native code.
 
     Args:
         path: The path of the socket.
         label: The name of this process in the log.
-        include_python: Whether to send the output of Python too. If not, only output of native
-            code and of child processes is sent, and only if it would go to a terminal.
+        include_python: Whether to send the output of Python too. Otherwise only output of native
+            code and child processes is sent, and only if it would go to a terminal.
 
     Raises:
         OSError: The socket does not answer.
@@ -188,30 +190,30 @@ def send_output_to(path: str, label: str, *, include_python: bool = True) -> Non
 
 
 class _QueueHandler(logging.handlers.QueueHandler):
-    """A handler that drops records, and reports the loss, when the queue is full."""
+    """A handler that drops records when the queue is full, and later reports the loss."""
 
     def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
         super().__init__(records)
         self._records = records
         self._queued_chars = 0
-        self._lost_lines = 0  # dropped and not reported yet
+        self._lost_lines = 0  # dropped but not reported yet
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Format the message at once, because its arguments may change.
 
-        The traceback stays apart, as a field of JSON lines.
+        The traceback is not added to it, because a JSON line has a field for it.
         """
         record = copy.copy(record)
         record.msg, record.args = record.getMessage(), None
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record, preceded by the report of lost lines."""
+        """Queue a record, after a report of lost lines."""
         lines = record.msg.count("\n") + 1
         if self._lost_lines:
             text = (
-                f"{self._lost_lines} lines of the log were dropped: they came faster than they could be"
-                " written"
+                f"{self._lost_lines} lines of the log were dropped: they came faster than they"
+                " could be written"
             )
             if not self._put(
                 logging.LogRecord("tsx.server", logging.WARNING, "", 0, text, None, None)
@@ -230,8 +232,8 @@ class _QueueHandler(logging.handlers.QueueHandler):
         self._queued_chars += size
         return True
 
-    def free_room(self, record: logging.LogRecord) -> None:
-        """Free the room of a written record."""
+    def subtract(self, record: logging.LogRecord) -> None:
+        """Subtract a written record from the size of the queue."""
         with self.lock or nullcontext():
             self._queued_chars -= len(record.msg)
 
@@ -244,16 +246,16 @@ class _Listener(logging.handlers.QueueListener):
         self._source = source
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Write a record, then free its room."""
+        """Write a record, then subtract it from the size of the queue."""
         super().handle(record)
-        self._source.free_room(record)
+        self._source.subtract(record)
 
 
 def _writer(fd: int) -> Write:
     """Return a write function that raises BlockingIOError instead of waiting.
 
-    The descriptor itself must keep blocking, since the shell and other processes share it. A pipe
-    or a terminal is therefore opened again. If that fails, each write polls for room first.
+    The descriptor itself must stay blocking, since the shell and other processes share it.
+    Therefore a pipe or a terminal is opened a second time. If that fails, each write polls first.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -261,12 +263,12 @@ def _writer(fd: int) -> Write:
         return lambda view: sock.send(view, socket.MSG_DONTWAIT)
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
-            reopened = os.open(
+            nonblocking_fd = os.open(
                 f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             )
-        except (AttributeError, OSError):  # another system, or the pipe of another user
+        except (AttributeError, OSError):  # The pipe belongs to another user.
             return lambda view: _write_if_room(fd, view)
-        return lambda view: os.write(reopened, view)
+        return lambda view: os.write(nonblocking_fd, view)
     return lambda view: os.write(fd, view)
 
 
@@ -277,7 +279,7 @@ def _write_if_room(fd: int, view: memoryview) -> int:
 
 
 def _wait_writable(fd: int, timeout_s: float) -> bool:
-    if not hasattr(select, "poll"):  # Windows has none.
+    if not hasattr(select, "poll"):  # Windows has no poll.
         return True
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
@@ -287,7 +289,7 @@ def _wait_writable(fd: int, timeout_s: float) -> bool:
 def _keep_stdin_open() -> None:
     """Open /dev/null as stdin if it is closed.
 
-    The event loop would otherwise get descriptor 0, and abort when it closes that.
+    Otherwise the event loop would get descriptor 0, and would abort when it closes it.
     """
     try:
         os.fstat(0)
@@ -301,7 +303,7 @@ def _keep_stdin_open() -> None:
 def _open_null(fd: int) -> int:
     """Open /dev/null at a descriptor that was closed when Python started.
 
-    A socket with that number would otherwise receive printed text.
+    Otherwise a socket could get that number and receive printed text.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -21,7 +21,7 @@ _PARAMETER = re.compile(r"([?&;]|&amp;)([^\s?&;=#\"'<>]{1,200})=([^\s&;#\"'<>]+)
 
 
 def is_secret_header(name: str) -> bool:
-    """Tell whether the value of a header or parameter of this name may be a credential."""
+    """Tell whether a header or parameter of this name may contain a credential."""
     return _SECRET.search(name) is not None
 
 

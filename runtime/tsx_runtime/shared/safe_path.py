@@ -1,11 +1,13 @@
 """Removal of the working directory from the import path.
 
-A `json.py` in the start directory must not replace the standard library's module. Python adds that
-directory for `-c` and `-m`, and for an empty entry of PYTHONPATH such as the end of `/a:`. Python
-3.10 has neither `python -P` nor PYTHONSAFEPATH, and a handler's programs would inherit the variable.
+A `json.py` in the working directory must not replace the standard library's module. Python adds
+this directory for `-c` and `-m`, and for an empty entry of PYTHONPATH such as the end of `/a:`.
+Python 3.10 has neither `python -P` nor PYTHONSAFEPATH. Besides, a handler's child processes would
+inherit that variable.
 
-Python imports `contextlib` and its dependencies before the first line of a program of `-m`. Images
-therefore start their programs by `run_module`.
+With `-m`, Python imports `contextlib` and its dependencies before the first line of the program, so
+a file in the working directory could replace them. Therefore images start their programs with the
+arguments of `run_module`.
 
 This module imports only modules that Python itself has imported at its start.
 """
@@ -13,7 +15,7 @@ This module imports only modules that Python itself has imported at its start.
 import os
 import sys
 
-# The first statement of a program of `-c`: nothing may be imported from a file before it.
+# The first statement of a program for `python -c`; it must precede all imports from files.
 CLEAN = (
     "import os, sys; named = os.environ.get('PYTHONPATH', '/').split(os.pathsep); sys.path[:] ="
     " [path for path in sys.path if path and ('' not in named or path in named or path !="
@@ -28,17 +30,17 @@ def remove_working_directory() -> None:
     """
     exec(CLEAN, {})
     is_safe = getattr(sys.flags, "safe_path", False)
-    # pathlib is not imported yet.
+    # os.getcwd, because pathlib is not imported yet.
     if _is_own_module() and not is_safe and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
         del sys.path[0]
-    before = os.environ.get("PYTHONPATH", "")
-    after = os.pathsep.join(filter(None, before.split(os.pathsep)))
-    if after != before:
-        os.environ["PYTHONPATH"] = after
+    old_path = os.environ.get("PYTHONPATH", "")
+    new_path = os.pathsep.join(filter(None, old_path.split(os.pathsep)))
+    if new_path != old_path:
+        os.environ["PYTHONPATH"] = new_path
 
 
 def run_module(name: str) -> list[str]:
-    """Return the arguments of `python` that replace `-m NAME`."""
+    """Return the arguments of `python` that run a module, without the working directory."""
     return [
         "-c",
         f"{CLEAN}import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)",

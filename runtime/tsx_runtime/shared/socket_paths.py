@@ -9,7 +9,8 @@ from pathlib import Path
 from tsx_archiver.storage.private_directory import check_directory
 from tsx_runtime.errors import SettingError
 
-# A socket's path has at most 107 bytes, and multiprocessing adds a directory and a file name.
+# A socket's path has at most 107 bytes, of which multiprocessing's directory and file name need
+# some.
 MAX_DIRECTORY_BYTES = 64
 SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -17,26 +18,26 @@ SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
 def socket_directory() -> str:
     """Choose a directory with a short path to which other users cannot write.
 
-    The directory for temporary files comes first.
+    The first choice is the directory for temporary files.
 
     Raises:
         SettingError: There is no such directory.
     """
-    usual = tempfile.gettempdir()
-    problem = _problem(usual)
+    default = tempfile.gettempdir()
+    problem = _problem(default)
     if problem is None:
-        return usual
+        return default
     for directory in SHORT_DIRECTORIES:
         if (
-            os.path.isdir(directory)  # noqa: PTH112  # An unreadable parent is no error here.
+            os.path.isdir(directory)  # noqa: PTH112  # ignores an unreadable parent
             and os.access(directory, os.W_OK | os.X_OK)
             and _problem(directory) is None
         ):
             return directory
-    others = ", ".join(SHORT_DIRECTORIES)
+    alternatives = ", ".join(SHORT_DIRECTORIES)
     raise SettingError(
-        f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none"
-        f" of {others} can. Set TMPDIR to a directory of your own, of at most"
+        f"TMPDIR is {default}, which cannot hold the sockets that start workers: {problem}; and"
+        f" none of {alternatives} can. Set TMPDIR to a directory of your own, of at most"
         f" {MAX_DIRECTORY_BYTES} characters."
     )
 

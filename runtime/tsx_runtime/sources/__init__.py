@@ -1,6 +1,6 @@
 """The sources of models: URLs (http, https, s3, file), the model store, and the Hugging Face Hub.
 
-An allow list decides what a client may load.
+An allow list decides which URLs a client may load.
 """
 
 from tsx_runtime.sources.fetch import Fetcher, Trust

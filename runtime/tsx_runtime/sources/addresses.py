@@ -1,6 +1,6 @@
-"""The resolution of a URL to an address or a proxy.
+"""The resolution of a URL's host to addresses or a proxy.
 
-A host name is resolved once, so the checked address is the one that is used.
+A host name is resolved only once, so that the connection uses the checked address.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def _networks(text: str) -> Networks:
     return tuple(map(ipaddress.ip_network, text.split()))
 
 
-# "Globally reachable" in IANA's registries of special-purpose addresses as of 2024-10-22, and
-# multicast. `ipaddress.is_global` follows them only from Python 3.11.9, 3.12.4 and 3.13 on.
+# IANA's registries of special-purpose addresses as of 2024-10-22, and multicast. REACHABLE lists
+# the exceptions that are "globally reachable". `ipaddress.is_global` follows the registries since
+# Python 3.11.9, 3.12.4 and 3.13.
 # https://www.iana.org/assignments/iana-ipv4-special-registry,
 # https://www.iana.org/assignments/iana-ipv6-special-registry
 _IPV4_SPECIAL = _networks(
@@ -58,7 +59,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 def check_public(host: str, addresses: list[str]) -> None:
-    """Refuse addresses of this machine, of its network and of the cloud's own services.
+    """Refuse addresses of this machine, of its network and of the cloud's internal services.
 
     Raises:
         ModelNotFound: One of the addresses is not public.
@@ -77,7 +78,7 @@ def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return _is_reachable(address, _IPV4_SPECIAL, _IPV4_REACHABLE)
     embedded = _embedded_ipv4(address)
-    if address in _MAPPED:  # It stands for an IPv4 address.
+    if address in _MAPPED:  # The address is an IPv4 address in IPv6 notation.
         return all(map(is_public, embedded))
     return (
         any(address in network for network in _IPV6_ALLOCATED)
@@ -95,12 +96,12 @@ def _is_reachable(address: Address, special: Networks, exceptions: Networks) -> 
 def _embedded_ipv4(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     """Return the IPv4 addresses that are mapped or embedded by NAT64, 6to4 or ISATAP.
 
-    Teredo, IPv4-compatible and translated addresses are never public.
+    Other forms (Teredo, IPv4-compatible, translated) need no check: they are never public.
     """
     number = int(address)
-    low = ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    low_bits = ipaddress.IPv4Address(number & 0xFFFFFFFF)
     addresses = (
-        [low]
+        [low_bits]
         if address in _MAPPED or address in _NAT64 or (number >> 32) & 0xFDFFFFFF == _ISATAP
         else []
     )
@@ -112,13 +113,13 @@ def _embedded_ipv4(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address
 
 
 def proxy_for(url: ModelUrl) -> str | None:
-    """Return the URL of the proxy, which may hold a password.
+    """Return the URL of the proxy, which may contain a password.
 
     HTTPS_PROXY, HTTP_PROXY or ALL_PROXY name it, in upper or lower case. NO_PROXY excludes hosts.
     """
     proxies = request.getproxies_environment()
     host = url.host if url.port is None else f"{url.host}:{url.port}"
-    # requests relies on this function too, though typeshed omits it.
+    # The `requests` library uses this function too, although typeshed lacks it.
     if request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
         return None
     proxy = proxies.get(url.scheme) or proxies.get("all")

@@ -1,6 +1,6 @@
-"""The transfer of an archive from a URL into the model store.
+"""Downloads of archives into the model store.
 
-The URL is checked, and the file is downloaded, verified and then renamed.
+A download checks the URL, transfers the file to a temporary name, verifies it and renames it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
 
 
 class Trust(enum.Enum):
-    """The source of a URL, which decides what it may name."""
+    """The origin of a URL, which decides which URLs are allowed."""
 
     CLIENT = "a client of the management API: allowed_urls decides"
     OPERATOR = "the command line or the configuration: they may name any URL"
 
 
 class Fetcher:
-    """The downloads into a store: blocking calls for threads, one transfer at a time for a file."""
+    """Downloads into a store by blocking calls in threads; each file has one transfer at a time."""
 
     def __init__(
         self,
@@ -61,51 +61,53 @@ class Fetcher:
         self._settings = settings
         self._directory = store or settings.model_store
         self._suffixes = suffixes
-        self._sources = sources  # plugins, by the schemes of URLs
-        self._allowed = AllowList(settings.allowed_urls)
+        self._sources = sources  # plugins, by URL scheme
+        self._allow_list = AllowList(settings.allowed_urls)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._under_way: set[Path] = set()
-        self.served: set[Path] = set()  # archives that the operator named at startup
+        self._active_targets: set[Path] = set()
+        self.startup_archives: set[Path] = set()  # archives that the operator named at startup
 
     def close(self) -> None:
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
-        """Return the path of a `file:` URL that is used in place; None for any other URL.
+        """Return the path of a `file:` URL that is used in place, or None for any other URL.
 
-        Files of the store, files that the operator has named, and directories are used in place.
+        Files in the store, files that the operator has named, and directories are used in place.
 
         Raises:
-            ModelNotFound: The path is neither one of these nor allowed.
-            DownloadFailed: The path does not exist, or its digest is not the URL's.
+            ModelNotFound: The path is neither used in place nor allowed.
+            DownloadFailed: The path does not exist, or its digest differs from that in the URL.
         """
         url = parse_url(text, self._sources)
         if url.scheme != "file":
             return None
         path, store = Path(unquote(url.path)), self._directory
-        is_served = store is not None and is_inside(path, store)
-        is_served = is_served or path.resolve() in {served.resolve() for served in self.served}
-        if not (is_served or trust is Trust.OPERATOR or self._allowed.allows(url)):
+        is_registrable = store is not None and is_inside(path, store)
+        is_registrable = is_registrable or path.resolve() in {
+            archive.resolve() for archive in self.startup_archives
+        }
+        if not (is_registrable or trust is Trust.OPERATOR or self._allow_list.allows(url)):
             raise ModelNotFound(
                 f"Given URL {redacted(text)} does not match any allowed URL(s). {store_hint(store)}"
             )
         if not path.exists():
-            raise _failed(url, f"{path} does not exist")
-        if not (is_served or store is None or trust is Trust.OPERATOR or path.is_dir()):
+            raise _download_error(url, f"{path} does not exist")
+        if not (is_registrable or store is None or trust is Trust.OPERATOR or path.is_dir()):
             return None
         try:
             check_digest(path, url.sha256)
         except (DownloadFailed, OSError) as error:
-            raise _failed(url, str(error)) from error
+            raise _download_error(url, str(error)) from error
         return path
 
     def fetch(
-        self, text: str, trust: Trust, *, sse_kms: bool = False, occupied: Collection[Path] = ()
+        self, text: str, trust: Trust, *, sse_kms: bool = False, taken_paths: Collection[Path] = ()
     ) -> Path:
         """Download an archive and return its path in the store.
 
-        If the file would be one of `occupied`, it gets the next free name.
+        If the file would get one of `taken_paths`, it gets a numbered name instead.
 
         Raises:
             ModelNotFound: The URL is not allowed, or there is no store.
@@ -116,46 +118,48 @@ class Fetcher:
         """
         url = parse_url(text, self._sources)
         if trust is Trust.CLIENT:
-            self._allowed.check(url, text)
+            self._allow_list.check(url, text)
         directory = self._directory
         if directory is None:
             raise ModelNotFound(f"The archive at {text} needs a model store. {store_hint(None)}")
         target = directory / file_name(url, self._suffixes)
         with self._lock:
-            if target in occupied:
+            if target in taken_paths:
                 target = next(
-                    free
+                    candidate
                     for number in itertools.count(2)
-                    if not os.path.lexists(free := _numbered(target, number))
+                    if not os.path.lexists(candidate := _numbered_path(target, number))
                 )
-            if target in self._under_way:
+            if target in self._active_targets:
                 raise Conflict(
                     f"{target.name} is already being downloaded by another registration; wait for"
                     " it, or use another file name"
                 )
             if os.path.lexists(target):
                 raise ModelFileExists(f"Model file already exists {target.name}")
-            self._under_way.add(target)
+            self._active_targets.add(target)
         try:
             self._download(url, target, trust, sse_kms)
         except DownloadFailed as error:
-            raise _failed(url, error.message) from error
+            raise _download_error(url, error.message) from error
         finally:
-            self._under_way.discard(target)
+            self._active_targets.discard(target)
         return target
 
     def _download(self, url: ModelUrl, target: Path, trust: Trust, sse_kms: bool) -> None:
         check: Callable[[ModelUrl], None] = (
-            self._allowed.check if trust is Trust.CLIENT else lambda url: None
+            self._allow_list.check if trust is Trust.CLIENT else lambda url: None
         )
         is_unrestricted = self._settings.allow_private_urls or trust is Trust.OPERATOR
-        private: Callable[[ModelUrl], bool] = (
-            (lambda url: True) if is_unrestricted else self._allowed.names
+        may_be_private: Callable[[ModelUrl], bool] = (
+            (lambda url: True) if is_unrestricted else self._allow_list.names_host
         )
         headers = SSE_KMS if sse_kms else {}
-        rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
+        rules = Rules(
+            check, may_be_private, self._settings.max_archive_size, headers, self._stop.is_set
+        )
         url_digest = hashlib.sha256(url.text.encode()).hexdigest()[:16]
-        # A transfer of another URL must not be resumed as this one.
+        # The digest keeps this transfer from resuming the transfer of another URL.
         part = target.with_name(f".{target.name}.{url_digest}.part")
         if url.scheme in self._sources:
             download_from_plugin(
@@ -164,7 +168,8 @@ class Fetcher:
         elif url.scheme == "file":
             copy_file(Path(unquote(url.path)), part, self._settings.max_archive_size)
         elif url.scheme == "s3":
-            from tsx_runtime.sources import s3  # imported only for a download, as below
+            # The import is slow, so it happens only for a download.
+            from tsx_runtime.sources import s3
 
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
         else:
@@ -179,18 +184,18 @@ class Fetcher:
             raise
 
 
-def _failed(url: ModelUrl, reason: str) -> DownloadFailed:
+def _download_error(url: ModelUrl, reason: str) -> DownloadFailed:
     return DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {reason}."))
 
 
-def _numbered(file: Path, number: int) -> Path:
-    """Return the path with a number: m.mar becomes m-2.mar."""
+def _numbered_path(file: Path, number: int) -> Path:
+    """Return the path with a number in its name: m.mar becomes m-2.mar."""
     name, dot, suffix = file.name.partition(".")
     return file.with_name(f"{name}-{number}{dot}{suffix}")
 
 
 def download_from_plugin(source: Source, url: ModelUrl, part: Path, max_bytes: int) -> None:
-    """Let a plugin write the file.
+    """Make a plugin write the file.
 
     Raises:
         DownloadFailed: The plugin raised, or the file is too large.
@@ -248,16 +253,16 @@ def check_digest(file: Path, expected: str | None) -> None:
 
 
 def move_into_place(part: Path, target: Path) -> None:
-    """Rename a complete file, unless its name is taken.
+    """Give a complete file its final name, unless another file has it.
 
     Raises:
-        ModelFileExists: The name is taken.
+        ModelFileExists: Another file has the name.
     """
     try:
-        os.link(part, target)  # Unlike a rename, this replaces nothing.
+        os.link(part, target)  # Unlike a rename, a link never replaces a file.
     except FileExistsError:
         raise ModelFileExists(f"Model file already exists {target.name}") from None
-    except OSError:  # a file system without links
+    except OSError:  # The file system has no links.
         part.rename(target)
         return
     part.unlink()

@@ -1,6 +1,6 @@
-"""The download of a file over http or https.
+"""Downloads of files over http and https.
 
-Each redirect is checked, interrupted transfers are resumed, and the size is limited.
+A download checks each redirect, resumes an interrupted transfer, and limits the size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tsx_runtime.sources.addresses import check_public, proxy_for, resolve
 from tsx_runtime.sources.urls import CHUNK_BYTES, ModelUrl, Rules, parse_url
 
 MAX_REDIRECTS = 5
-MAX_FAILURES = 5  # consecutive attempts that transfer nothing
+MAX_FAILURES = 5  # consecutive attempts without a transferred byte
 TIMEOUT = urllib3.Timeout(connect=10, read=60)
-HEAD_TIMEOUT_S = 30.0  # limit for the whole head of a response, however slowly its bytes arrive
-MIN_BYTES_PER_S = 10_000  # average rate that is required after `Rules.grace_s`
+HEAD_TIMEOUT_S = 30.0  # time limit for the complete head of a response
+MIN_BYTES_PER_S = 10_000  # the average rate that is required after `Rules.grace_s`
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
@@ -57,22 +57,22 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
         raise
 
 
-def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, private: bool) -> int:
+def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, may_be_private: bool) -> int:
     """Post a body and return the status of the response, which may be a redirect.
 
-    `private` tells whether the URL may lead to an address that is not public.
+    `may_be_private` tells whether the URL may lead to an address that is not public.
 
     Raises:
         DownloadFailed: The server cannot be reached.
-        ModelNotFound: The address is not public, and `private` is false.
+        ModelNotFound: The address is not public, and `may_be_private` is false.
     """
     try:
-        answer = _request("POST", url, headers, body, private=private)
+        response = _request("POST", url, headers, body, may_be_private=may_be_private)
     except (_Transient, HTTPError, OSError) as error:
         raise DownloadFailed(_describe(error)) from error
-    answer.release_conn()
-    answer.close()
-    return int(answer.status)
+    response.release_conn()
+    response.close()
+    return int(response.status)
 
 
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
@@ -96,22 +96,23 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
             if failures >= MAX_FAILURES or rules.stopped():
                 raise DownloadFailed(_describe(error)) from error
-            # A query may be a signature, with which anybody could download.
+            # The query may contain a signature, with which any reader of the log could download.
             shown_url = url.text.partition("?")[0]
             logger.warning("%s: %s; trying again", shown_url, _describe(error))
-            # This thread has nothing else to do, and no event tells when the server recovers.
+            # Sleeping is fine: this thread has no other work, and no event tells that a server
+            # recovered.
             time.sleep(rules.pause_s * 2 ** (failures - 1))
 
 
 class _StallGuard:
-    """The limit on how slow a whole download may be, over all of its connections."""
+    """The minimum average rate of a download, over all of its connections."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._start = time.monotonic()
         self._bytes = 0
 
-    def got(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Count received bytes.
 
         Raises:
@@ -128,34 +129,35 @@ class _StallGuard:
 class _TcpConnection(HTTPConnection):
     """A connection that is cut when the head of a response takes too long.
 
-    The timeout of a socket restarts with each byte.
+    The socket's timeout is not enough, because it restarts with each byte.
     """
 
-    _late = False
+    _is_timed_out = False
 
     def getresponse(self) -> Any:
-        timer = threading.Timer(HEAD_TIMEOUT_S, self._cut)
+        timer = threading.Timer(HEAD_TIMEOUT_S, self._shut_down)
         timer.daemon = True
         timer.start()
         try:
-            answer = super().getresponse()
+            response = super().getresponse()
         finally:
             timer.cancel()
-        if self._late:  # http.client takes the end of the stream for the end of the head.
+        # http.client returned normally: it takes the end of the stream for the end of the head.
+        if self._is_timed_out:
             raise ProtocolError(
                 f"the headers of the answer did not arrive within {HEAD_TIMEOUT_S:g} s"
             )
-        return answer
+        return response
 
-    def _cut(self) -> None:
-        self._late = True
+    def _shut_down(self) -> None:
+        self._is_timed_out = True
         with suppress(OSError):
             if self.sock is not None:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _TlsConnection(_TcpConnection, HTTPSConnection):
-    """The same with TLS."""
+    """A TLS connection with this time limit."""
 
 
 class _TcpPool(urllib3.HTTPConnectionPool):
@@ -178,14 +180,14 @@ def _transfer(
         headers |= {"Range": f"bytes={size}-", "If-Range": validator}
     for _ in range(MAX_REDIRECTS + 1):
         rules.check(url)
-        answer = _request("GET", url, headers, private=rules.private(url))
+        response = _request("GET", url, headers, may_be_private=rules.may_be_private(url))
         try:
-            if answer.status not in REDIRECT_STATUSES:
-                return _store(answer, part, size, validator, rules, stall_guard)
-            target = answer.headers.get("Location", "")
+            if response.status not in REDIRECT_STATUSES:
+                return _store(response, part, size, validator, rules, stall_guard)
+            target = response.headers.get("Location", "")
         finally:
-            answer.release_conn()
-            answer.close()
+            response.release_conn()
+            response.close()
         url = parse_url(urljoin(url.text, target.partition("#")[0]))
         if url.scheme not in ("http", "https"):
             raise DownloadFailed(f"it redirects to {url.text}, which is neither http nor https")
@@ -198,37 +200,39 @@ def _request(
     headers: Mapping[str, str],
     body: bytes | None = None,
     *,
-    private: bool,
+    may_be_private: bool,
 ) -> Any:
-    """Send a request to an address that has been checked, also through a proxy.
+    """Send a request to a checked address, directly or through a proxy.
 
-    With `private` any address is accepted. A proxy then gets the name, which only it may know.
+    With `may_be_private` any address is accepted. A proxy then gets the host's name, because
+    perhaps only the proxy can resolve it.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
-    addresses = [url.host] if proxy is not None and private else resolve(url.host, port)
-    if not private:
+    addresses = [url.host] if proxy is not None and may_be_private else resolve(url.host, port)
+    if not may_be_private:
         check_public(url.host, addresses)
-        # A tunnel keeps the checked address. A proxy for plain http resolves the name again.
+        # The tunnel for https leads to the checked address, but a proxy for plain http resolves the
+        # name again and could reach another address.
         if proxy is not None and url.scheme == "http":
             raise DownloadFailed(
                 "the proxy resolves the host of an http URL again: use https, name the host in"
                 " allowed_urls, or set allow_private_urls=true"
             )
     headers = {
-        "Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}",
+        "Host": _url_host(url.host) if url.port is None else f"{_url_host(url.host)}:{url.port}",
         **headers,
     }
     last_error: Exception | None = None
     for address in addresses:
         try:
-            return _ask(method, url, address, port, proxy, headers, body)
+            return _send(method, url, address, port, proxy, headers, body)
         except (HTTPError, OSError) as error:
             last_error = error
     raise _Transient(_describe(last_error)) from last_error
 
 
-def _ask(
+def _send(
     method: str,
     url: ModelUrl,
     address: str,
@@ -237,7 +241,7 @@ def _ask(
     headers: Mapping[str, str],
     body: bytes | None,
 ) -> Any:
-    """Send a request and return the head of the response; the body is still to be read."""
+    """Send a request and return the response, whose body has not been read yet."""
     target = url.text.split("/", 3)
     path = "/" + (target[3] if len(target) > 3 else "")
     options: dict[str, Any] = {"timeout": TIMEOUT, "retries": False}
@@ -252,7 +256,7 @@ def _ask(
         login = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
         proxies = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
         proxies.pool_classes_by_scheme = _POOLS
-        address_url = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
+        address_url = f"{url.scheme}://{_url_host(address)}:{port}{path}"
         return proxies.request(
             method,
             address_url,
@@ -268,55 +272,55 @@ def _ask(
     )
 
 
-def _bracketed(host: str) -> str:
-    """Return the host as URLs and headers write it."""
+def _url_host(host: str) -> str:
+    """Return the host as it appears in URLs and headers: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def _store(
-    answer: Any,
+    response: Any,
     part: Path,
     size: int,
-    previous_validator: str | None,
+    old_validator: str | None,
     rules: Rules,
     stall_guard: _StallGuard,
 ) -> str | None:
-    """Append a response's body to `part`; `previous_validator` belongs to the present bytes."""
-    if answer.status in TRANSIENT_STATUSES:
-        raise _Transient(f"the server answers {answer.status}")
-    # The present bytes are not the beginning of the file on the server.
-    if answer.status == 416:
+    """Append a response's body to `part`; `old_validator` belongs to the bytes already there."""
+    if response.status in TRANSIENT_STATUSES:
+        raise _Transient(f"the server answers {response.status}")
+    # 416: the file on the server is shorter than the bytes already there.
+    if response.status == 416:
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
-    if answer.status not in (200, 206):
-        raise DownloadFailed(f"the server answers {answer.status}")
-    if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(
+    if response.status not in (200, 206):
+        raise DownloadFailed(f"the server answers {response.status}")
+    if response.status == 206 and not response.headers.get("Content-Range", "").startswith(
         f"bytes {size}-"
     ):
         part.unlink(missing_ok=True)
         raise _Transient("the server sent a different part than requested")
-    # A server may ignore If-Range.
+    # Check the validator too, since a server may ignore If-Range.
     if (
-        answer.status == 206
+        response.status == 206
         and size
-        and _validator(answer.headers) not in (previous_validator, None)
+        and _validator(response.headers) not in (old_validator, None)
     ):
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
-    if answer.status == 200:
+    if response.status == 200:
         size = 0
-    length = answer.headers.get("Content-Length", "")
+    length = response.headers.get("Content-Length", "")
     full_size = size + int(length) if length.isdecimal() else None
     if full_size is not None and full_size > rules.max_bytes:
         _remove_validator(part)
         raise DownloadFailed(f"it has {full_size} bytes, but max_archive_size is {rules.max_bytes}")
-    validator = _validator(answer.headers)
+    validator = _validator(response.headers)
     _write_validator(part, validator)
     with open(part, "ab" if size else "wb", opener=private_opener) as file:
-        # read1 returns the bytes that have arrived: a whole chunk may take long.
-        while chunk := answer.read1(CHUNK_BYTES, decode_content=False):
+        # read1 returns the bytes that have arrived; waiting for a whole chunk may take long.
+        while chunk := response.read1(CHUNK_BYTES, decode_content=False):
             size += len(chunk)
-            stall_guard.got(len(chunk))
+            stall_guard.count(len(chunk))
             if size > rules.max_bytes:
                 _remove_validator(part)
                 raise DownloadFailed(
@@ -331,9 +335,9 @@ def _store(
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:
-    """Return the validator for If-Range: RFC 9110, section 13.1.5.
+    """Return the validator for If-Range (RFC 9110, section 13.1.5).
 
-    With it, a later request gets the remainder of the same file, or all of a changed one.
+    It lets a later request get the remainder of the same file, or all of a changed file.
     """
     tag = headers.get("ETag", "")
     if tag and not tag.startswith("W/"):
@@ -367,7 +371,7 @@ def _remove_validator(part: Path) -> None:
 
 
 def _describe(error: BaseException | None) -> str:
-    """Return the text of the innermost cause: urllib3's own texts hold the names of its objects."""
+    """Return the text of the innermost cause, since urllib3's errors contain names of objects."""
     if isinstance(error, IncompleteRead):
         return f"the connection ended {error.expected} bytes before the end of the file"
     causes = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]

@@ -1,6 +1,6 @@
 """Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`.
 
-This module decides which are allowed. huggingface_hub downloads them into its cache.
+This module decides which models are allowed; the library huggingface_hub downloads them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MODEL = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
     re.ASCII,
 )
-_INDEX_PATTERNS = ("config.json", "*.index.json")  # files that tell what else is needed
+_INDEX_PATTERNS = ("config.json", "*.index.json")  # files that tell which other files are needed
 _API = re.compile("[^?#]*/api/models/.*")  # URLs of the Hub that answer with JSON
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Za-z][\w.:+=-]*"?', re.ASCII)
-_FACTORY = threading.Lock()  # Downloads run in threads.
+_CLIENT_LOCK = threading.Lock()  # held while a thread changes the library's client
 
 LOG_INTERVAL_S = 10.0
 
-Progress = Callable[[int, int], None]  # arguments: bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # arguments: fetched bytes, total bytes
 
 
 class HubModel(NamedTuple):
@@ -66,7 +66,7 @@ def parse_hub(text: str) -> HubModel:
 def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
     """Check a model against the entries of `allowed_urls` that begin with `hf:`.
 
-    Other entries never allow a model of the Hub, because the name decides which weights are served.
+    Other entries never allow a model of the Hub: a pattern for URLs must not allow one by accident.
 
     Raises:
         ModelNotFound: No entry allows the model.
@@ -95,7 +95,7 @@ def download(
     """Download the files that serving needs, unless the cache has them; blocking, for threads.
 
     Returns:
-        Their directory in the cache of huggingface_hub, whose name is the commit.
+        The directory of the files in huggingface_hub's cache; its name is the commit.
 
     Raises:
         DownloadFailed: The model cannot be read, is too large, or cannot be served.
@@ -108,21 +108,21 @@ def download(
             f"{model} is fetched by huggingface_hub: pip install 'tsx-serve[transformers]'"
         ) from error
 
-    done = total = 0
+    fetched = total = 0
 
     def count(size: int) -> None:
-        nonlocal done
+        nonlocal fetched
         if stopped():
             raise DownloadFailed("the server stops")
-        done += size
-        if done > max_bytes:
+        fetched += size
+        if fetched > max_bytes:
             raise DownloadFailed(
                 f"{model} has more than {max_bytes} bytes, which is max_archive_size"
             )
         if total:
-            progress(min(done, total), total)
+            progress(min(fetched, total), total)
 
-    _check_answers()
+    _install_check()
     bar = _bar(count)
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
@@ -132,19 +132,20 @@ def download(
             )
         )
         sizes = _sizes(model.repo, directory)
-        needed = Pretrained(directory, tuple(sizes)).needed
-        total = sum(sizes[name] for name in needed)
+        needed_files = Pretrained(directory, tuple(sizes)).needed
+        total = sum(sizes[name] for name in needed_files)
         if total > max_bytes:
             raise DownloadFailed(
                 f"{model} has {total} bytes to fetch, and max_archive_size is {max_bytes}"
             )
-        done = sum(sizes[name] for name in needed if (directory / name).is_file())
-        progress(done, total)
-        patterns = [glob.escape(name) for name in needed]
+        fetched = sum(sizes[name] for name in needed_files if (directory / name).is_file())
+        progress(fetched, total)
+        patterns = [glob.escape(name) for name in needed_files]
         huggingface_hub.snapshot_download(
             model.repo, revision=directory.name, allow_patterns=patterns, tqdm_class=bar
         )
-        progress(total, total)  # Files of another commit count as fetched.
+        # Files that the cache shares with another commit were not counted, so report the end.
+        progress(total, total)
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
     except errors.GatedRepoError as error:
@@ -182,42 +183,42 @@ def download(
     return directory
 
 
-def _check_answers() -> None:
-    """Make huggingface_hub check the answers of the Hub or its mirror before it uses them."""
+def _install_check() -> None:
+    """Make huggingface_hub check responses of the Hub or a mirror before it uses them."""
     import huggingface_hub  # an optional dependency
 
-    with _FACTORY:
+    with _CLIENT_LOCK:
         client = huggingface_hub.get_session()
         hooks = client.event_hooks
-        if _check_answer not in hooks["response"]:
+        if _check_response not in hooks["response"]:
             kind = type(client)
             options = {"follow_redirects": client.follow_redirects, "timeout": client.timeout}
-            hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
+            hooks = {**hooks, "response": [*hooks["response"], _check_response]}
             huggingface_hub.set_client_factory(lambda: kind(event_hooks=hooks, **options))
 
 
-def _check_answer(response: Any) -> None:
-    """Check the parts of a response that huggingface_hub joins to paths, except names of files.
+def _check_response(response: Any) -> None:
+    """Check the values in a response that huggingface_hub joins to paths, except file names.
 
     Raises:
-        DownloadFailed: A part could lead out of the cache.
+        DownloadFailed: A value could lead out of the cache.
     """
     headers = response.headers
     if response.request.method == "HEAD":
-        _require(_COMMIT, headers.get("x-repo-commit"))
-        _require(_ETAG, headers.get("x-linked-etag"), headers.get("etag"))
-    elif _API.fullmatch(str(response.url)):  # Other answers are the content of a file.
-        _require(_API, headers.get("location"), response.links.get("next", {}).get("url"))
+        _require_match(_COMMIT, headers.get("x-repo-commit"))
+        _require_match(_ETAG, headers.get("x-linked-etag"), headers.get("etag"))
+    elif _API.fullmatch(str(response.url)):  # Other responses are the content of a file.
+        _require_match(_API, headers.get("location"), response.links.get("next", {}).get("url"))
         response.read()
-        answer = response.json() if response.is_success else {}
-        for entry in answer if isinstance(answer, list) else [answer]:
-            _require(_COMMIT, entry.get("sha"))
-            _require(_ETAG, (entry.get("lfs") or {}).get("oid"))
+        content = response.json() if response.is_success else {}
+        for entry in content if isinstance(content, list) else [content]:
+            _require_match(_COMMIT, entry.get("sha"))
+            _require_match(_ETAG, (entry.get("lfs") or {}).get("oid"))
 
 
-def _require(form: re.Pattern[str], *values: Any) -> None:
+def _require_match(pattern: re.Pattern[str], *values: Any) -> None:
     for value in values:
-        if value is not None and not form.fullmatch(str(value)):
+        if value is not None and not pattern.fullmatch(str(value)):
             raise DownloadFailed(
                 f"{value!r} in the Hub's answer could lead out of the cache. Check HF_ENDPOINT."
             )
@@ -228,11 +229,11 @@ def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
     write(f"downloading {model}")
     last_write = time.monotonic()
 
-    def progress(done: int, total: int) -> None:
+    def progress(fetched: int, total: int) -> None:
         nonlocal last_write
         if time.monotonic() - last_write > LOG_INTERVAL_S:
             last_write = time.monotonic()
-            write(f"downloading {model}: {human(done)} of {human(total)}")
+            write(f"downloading {model}: {human(fetched)} of {human(total)}")
 
     return progress
 
@@ -240,7 +241,7 @@ def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
 def _sizes(repo: str, directory: Path) -> dict[str, int]:
     """Return the sizes of all files of a commit, by name.
 
-    They come from the listing that huggingface_hub cached, or else from the files on the disk.
+    They come from the list of files that huggingface_hub has cached, or else from the disk.
     """
     from huggingface_hub import get_cached_repo_tree  # an optional dependency
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -258,12 +259,15 @@ def _sizes(repo: str, directory: Path) -> dict[str, int]:
 
 
 def _bar(count: Callable[[int], None]) -> type[Any]:
-    """Return a hidden progress bar that counts bytes, zero included, so that a download can end."""
+    """Return the class of a hidden progress bar that passes each size to `count`, which may raise.
+
+    A size of 0 is passed too, so that `count` can end a download that stalls.
+    """
     from huggingface_hub.utils import tqdm  # an optional dependency
 
     class CountingBar(tqdm):  # type: ignore[misc]  # The library has no types for it.
         def __init__(self, *args: Any, **options: Any) -> None:
-            # Only the bar of this name counts the bytes on the disk.
+            # The library makes several bars; only the one of this name counts bytes on the disk.
             self._counts = options.get("name") == "huggingface_hub.snapshot_download"
             super().__init__(*args, **{**options, "disable": True})
 

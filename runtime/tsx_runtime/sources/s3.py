@@ -1,4 +1,4 @@
-"""The download of an object from S3, or a compatible service, with boto3 and its credentials."""
+"""Downloads of objects from S3 or a compatible service, with boto3 and its credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
     Raises:
         DownloadFailed: The object cannot be read, is too large, or cannot be written.
     """
-    import boto3  # 0.2 s, needed only for downloads from S3
+    import boto3  # The import takes 0.2 s, so only downloads from S3 do it.
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -31,7 +31,7 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
         try:
             _store(client, url, part, rules)
         except BaseException:
-            part.unlink(missing_ok=True)  # Unlike a transfer by http, it cannot be resumed.
+            part.unlink(missing_ok=True)  # Unlike an http transfer, this one cannot be resumed.
             raise
     except (BotoCoreError, ClientError) as error:
         raise DownloadFailed(str(error)) from error
@@ -42,7 +42,7 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
 
 
 def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
-    """Fetch one version of the object in ranges, so that a broken connection costs one range."""
+    """Fetch one version of the object in ranges, so that a broken connection repeats one range."""
     bucket, key = url.host, url.path.lstrip("/")
     head = client.head_object(Bucket=bucket, Key=key)
     size, tag = int(head["ContentLength"]), head["ETag"]
@@ -50,9 +50,9 @@ def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
         raise DownloadFailed(f"it has {size} bytes, but max_archive_size is {rules.max_bytes}")
     with open(part, "wb", opener=private_opener) as file:
         for start in range(0, size, RANGE_BYTES):
-            last = min(start + RANGE_BYTES, size) - 1
+            end = min(start + RANGE_BYTES, size) - 1
             body = client.get_object(
-                Bucket=bucket, Key=key, Range=f"bytes={start}-{last}", IfMatch=tag
+                Bucket=bucket, Key=key, Range=f"bytes={start}-{end}", IfMatch=tag
             )["Body"]
             for chunk in body.iter_chunks(CHUNK_BYTES):
                 file.write(chunk)

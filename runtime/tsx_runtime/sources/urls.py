@@ -1,4 +1,4 @@
-"""The parsing of a model's URL, and the decision whether it is allowed, without a network."""
+"""The parser of a model's URL, and the allow lists; this module does not use the network."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _LITERAL_HOST = re.compile(
     re.IGNORECASE,
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-MAX_URL_CHARS = 4096  # length of a URL, or of a name in the store
-MAX_UNQUOTE_ROUNDS = 5  # dots that are hidden more deeply are refused anyway
+MAX_URL_CHARS = 4096  # the length of a URL or of a name in the store
+MAX_UNQUOTE_ROUNDS = 5  # A text that is still quoted after these rounds is refused.
 
 
 class ModelUrl(NamedTuple):
     text: str  # the URL, without its fragment
     scheme: str
-    host: str  # lower case; the bucket of an s3 URL
+    host: str  # lower case; an s3 URL's bucket
     port: int | None
     path: str
     sha256: str | None  # the expected digest, from the fragment `#sha256=...`
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is a URL; `hf:ORG/NAME`, which `hub` reads, counts as one."""
+    """Tell whether a text is a URL; this includes `hf:ORG/NAME`, which `hub` reads."""
     return text.startswith("hf:") or _SCHEME.match(text) is not None
 
 
@@ -47,20 +47,20 @@ def parse_url(text: str, plugin_schemes: Iterable[str] = ()) -> ModelUrl:
     """Parse the URL of a model.
 
     Raises:
-        ModelNotFound: The URL is relative, or of a scheme that is not supported, as in TorchServe.
+        ModelNotFound: The URL is relative or has an unsupported scheme; TorchServe answers 404 too.
         BadRequest: The text is not a URL.
     """
     check_length(text)
-    plain, _, fragment = text.partition("#")
-    if may_leave_directory(plain):
+    location, _, fragment = text.partition("#")
+    if may_leave_directory(location):
         raise ModelNotFound(f"Relative path is not allowed in url: {text}")
-    if any(ord(character) <= 32 or ord(character) == 127 for character in plain):
+    if any(ord(character) <= 32 or ord(character) == 127 for character in location):
         raise BadRequest(
             f"The url {text!r} contains spaces or control characters; encode them, such as %20 for"
             " a space."
         )
     try:
-        parts = urlsplit(plain)
+        parts = urlsplit(location)
         port = parts.port
     except ValueError as error:
         raise BadRequest(f"The url {text!r} cannot be read: {error}.") from error
@@ -68,7 +68,7 @@ def parse_url(text: str, plugin_schemes: Iterable[str] = ()) -> ModelUrl:
     schemes = (*SCHEMES, *plugin_schemes)
     if scheme not in schemes:
         raise ModelNotFound(
-            f"Given URL {plain} does not match any allowed URL(s): its scheme is not one of"
+            f"Given URL {location} does not match any allowed URL(s): its scheme is not one of"
             f" {', '.join(schemes)}"
         )
     if "@" in parts.netloc:
@@ -81,12 +81,12 @@ def parse_url(text: str, plugin_schemes: Iterable[str] = ()) -> ModelUrl:
             f" {'names a host, which file URLs cannot have' if parts.hostname else 'has no host'}."
         )
     return ModelUrl(
-        plain, scheme, (parts.hostname or "").lower(), port, parts.path, _sha256_of(fragment)
+        location, scheme, (parts.hostname or "").lower(), port, parts.path, _sha256_of(fragment)
     )
 
 
 def check_length(text: str) -> None:
-    """Check the length of a URL before the patterns of `allowed_urls`, which may take long, see it.
+    """Check the length of a URL, since matching a long one with `allowed_urls` may take long.
 
     Raises:
         BadRequest: The text is too long.
@@ -96,7 +96,7 @@ def check_length(text: str) -> None:
 
 
 def may_leave_directory(text: str) -> bool:
-    """Tell whether a path in a text could leave its directory, however its dots are quoted."""
+    """Tell whether a path in a text could leave its directory, even if its dots are quoted."""
     for _ in range(MAX_UNQUOTE_ROUNDS):
         if ".." in text or "\\" in text or "\0" in text:
             return True
@@ -106,26 +106,26 @@ def may_leave_directory(text: str) -> bool:
     return True
 
 
-def in_store(name: str, store: Path | None, absent: str = "Model not found") -> Path:
+def in_store(name: str, store: Path | None, error_text: str = "Model not found") -> Path:
     """Return the path of a file in the store; the file need not exist.
 
     An absolute path is accepted if it lies in the store after its links are resolved.
 
     Raises:
-        ModelNotFound: The path lies outside, or there is no store.
+        ModelNotFound: The path lies outside the store, or there is no store.
     """
     check_length(name)
     if may_leave_directory(name):
         raise ModelNotFound(f"Relative path is not allowed in url: {name}")
     if store is None:
-        raise ModelNotFound(f"{absent}: {name}. {store_hint(None)}")
+        raise ModelNotFound(f"{error_text}: {name}. {store_hint(None)}")
     if Path(name).is_absolute() and not is_inside(Path(name), store):
         raise ModelNotFound(f"{name} is not in the store. {store_hint(store)}")
     return store / name
 
 
 def store_hint(store: Path | None) -> str:
-    """Say how to place a file where the server can register it."""
+    """Explain how to put a file where the server can register it."""
     if store is None:
         return (
             "This server has no model store; start it with --model-store DIRECTORY, or replace it"
@@ -167,7 +167,7 @@ def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> st
 class AllowList:
     """The URLs that a setting allows.
 
-    Each entry is a host, which must be equal, or a pattern, which must match a whole URL.
+    Each entry is a host, which must be equal to the URL's, or a pattern for the whole URL.
     """
 
     def __init__(self, entries: Sequence[str], setting: str = "allowed_urls") -> None:
@@ -185,15 +185,20 @@ class AllowList:
         ]
 
     def allows(self, url: ModelUrl) -> bool:
-        return self._lists(url) or any(pattern.fullmatch(url.text) for pattern, _ in self._patterns)
+        return self._has_host(url) or any(
+            pattern.fullmatch(url.text) for pattern, _ in self._patterns
+        )
 
-    def names(self, url: ModelUrl) -> bool:
-        """Tell whether an entry that allows the URL spells its host out; it may then be private."""
-        return self._lists(url) or any(
+    def names_host(self, url: ModelUrl) -> bool:
+        """Tell whether an entry that allows the URL contains its host literally.
+
+        Then the host's address may be private.
+        """
+        return self._has_host(url) or any(
             host == url.host and pattern.fullmatch(url.text) for pattern, host in self._patterns
         )
 
-    def _lists(self, url: ModelUrl) -> bool:
+    def _has_host(self, url: ModelUrl) -> bool:
         if url.scheme not in _DEFAULT_PORTS:
             return False
         host = f"[{url.host}]" if ":" in url.host else url.host
@@ -202,11 +207,11 @@ class AllowList:
             host in self._hosts and port == _DEFAULT_PORTS[url.scheme]
         )
 
-    def check(self, url: ModelUrl, shown: str | None = None) -> None:
-        """Refuse a URL that is not allowed with TorchServe's text.
+    def check(self, url: ModelUrl, spelling: str | None = None) -> None:
+        """Raise an error with TorchServe's text if a URL is not allowed.
 
         Raises:
-            ModelNotFound: The URL is not allowed; the message has `shown`, the client's spelling.
+            ModelNotFound: The URL is not allowed; the message has the client's `spelling`.
         """
         if not self.allows(url):
             hint = (
@@ -215,7 +220,8 @@ class AllowList:
                 else " (allowed_urls is empty, so models come from the model store only)"
             )
             raise ModelNotFound(
-                f"Given URL {redacted(shown or url.text)} does not match any allowed URL(s){hint}"
+                f"Given URL {redacted(spelling or url.text)} does not match any allowed"
+                f" URL(s){hint}"
             )
 
 
@@ -240,10 +246,12 @@ def _literal_host(entry: str) -> str | None:
 class Rules(NamedTuple):
     """The rules of one transfer."""
 
-    check: Callable[[ModelUrl], None]  # raises if a URL, or a redirect, is not allowed
-    private: Callable[[ModelUrl], bool]  # tells whether the address may be a private one
+    check: Callable[[ModelUrl], None]  # raises an error if a URL or a redirect is not allowed
+    may_be_private: Callable[
+        [ModelUrl], bool
+    ]  # tells whether the URL's address may be a private one
     max_bytes: int
     headers: Mapping[str, str] = {}
     stopped: Callable[[], bool] = lambda: False
-    pause_s: float = 0.5  # time before the first retry; it doubles
-    grace_s: float = 60.0  # time after which a minimal rate is required
+    pause_s: float = 0.5  # time before the first retry; it doubles each time
+    grace_s: float = 60.0  # time after which a minimum rate is required

@@ -1,4 +1,4 @@
-"""The workflows of a server: register, find, unregister. Registration is atomic."""
+"""The workflows of a server, which can be registered (atomically), found and unregistered."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
-from tsx_runtime.workflows.schedule import Output, positions_of
+from tsx_runtime.workflows.schedule import Output, row_positions
 
 SUFFIX = ".war"
 DEFAULT_RETRIES = 1
-DEFAULT_TIMEOUT_MS = 10_000  # ms
+DEFAULT_TIMEOUT_MS = 10_000
 
 logger = logging.getLogger("tsx.workflows")
 
 
 @dataclass(frozen=True)
 class WorkflowOrder:
-    """The parameters of a registration; None leaves a choice to the archive or to the settings."""
+    """The parameters of a registration; for None, the archive or the settings decide."""
 
     url: str
     name: str | None = None
-    response_timeout: int | None = None  # s
-    startup_timeout: int | None = None  # s
+    response_timeout: int | None = None  # seconds
+    startup_timeout: int | None = None  # seconds
     s3_sse_kms: bool = False
     loaded_at_startup: bool = False
 
@@ -69,48 +69,49 @@ class Workflow:
 
     name: str
     url: str
-    opened: OpenWorkflow
+    archive: OpenWorkflow
     nodes: dict[str, RunningNode]
-    downloaded: Path | None = None
+    downloaded_file: Path | None = None
     _running: int = 0
-    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._quiet.set()
+        self._idle.set()
 
     async def answer(self, request: WorkflowRequest) -> Output:
-        """Answer a request, with the errors of `run`."""
-        with self._counted():
-            return await run(self.opened.spec, self.nodes, request)
+        """Answer a request, or raise an error of `run`."""
+        with self._count_running():
+            return await run(self.archive.spec, self.nodes, request)
 
-    async def finished(self) -> None:
-        """Wait until every request is answered."""
-        await self._quiet.wait()
+    async def wait_idle(self) -> None:
+        """Wait until all requests are answered."""
+        await self._idle.wait()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_running(self) -> Iterator[None]:
         self._running += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
             yield
         finally:
             self._running -= 1
             if not self._running:
-                self._quiet.set()
+                self._idle.set()
 
 
 class Workflows:
-    """The workflows of one server; not thread safe.
+    """The workflows of one server.
 
-    It lives on the event loop of the registry, whose models are the nodes.
+    The class is not thread-safe; use it on the registry's event loop. The nodes of the workflows
+    are models of the registry.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.settings = registry.settings
         self.workflows: dict[str, Workflow] = {}
-        # Names that are registered, being registered, or have requests to answer.
-        self._taken: set[str] = set()
+        # Names that are registered, being registered, or being unregistered.
+        self._names_in_use: set[str] = set()
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
         self._downloads = DaemonThreads(MAX_DOWNLOADS, "downloads")
@@ -124,9 +125,9 @@ class Workflows:
         return workflow
 
     async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:
-        """Register a workflow from the workflow store, or from a URL by way of the store.
+        """Register a workflow from the workflow store, or from a URL, which the store downloads.
 
-        On return all nodes are ready. On failure nothing is registered.
+        On return all nodes are ready. After an error nothing is registered.
 
         Raises:
             BadRequest: The URL or the name is missing or cannot be used.
@@ -141,23 +142,23 @@ class Workflows:
         if not order.url:
             raise BadRequest("Parameter url is required.")
         try:
-            path, downloaded = await self._archive(order, trust)
+            path, is_downloaded = await self._archive(order, trust)
         except ModelNotFound as error:
             raise WorkflowNotFound(error.message) from error
         try:
             workflow = await self.register_path(path, order)
         except BaseException:
-            if downloaded:
+            if is_downloaded:
                 path.unlink(missing_ok=True)
             raise
-        workflow.downloaded = path if downloaded else None
+        workflow.downloaded_file = path if is_downloaded else None
         return workflow
 
     async def register_path(self, path: Path, order: WorkflowOrder) -> Workflow:
-        """Register an archive or directory at any path: one that the configuration names."""
+        """Register an archive or directory that the configuration names; its path may be any."""
         limits = self.settings.archive_limits()
         try:
-            opened = await asyncio.to_thread(
+            archive = await asyncio.to_thread(
                 open_workflow, path, cache=self.settings.archive_cache(), limits=limits
             )
         except ArchiveNotFound as error:
@@ -167,9 +168,9 @@ class Workflows:
         except ArchiveError as error:
             raise InvalidWorkflow(error.message) from error
         try:
-            return await self._register(opened, order)
+            return await self._register(archive, order)
         except BaseException:
-            opened.close()
+            archive.close()
             raise
 
     async def unregister(self, name: str) -> None:
@@ -183,33 +184,35 @@ class Workflows:
         del self.workflows[name]
         try:
             await asyncio.wait_for(
-                workflow.finished(), self.settings.unregister_model_timeout or None
+                workflow.wait_idle(), self.settings.unregister_model_timeout or None
             )
         except BaseException as error:
             self.workflows[name] = workflow
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
                 raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
             raise
-        await asyncio.gather(*(self._withdraw(node.version) for node in workflow.nodes.values()))
-        workflow.opened.close()
-        if workflow.downloaded is not None:
-            workflow.downloaded.unlink(missing_ok=True)
-        self._taken.discard(name)
+        await asyncio.gather(
+            *(self._withdraw_node(node.version) for node in workflow.nodes.values())
+        )
+        workflow.archive.close()
+        if workflow.downloaded_file is not None:
+            workflow.downloaded_file.unlink(missing_ok=True)
+        self._names_in_use.discard(name)
 
     def close(self) -> None:
         """End the downloads and close the archives; the registry ends the nodes."""
         self._fetcher.close()
         for workflow in self.workflows.values():
-            workflow.opened.close()
+            workflow.archive.close()
 
     async def _archive(self, order: WorkflowOrder, trust: Trust) -> tuple[Path, bool]:
         """Return the path of the archive, and whether it was downloaded for this registration."""
         if not is_url(order.url):
-            absent = "Workflow not found in workflow store"
-            return in_store(order.url, self._store, absent), False
-        local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
-        if local is not None:
-            return local, False
+            error_text = "Workflow not found in workflow store"
+            return in_store(order.url, self._store, error_text), False
+        local_path = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
+        if local_path is not None:
+            return local_path, False
         return (
             await self._downloads.call(
                 partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)
@@ -217,54 +220,55 @@ class Workflows:
             True,
         )
 
-    async def _register(self, opened: OpenWorkflow, order: WorkflowOrder) -> Workflow:
-        name = order.name or opened.manifest.workflow_name
+    async def _register(self, archive: OpenWorkflow, order: WorkflowOrder) -> Workflow:
+        name = order.name or archive.manifest.workflow_name
         if not is_model_name(name):
             raise BadRequest(
                 f"The workflow name {name!r} cannot be used: letters, digits, '_', '-' and '.'"
                 " only, a letter or digit first."
             )
-        if name in self._taken:
+        if name in self._names_in_use:
             raise Conflict(f"Workflow {name} is already registered.")
-        self._taken.add(name)
+        self._names_in_use.add(name)
         try:
-            for problem in opened.problems:
+            for problem in archive.problems:
                 logger.warning("workflow %s: %s", name, problem)
-            versions = await self._register_nodes(name, opened, order)
+            versions = await self._register_nodes(name, archive, order)
         except BaseException:
-            self._taken.discard(name)
+            self._names_in_use.discard(name)
             raise
-        # Nodes with different envelopes pass on what they write for clients.
+        # Nodes with the same envelope pass rows to each other without it. Nodes with different
+        # envelopes, or without one, pass complete responses.
         envelopes = {version.envelope for version in versions.values()}
         positions = (
-            positions_of(opened.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
+            row_positions(archive.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
         )
         nodes = {
-            key: _node(opened.spec.nodes[key], version, positions.get(key, b""))
+            key: _node(archive.spec.nodes[key], version, positions.get(key, b""))
             for key, version in versions.items()
         }
-        workflow = Workflow(name, redacted(order.url), opened, nodes)
+        workflow = Workflow(name, redacted(order.url), archive, nodes)
         self.workflows[name] = workflow
         return workflow
 
     async def _register_nodes(
-        self, name: str, opened: OpenWorkflow, order: WorkflowOrder
+        self, name: str, archive: OpenWorkflow, order: WorkflowOrder
     ) -> dict[str, ModelVersion]:
-        """Register all nodes at once; discard all if one fails or this is cancelled."""
+        """Register all nodes concurrently; discard all if one fails or the call is cancelled."""
         tasks = {
-            key: asyncio.create_task(self._register_node(name, node, opened, order))
-            for key, node in opened.spec.nodes.items()
+            key: asyncio.create_task(self._register_node(name, node, archive, order))
+            for key, node in archive.spec.nodes.items()
         }
         try:
             await asyncio.wait(tasks.values())
             failures = [error for task in tasks.values() if (error := task.exception()) is not None]
             if not failures:
                 return {key: task.result() for key, task in tasks.items()}
-            unexpected = next(
+            unexpected_error = next(
                 (error for error in failures if not isinstance(error, TsxError)), None
             )
-            if unexpected is not None:
-                raise unexpected
+            if unexpected_error is not None:
+                raise unexpected_error
             reasons = ", ".join(str(error) for error in failures)
             traceback = next(
                 (
@@ -292,11 +296,11 @@ class Workflows:
             raise
 
     async def _register_node(
-        self, workflow: str, node: SpecNode, opened: OpenWorkflow, order: WorkflowOrder
+        self, workflow: str, node: SpecNode, archive: OpenWorkflow, order: WorkflowOrder
     ) -> ModelVersion:
-        """Register a node; report errors with TorchServe's text."""
+        """Register a node; an error has TorchServe's text."""
         model = f"{workflow}{JOINT}{node.name}"
-        common = RegisterOrder(
+        model_order = RegisterOrder(
             url=node.url or "",
             model_name=model,
             response_timeout=order.response_timeout,
@@ -307,10 +311,11 @@ class Workflows:
         try:
             if node.url is None:
                 return await self.registry.register_archive(
-                    _function_archive(opened, model, node.name), replace(common, initial_workers=1)
+                    _function_archive(archive, model, node.name),
+                    replace(model_order, initial_workers=1),
                 )
-            version = await self.registry.register(_with_settings(common, node))
-            # Neither the specification nor the archive gives the number of workers.
+            version = await self.registry.register(_with_settings(model_order, node))
+            # Neither the specification nor the archive sets the number of workers.
             if not version.min_workers:
                 await self._scale_up(version)
             return version
@@ -329,10 +334,10 @@ class Workflows:
             await self.registry.discard(version)
             raise
 
-    async def _withdraw(self, version: ModelVersion) -> None:
-        """Withdraw a node that gets no more requests from its workflow.
+    async def _withdraw_node(self, version: ModelVersion) -> None:
+        """Withdraw the model of a node, which gets no more requests from its workflow.
 
-        Requests under the node's own name are awaited for a limited time.
+        Clients can use the node's model directly. Their requests have a limited time to end.
         """
         try:
             await self.registry.withdraw(version)
@@ -341,7 +346,7 @@ class Workflows:
 
 
 def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
-    """Apply a node's settings to the order; as in TorchServe, it starts with the most workers."""
+    """Apply a node's settings to the order; as in TorchServe, the node starts with maxWorkers."""
     settings = node.settings
     workers = (
         settings.min_workers
@@ -356,15 +361,15 @@ def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
     )
 
 
-def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenArchive:
-    """Return the workflow's directory in the form of an archive of one function."""
+def _function_archive(archive: OpenWorkflow, model: str, function: str) -> OpenArchive:
+    """Return the workflow's directory as an archive whose handler is one function."""
     manifest = Manifest(
         {
             "runtime": "python",
-            "model": {"modelName": model, "handler": f"{opened.handler}:{function}"},
+            "model": {"modelName": model, "handler": f"{archive.handler}:{function}"},
         }
     )
-    return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
+    return OpenArchive(archive.source, archive.directory, manifest, ModelConfig())
 
 
 def _node(spec: SpecNode, version: ModelVersion, position: bytes) -> RunningNode:

@@ -1,4 +1,4 @@
-"""One node of a running workflow: its request, its retries, and its timeout."""
+"""One node of a running workflow, with its requests, retries and timeout."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.workflows.schedule import Output
 
-MAX_EXCERPT_CHARS = 1000  # length of a node's own text in an error
+MAX_EXCERPT_CHARS = 1000  # the length of a node's text in an error
 
 
 @dataclass(frozen=True)
 class WorkflowRequest:
-    """A client's request as every node gets it; `deadline` is of time.monotonic()."""
+    """A client's request, which every node gets; `deadline` is a value of time.monotonic()."""
 
     id: str
     headers: list[tuple[bytes, bytes]]
@@ -41,36 +41,36 @@ class RunningNode:
     name: str
     version: ModelVersion
     retries: int
-    timeout: float  # seconds of one attempt
+    timeout: float  # seconds for one attempt
     position: bytes = b""  # the value of NODE_HEADER
 
 
 class _AttemptTimeout(TsxError):
-    """One attempt took longer than the node's timeout."""
+    """An attempt took longer than the node's timeout."""
 
 
 class _NodeRefusal(TsxError):
-    """The node's own handler answered with an error below 500: a retry would not help."""
+    """The node's handler answered with a status below 500, so a retry would not help."""
 
 
-async def ask(
+async def ask_node(
     node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
 ) -> Output:
     """Send a request to a node, with retries, and return its output.
 
     Raises:
-        NodeFailed: The node failed or gave no usable answer.
+        NodeFailed: The node failed or did not answer in time.
         Unavailable: The node is overloaded; it may say when to try again.
         OutOfResources: The node ran out of memory.
     """
     parent_span = current.get()
     if parent_span is None:
-        return await _ask(node, headers, body, request)
+        return await _ask_with_retries(node, headers, body, request)
     span = parent_span.child(f"node {node.name}", time.monotonic())
-    current.set(span)  # only for the task of this node
+    current.set(span)  # The context variable belongs to this node's task.
     error = "cancelled"
     try:
-        output = await _ask(node, headers, body, request)
+        output = await _ask_with_retries(node, headers, body, request)
         error = ""
         return output
     except TsxError as failure:
@@ -80,7 +80,7 @@ async def ask(
         span.finish(time.monotonic(), error)
 
 
-async def _ask(
+async def _ask_with_retries(
     node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
 ) -> Output:
     meta = wire.request_meta(
@@ -90,11 +90,11 @@ async def _ask(
         try:
             return await _attempt(node, meta, body, request)
         except (Unavailable, _NodeRefusal) as error:
-            # A retry would only add to the load, or to the log.
-            raise _named(node, error, attempt) from error
+            # A retry would only add to the load or to the log.
+            raise _with_node_name(node, error, attempt) from error
         except TsxError as error:
             if attempt > node.retries:
-                raise _named(node, error, attempt) from error
+                raise _with_node_name(node, error, attempt) from error
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -109,19 +109,19 @@ async def _attempt(
     )
     if end <= now:
         raise DeadlinePassed("the deadline of the request has passed")
-    # An attempt that ends leaves its queue, so the job needs only the deadline of the request.
+    # The job gets only the request's deadline: an attempt that times out leaves the queue anyway.
     job = WaitingJob(meta, body, now, request.deadline, request.priority)
     if (parent_span := current.get()) is not None:
         job.trace(parent_span, node.version)
     node.version.submit(job)
-    is_over = False
+    has_ended = False
     try:
         answer, content = await asyncio.wait_for(
-            _take(job, node.version.max_response_size), end - now
+            _read_answer(job, node.version.max_response_size), end - now
         )
-        is_over = True
+        has_ended = True
     except TsxError:
-        is_over = job.done.exception() is not None
+        has_ended = job.done.exception() is not None
         raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
@@ -130,26 +130,26 @@ async def _attempt(
             f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)"
         ) from None
     finally:
-        # A worker whose answer streams gets a message and can stop.
-        if not is_over:
+        # This tells a worker that is streaming an answer to stop.
+        if not has_ended:
             node.version.leave(job)
     if answer.status >= 400:
         raise _failure(answer.status, content)
     return Output(answer.status, answer.headers, content)
 
 
-async def _take(job: WaitingJob, max_bytes: int) -> tuple[Answer, bytes]:
+async def _read_answer(job: WaitingJob, max_bytes: int) -> tuple[Answer, bytes]:
     answer = await job.done
     try:
         return answer, await answer.read_all(max_bytes)
     except BaseException:
-        job.gone = True  # The rest of a stream is not read.
+        job.gone = True  # Nobody reads the rest of the stream.
         answer.leave()
         raise
 
 
 def _failure(status: int, body: bytes) -> TsxError:
-    """Return the error of a handler that failed, or that set an error status itself."""
+    """Return the error for the answer of a handler that failed or set an error status."""
     text = body[:MAX_EXCERPT_CHARS].decode("utf-8", "replace")
     error = read_error(body)
     if error.get("code") == status and error.get("type"):
@@ -157,21 +157,21 @@ def _failure(status: int, body: bytes) -> TsxError:
     if status == OutOfResources.status:
         return OutOfResources(text)
     if status < 500:
-        refused = _NodeRefusal(f"it answered with status {status}: {text}")
-        refused.status = status
-        return refused
-    # TorchServe answers 500 when a node of a workflow fails.
+        refusal = _NodeRefusal(f"it answered with status {status}: {text}")
+        refusal.status = status
+        return refusal
+    # TorchServe answers with 500, not 503, when a node of a workflow fails.
     return NodeFailed(text, status=500 if status == 503 else status)
 
 
-def _named(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
-    """Put TorchServe's text, which its clients look for, before the message of an error."""
+def _with_node_name(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
+    """Put TorchServe's text before an error's message, since clients search for this text."""
     attempts_text = f" (attempts: {attempts})" if attempts > 1 else ""
     message = f"Error executing {node.name}: {error.message}{attempts_text}"
     if isinstance(error, Unavailable | OutOfResources):
-        named = copy.copy(error)
-        named.message = message
-        return named
+        named_error = copy.copy(error)
+        named_error.message = message
+        return named_error
     return NodeFailed(
         message, status=error.status if isinstance(error, NodeFailed | _NodeRefusal) else 500
     )

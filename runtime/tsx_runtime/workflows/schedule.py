@@ -1,6 +1,6 @@
 """The order of a workflow's nodes, and their inputs.
 
-All functions are pure functions of the graph and the finished nodes.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tsx_runtime.core.shadowing.response_body import load_interruptibly
 from tsx_runtime.wire import MAX_COPIED_BYTES, TENSORS_HEAD, Body, Parts
 
-_FRAMING = (
+_BODY_HEADERS = (
     b"content-type",
     b"content-length",
     b"transfer-encoding",
@@ -22,7 +22,7 @@ _FRAMING = (
 
 
 class Output(NamedTuple):
-    """The output of a node; `headers` is a header block as in `wire`."""
+    """The output of a node; `headers` is a header block of `wire`."""
 
     status: int
     headers: bytes
@@ -30,52 +30,52 @@ class Output(NamedTuple):
 
 
 class Input(NamedTuple):
-    """The input of a node: a body, and its type if it is a form."""
+    """The input of a node: a body, with its content type if it is a form."""
 
     body: Body
     content_type: bytes | None
 
 
-def startable(
-    parents: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
+def startable_nodes(
+    parents: Mapping[str, Collection[str]], finished: Collection[str], started: Collection[str]
 ) -> list[str]:
     """Return the nodes that have not started and whose parents are done, in the graph's order."""
     return [
         node
         for node, node_parents in parents.items()
-        if node not in started and all(parent in done for parent in node_parents)
+        if node not in started and all(parent in finished for parent in node_parents)
     ]
 
 
-def positions_of(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
-    """Return the position of each node that passes rows to, or takes rows from, another node."""
-    following = {node for successors in edges.values() for node in successors}
+def row_positions(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
+    """Return the position (first, inner or last) of each node with a parent or a successor."""
+    successor_nodes = {node for successors in edges.values() for node in successors}
     positions = {
-        node: b"inner" if node in following else b"first"
+        node: b"inner" if node in successor_nodes else b"first"
         for node, successors in edges.items()
         if successors
     }
-    return dict.fromkeys(following, b"last") | positions
+    return dict.fromkeys(successor_nodes, b"last") | positions
 
 
-def needed(
-    edges: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
+def needed_nodes(
+    edges: Mapping[str, Collection[str]], finished: Collection[str], started: Collection[str]
 ) -> set[str]:
-    """Return the finished nodes whose output is still needed.
+    """Return the finished nodes whose outputs are still needed.
 
-    They are the leaves, and the parents of nodes that have not started.
+    These are the leaves, and the parents of nodes that have not started.
     """
     return {
         node
-        for node in done
+        for node in finished
         if not edges[node] or any(successor not in started for successor in edges[node])
     }
 
 
 def join(bodies: Mapping[str, bytes], boundary: bytes) -> Input:
-    """Return the output of one parent unchanged, or those of several as a form with named fields.
+    """Return the output of one parent unchanged, or the outputs of several as fields of a form.
 
-    The clients that made the bodies must not know `boundary`.
+    `boundary` must be secret, so that no client can put it into a body.
     """
     if len(bodies) == 1:
         return Input(next(iter(bodies.values())), None)
@@ -97,14 +97,14 @@ def headers_for(
     client_headers: list[tuple[bytes, bytes]], content_type: bytes | None
 ) -> list[tuple[bytes, bytes]]:
     """Return the client's headers without those that describe the client's body."""
-    headers = [pair for pair in client_headers if pair[0].lower() not in _FRAMING]
+    headers = [pair for pair in client_headers if pair[0].lower() not in _BODY_HEADERS]
     return headers if content_type is None else [*headers, (b"content-type", content_type)]
 
 
 def merge(outputs: Mapping[str, Output]) -> bytes:
     """Return the outputs of several leaves as one JSON object, by node.
 
-    JSON is copied as it is written: numbers keep their digits, and nothing is encoded again.
+    The text of each output is copied, so that numbers keep their digits.
 
     Raises:
         ValueError: The output of a leaf is not JSON; the message is the leaf's name.

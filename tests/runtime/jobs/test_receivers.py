@@ -29,13 +29,13 @@ def test_a_receiver_is_the_origin_of_its_urls() -> None:
 def test_a_receiver_gets_few_concurrent_calls_and_one_after_a_failure() -> None:
     receivers = Receivers(Clock(0.0))
     for _ in range(MAX_CALLS):
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
         receivers.begin(A)
-    assert receivers.closed() == {A: math.inf}
+    assert receivers.pauses() == {A: math.inf}
     receivers.end(A, failed=True)
-    assert receivers.closed() == {A: math.inf}
+    assert receivers.pauses() == {A: math.inf}
     receivers.end(A, failed=False)
-    assert receivers.closed() == {}
+    assert receivers.pauses() == {}
 
 
 def test_a_failing_receiver_is_paused_with_exponential_back_off() -> None:
@@ -43,20 +43,20 @@ def test_a_failing_receiver_is_paused_with_exponential_back_off() -> None:
     receivers = Receivers(clock)
     for _ in range(MAX_FAILURES - 1):
         call(receivers, A, failed=True)
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
     pauses = []
     # The exponent exceeds the range of floats; the pause must still be computed.
     for _ in range(1100):
         call(receivers, A, failed=True)
-        pauses.append(receivers.closed()[A])
+        pauses.append(receivers.pauses()[A])
         call(receivers, B, failed=False)
         clock.now += pauses[-1]
-        assert receivers.closed() == {}
+        assert receivers.pauses() == {}
     assert pauses[:3] == [2.0**MAX_FAILURES, 2.0 ** (MAX_FAILURES + 1), 2.0 ** (MAX_FAILURES + 2)]
     assert pauses[-1] == MAX_PAUSE_S
     call(receivers, A, failed=False)
     call(receivers, A, failed=True)
-    assert receivers.closed() == {}
+    assert receivers.pauses() == {}
 
 
 def test_the_number_of_remembered_failing_receivers_is_limited() -> None:
@@ -65,4 +65,4 @@ def test_the_number_of_remembered_failing_receivers_is_limited() -> None:
     for name in names:
         for _ in range(MAX_FAILURES):
             call(receivers, name, failed=True)
-    assert list(receivers.closed()) == names[1:]
+    assert list(receivers.pauses()) == names[1:]

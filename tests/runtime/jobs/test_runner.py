@@ -34,7 +34,7 @@ class Model:
         self.refusals: list[QueueFull] = []
         self.may_answer = asyncio.Event()
 
-    def places(self, target: JobTarget) -> int | None:
+    def capacity(self, target: JobTarget) -> int | None:
         return self.space
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
@@ -63,7 +63,7 @@ class Work:
     async def add(self, *ids: str) -> None:
         for id in ids:
             await self.store.add(a_new_job(id), QUEUE_LIMIT)
-        self.runner.added(("m", ""))
+        self.runner.notify_queued(("m", ""))
 
     async def answers(self, count: int = 1) -> None:
         """Wait for `count` more answers."""
@@ -123,7 +123,7 @@ async def test_jobs_stay_queued_while_their_model_has_no_workers(path: Path) -> 
         await work.runner.poll()
         assert await work.store.counts() == {("m", "queued"): 1}
         work.model.space = 1
-        work.runner.changed()
+        work.runner.notify_change()
         await work.answers()
 
 
@@ -175,7 +175,7 @@ async def test_jobs_cancelled_before_their_start_free_their_places(path: Path) -
 
         work.store.claim = claim_and_cancel  # type: ignore[method-assign]
         await work.add("a")
-        await work.until(lambda: bool(cancelled) and not work.runner._held)
+        await work.until(lambda: bool(cancelled) and not work.runner._claims)
         work.store.claim = claim  # type: ignore[method-assign]
         await work.add("b")
         await work.until(lambda: work.model.running_jobs == ["b"])
@@ -187,10 +187,10 @@ async def test_a_job_retried_after_its_cancellation_belongs_to_its_new_claim(pat
         await work.until(lambda: work.model.running_jobs == ["a"])
         await work.store.cancel("a", 60)
         await work.store.retry("a")
-        work.runner.added(("m", ""))
-        await work.until(lambda: len(work.runner._held) == 2)
+        work.runner.notify_queued(("m", ""))
+        await work.until(lambda: len(work.runner._claims) == 2)
         await work.runner.tend()
-        await work.until(lambda: list(work.runner._held) == [("a", 2)])
+        await work.until(lambda: list(work.runner._claims) == [("a", 2)])
         assert work.model.running_jobs == ["a"]
 
 

@@ -91,7 +91,7 @@ async def test_jobs_are_claimed_once_in_order_of_priority_and_arrival(store: Sql
     assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
     third = await store.get("c")
     assert third is not None
-    assert await store.ahead(third) == 2
+    assert await store.count_preceding(third) == 2
     assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
     (last,) = await claim(store, 3)
     assert (last.id, last.state, last.attempts) == ("d", "running", 1)
@@ -169,7 +169,7 @@ async def test_jobs_are_listed_in_pages_newest_first(store: SqlStore) -> None:
         await store.add(a_new_job(str(number), model="n" if number == 4 else "m"), QUEUE_LIMIT)
     page = await store.list_jobs(limit=2)
     assert [job.id for job in page] == ["4", "3"]
-    page = await store.list_jobs(before=page[-1].number, model="m")
+    page = await store.list_jobs(before_number=page[-1].number, model="m")
     assert [job.id for job in page] == ["2", "1", "0"]
     assert await store.list_jobs(state="done") == []
 
@@ -466,7 +466,7 @@ async def test_names_are_never_interpreted_as_sql(store: SqlStore) -> None:
     (job,) = await store.claim({(name, name): 1}, name, 60)
     assert (job.id, job.model, job.version, job.client) == (name,) * 4
     assert await store.finish(name, job.attempts, name, ANSWER, 60)
-    assert [job.id for job in await store.list_jobs(model=name, before=10**15)] == [name]
+    assert [job.id for job in await store.list_jobs(model=name, before_number=10**15)] == [name]
     key = AnswerKey(name, name, name)
     await store.put_answer(key, ANSWER._replace(expires=time.time() + 60))
     assert await store.get_answer(key) is not None

@@ -17,7 +17,7 @@ from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal,
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.torchserve_log import ENTRIES_PER_TURN, MetricLog, _plain, metric_tasks
+from tsx_runtime.metrics.torchserve_log import ENTRIES_PER_TURN, MetricLog, _sanitize, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.anyio
@@ -90,8 +90,8 @@ def test_handler_metrics_name_the_requests_of_their_batch(log):
 
 
 def test_handler_text_cannot_change_the_line_format():
-    assert _plain("Size") == "Size"
-    assert _plain('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
+    assert _sanitize("Size") == "Size"
+    assert _sanitize('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
 
 
 def test_system_metrics_are_logged_with_units(log):
@@ -221,10 +221,10 @@ def test_start_times_of_removed_workers_are_dropped(start_server):
         server.register("talker.mar", initial_workers=1)
         log = log_of(server)
         server.call(log.write)
-        assert len(log._loaded) == 1
+        assert len(log._logged_starts) == 1
         server.call(lambda: server.registry.unregister("talker"))
         server.call(log.write)
-        assert not log._loaded
+        assert not log._logged_starts
 
 
 def test_a_log_that_becomes_unwritable_is_reported(start_server, monkeypatch, caplog, until):

@@ -13,7 +13,7 @@ from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import (
     JAVA_ONLY,
     KEYS,
-    RULES,
+    PERMISSION_KEYS,
     Snapshot,
     VersionSettings,
     interpret,
@@ -98,7 +98,7 @@ def test_every_torchserve_key_is_a_setting_or_a_warning(tmp_path: Path) -> None:
     names = {name for line in warnings for name in line.partition(": ")[2].split(", ")}
     read = "models model_snapshot python version tsConfigFile ts_open_inference_protocol"
     settings = set(Settings.model_fields) - NESTED
-    assert names == KEYS - settings - RULES - set(read.split())
+    assert names == KEYS - settings - PERMISSION_KEYS - set(read.split())
 
 
 def test_keys_without_effect_are_warned_of_with_the_reason(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_a_download_whose_name_is_occupied_gets_a_numbered_name(
 ) -> None:
     first = fetcher.fetch(site.url(), Trust.CLIENT)
     (store / "m-2.mar").write_bytes(b"mine")
-    assert fetcher.fetch(site.url(), Trust.CLIENT, occupied={first}) == store / "m-3.mar"
+    assert fetcher.fetch(site.url(), Trust.CLIENT, taken_paths={first}) == store / "m-3.mar"
     first.unlink()
-    assert fetcher.fetch(site.url(), Trust.CLIENT, occupied={store / "m-3.mar"}) == first
+    assert fetcher.fetch(site.url(), Trust.CLIENT, taken_paths={store / "m-3.mar"}) == first
 
 
 def test_a_client_may_name_only_allowed_urls(fetcher: Fetcher, site: Site) -> None:
@@ -183,7 +183,7 @@ def test_a_file_named_by_the_operator_is_used_in_place(fetcher: Fetcher, tmp_pat
     served_archive.write_bytes(CONTENT)
     other_archive.write_bytes(CONTENT)
     link.symlink_to(served_archive)
-    fetcher.served.add(link)
+    fetcher.startup_archives.add(link)
     for path in (served_archive, link):
         assert fetcher.local_file(f"{path.as_uri()}#sha256={DIGEST}", Trust.CLIENT) == path
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):

@@ -170,7 +170,7 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
 def test_an_entry_names_a_host_only_if_it_contains_it_literally(
     entry: str, url: str, is_named: bool
 ) -> None:
-    assert bool(AllowList([entry]).names(parse_url(url))) is is_named
+    assert bool(AllowList([entry]).names_host(parse_url(url))) is is_named
 
 
 def test_an_empty_list_allows_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A real worker process, asked over its socket as the front end does it."""
+"""A real worker process, which tests use over its socket like the front end."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-# Seconds; a C++ compiler on a busy machine may take a third of it.
-DEADLINE = 180
+# A C++ compiler on a busy machine may take a third of this time.
+DEADLINE_S = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -52,26 +52,28 @@ def a_request(body: Any, content_type: str = "", query: bytes = b"", **headers: 
     """Make a request. A body that is not bytes is sent as JSON."""
     if not isinstance(body, bytes):
         body, content_type = json.dumps(body).encode(), "application/json"
-    named = ({"Content-Type": content_type} if content_type else {}) | headers
-    return Request(body, [(name.encode(), value.encode()) for name, value in named.items()], query)
+    all_headers = ({"Content-Type": content_type} if content_type else {}) | headers
+    return Request(
+        body, [(name.encode(), value.encode()) for name, value in all_headers.items()], query
+    )
 
 
 class Worker:
-    """A worker process that has got its LOAD, and the socket to it."""
+    """A worker process that has received LOAD, with the socket to it."""
 
-    directory: Path  # the model's
+    directory: Path  # the model's directory
 
     def __init__(self, order: wire.LoadOrder) -> None:
-        self.sock, back = socket.socketpair()
-        self.sock.settimeout(DEADLINE)
+        self.sock, worker_sock = socket.socketpair()
+        self.sock.settimeout(DEADLINE_S)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        # Later tests may look at the fork server, so it is started as the front end starts it.
+        # Later tests may use this fork server, so it is started as the front end starts it.
         _ensure_fork_server()
-        # Handlers may start processes, which a daemon may not.
-        self.process = context.Process(target=run, args=(back,))
-        # A worker imports __main__, which would be pytest.
-        with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
+        # The process is not a daemon, because handlers may start processes.
+        self.process = context.Process(target=run, args=(worker_sock,))
+        # A worker imports __main__; without this patch that would be pytest.
+        with worker_sock, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
             self.process.start()
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
@@ -88,7 +90,7 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        """Return the next frame that is no REPORT; those are added to `reports`."""
+        """Return the next frame that is not a REPORT; reports are added to `reports`."""
         while head := self._exactly(wire.HEADER.size):
             header = wire.decode_header(head)
             frame = wire.decode(header, self._exactly(header.size))
@@ -109,14 +111,14 @@ class Worker:
         assert self.expect(Kind.PONG).batch == 7
 
     def values(self, *requests: Request | bytes) -> list[Any]:
-        """Return the JSON of the answers, all of which must be successful."""
+        """Return the parsed answers, all of which must be successful."""
         assert self.loaded, self.report
         answers = self.ask(*requests)
         assert [answer.status for answer in answers] == [200] * len(requests), answers
         return [json.loads(answer.body) for answer in answers]
 
     def ask_json(self, request: Request | bytes = b"") -> Any:
-        """Return the JSON that one request is answered with."""
+        """Return the parsed answer to one request."""
         return json.loads(self.ask(request)[0].body)
 
     def ask_bodies(self, *requests: Request | bytes) -> list[bytes]:
@@ -126,14 +128,14 @@ class Worker:
         return [answer.status for answer in self.ask(*requests)]
 
     def send_each(self, *bodies: bytes, first: int = 1) -> None:
-        """Send requests at once, each a batch of its own."""
+        """Send requests at once, each in a batch of its own."""
         frames = []
         for number, body in enumerate(bodies, first):
             frames += encode_request(number, body)
         self.sock.sendall(b"".join(map(bytes, frames)))
 
     def read_answers(self, count: int) -> dict[int, tuple[int, str, list[str]]]:
-        """Return status, headers of the first frame, and parts, by batch."""
+        """Return the status, the headers of the first frame, and the parts, by batch."""
         parts: dict[int, list[str]] = {}
         headers: dict[int, str] = {}
         answers: dict[int, tuple[int, str, list[str]]] = {}
@@ -150,8 +152,8 @@ class Worker:
     def ask(self, *requests: Request | bytes) -> list[Answer]:
         """Return the answers to one batch.
 
-        Pieces that come with it are added to `pieces`; `metrics`, `prediction_times` and `times`
-        are those of its reply.
+        Pieces of the answers are added to `pieces`. The reply's metrics and times are stored in
+        `metrics`, `prediction_times` and `times`.
         """
         batch = self.begin(*requests)
         while True:
@@ -187,7 +189,7 @@ class Worker:
         return batch
 
     def ended(self) -> int | None:
-        self.process.join(DEADLINE)
+        self.process.join(DEADLINE_S)
         return self.process.exitcode
 
     def close(self) -> int | None:
@@ -219,7 +221,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """Return a function that starts workers, whose arguments are those of `starting_workers`."""
+    """Return a function that starts workers, described in `starting_workers`."""
     with starting_workers(tmp_path) as start:
         yield start
 
@@ -228,7 +230,7 @@ def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
 def start_shared_worker(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """Return a function that starts workers for a module, whose tests leave them unchanged."""
+    """Return a function that starts workers for all tests of a module, which must not change them."""
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
 
@@ -237,8 +239,8 @@ def start_shared_worker(
 def starting_workers(root: Path) -> Iterator[StartWorker]:
     """Yield a function that starts workers with models in `root`, and close them at the end.
 
-    `source` is that of handler.py, `files` are others of the model, `model` is a part of the
-    manifest, and `order` has fields of the load order.
+    The function's `source` is the text of handler.py, `files` are other files of the model, `model`
+    updates the manifest's `model`, and `order` has fields of the load order.
     """
     workers: list[Worker] = []
 
@@ -260,14 +262,14 @@ def starting_workers(root: Path) -> Iterator[StartWorker]:
             (directory / name).write_bytes(
                 textwrap.dedent(content).encode() if isinstance(content, str) else content
             )
-        complete: Any = {
+        load_order: Any = {
             **ORDER,
             "model_config": yaml.safe_dump(model_config or {}),
             "model_dir": str(directory),
             "manifest": {"model": {"modelName": "m", **(model or {})}},
             **order,
         }
-        workers.append(Worker(complete))
+        workers.append(Worker(load_order))
         workers[-1].directory = directory
         return workers[-1]
 

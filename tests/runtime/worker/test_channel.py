@@ -1,4 +1,4 @@
-"""Frames over a real socket, in pieces of any size."""
+"""Frames over a real socket, which arrive in chunks of any size."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tsx_runtime.worker.channel import (
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    front, back = socket.socketpair()
-    with front, back:
-        front.settimeout(30)
-        back.settimeout(30)
-        yield front, back
+    front_sock, worker_sock = socket.socketpair()
+    with front_sock, worker_sock:
+        front_sock.settimeout(30)
+        worker_sock.settimeout(30)
+        yield front_sock, worker_sock
 
 
 def frame(batch: int, body: bytes, items: int = 1) -> bytes:
@@ -57,20 +57,20 @@ def bodies(frame: wire.Frame | None) -> list[bytes]:
     st.integers(1, BUFFER_BYTES * 2),
     st.sampled_from([False, CAN_POLL]),
 )
-def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, polls: bool) -> None:
-    front, back = socket.socketpair()
+def test_frames_are_read_from_chunks_of_any_size(sizes: list[int], chunk: int, polls: bool) -> None:
+    front_sock, worker_sock = socket.socketpair()
     data = b"".join(frame(number, bytes([number]) * size) for number, size in enumerate(sizes))
-    # Long data does not come in single bytes.
+    # Long data comes in larger chunks, which saves time.
     chunk = max(chunk, len(data) // 1000)
 
     def write() -> None:
         for start in range(0, len(data), chunk):
-            front.sendall(data[start : start + chunk])
-        front.close()
+            front_sock.sendall(data[start : start + chunk])
+        front_sock.close()
 
-    with front, back, ThreadPoolExecutor(1) as pool:
+    with front_sock, worker_sock, ThreadPoolExecutor(1) as pool:
         writer = pool.submit(write)
-        channel = FrameSocket(back)
+        channel = FrameSocket(worker_sock)
         channel.is_polling = polls
         for number, size in enumerate(sizes):
             message = channel.read()
@@ -82,9 +82,9 @@ def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, p
 
 
 class Watched(socket.socket):
-    """A socket that counts reads that find nothing, and reads that wait."""
+    """A socket that counts polls without data, and reads that wait."""
 
-    looks = waits = 0
+    empty_polls = waits = 0
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         if not flags:
@@ -93,7 +93,7 @@ class Watched(socket.socket):
         try:
             return super().recv_into(buffer, nbytes, flags)
         except BlockingIOError:
-            self.looks += 1
+            self.empty_polls += 1
             raise
 
 
@@ -105,67 +105,67 @@ LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.C
     not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
 )
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("bound", [BIND, LIMIT])
-def test_a_process_that_may_use_one_core_does_not_poll(bound: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restriction", [BIND, LIMIT])
+def test_a_process_with_a_single_core_does_not_poll(restriction: str, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000")
-    code = f"{bound}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path)
-    assert shown == "False\n"
+    code = f"{restriction}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path)
+    assert output == "False\n"
 
 
 @pytest.mark.skipif(
     not CAN_POLL,
     reason="this system has one core, or no read that does not wait",
 )
-def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
+def test_a_channel_polls_only_after_a_short_wait_and_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Each look at the clock takes as long as a quarter of a poll.
+    # Each call of the clock advances it by a quarter of the polling time.
     now = [0.0]
 
     def monotonic() -> float:
         now[0] += POLL_S / 4
         return now[0]
 
-    front, plain = socket.socketpair()
-    with front, Watched(fileno=plain.detach()) as back:
+    front_sock, plain_sock = socket.socketpair()
+    with front_sock, Watched(fileno=plain_sock.detach()) as worker_sock:
         monkeypatch.setattr(time, "monotonic", monotonic)
-        channel = FrameSocket(back)
+        channel = FrameSocket(worker_sock)
         channel.is_polling = True
-        # The first frame is waited for and comes at once, so the second is looked for, and is
-        # there.
+        # The read of the first frame waits, but only shortly. Therefore the second read polls, and
+        # finds the frame.
         for number in (1, 2):
-            front.sendall(frame(number, b"a"))
+            front_sock.sendall(frame(number, b"a"))
             channel.read()
-            assert (back.looks, back.waits) == (0, 1)
-        # The third is looked for until the time is over, and the fourth not at all.
+            assert (worker_sock.empty_polls, worker_sock.waits) == (0, 1)
+        # The third read polls until the time is over and then waits, so the fourth does not poll.
         for number in (3, 4):
-            late = threading.Timer(0.05, front.sendall, [frame(number, b"c")])
-            late.start()
+            timer = threading.Timer(0.05, front_sock.sendall, [frame(number, b"c")])
+            timer.start()
             message = channel.read()
             assert message is not None
-            assert (message.batch, back.looks) == (number, 4)
-            late.join()
-        assert back.waits == 3
+            assert (message.batch, worker_sock.empty_polls) == (number, 4)
+            timer.join()
+        assert worker_sock.waits == 3
 
 
 @pytest.mark.parametrize(
     "length", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5]
 )
 @pytest.mark.parametrize("size", [10, BUFFER_BYTES * 2])
-def test_a_stream_that_ends_within_a_frame_is_at_its_end(
+def test_a_stream_that_ends_within_a_frame_gives_no_frame(
     pair: tuple[socket.socket, socket.socket], length: int, size: int
 ) -> None:
-    front, back = pair
-    front.sendall(frame(1, b"x" * size)[:length])
-    front.close()
-    assert FrameSocket(back).read() is None
+    front_sock, worker_sock = pair
+    front_sock.sendall(frame(1, b"x" * size)[:length])
+    front_sock.close()
+    assert FrameSocket(worker_sock).read() is None
 
 
-def test_more_buffers_than_one_call_takes_all_arrive(
+def test_more_buffers_than_one_call_accepts_all_arrive(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    front, back = pair
+    front_sock, worker_sock = pair
     buffers = [
         b"",
         *(bytes([number % 251]) * (number % 300) for number in range(IOV_MAX * 3 + 7)),
@@ -176,11 +176,11 @@ def test_more_buffers_than_one_call_takes_all_arrive(
 
     def read() -> None:
         while len(received) < len(expected):
-            received.extend(front.recv(1 << 16))
+            received.extend(front_sock.recv(1 << 16))
 
     reader = threading.Thread(target=read)
     reader.start()
-    send_buffers(back, buffers)
+    send_buffers(worker_sock, buffers)
     reader.join(30)
     assert bytes(received) == expected
 
@@ -188,19 +188,21 @@ def test_more_buffers_than_one_call_takes_all_arrive(
 def test_a_large_frame_is_sent_through_a_small_socket_buffer(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    front, back = pair
-    back.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    front_sock, worker_sock = pair
+    worker_sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(lambda: bodies(FrameSocket(front).read()))
-        FrameSocket(back).send(Kind.REPLY, 3, [(200, b"", b"a" * 3_000_000), (200, b"h", b"")])
+        reading = pool.submit(lambda: bodies(FrameSocket(front_sock).read()))
+        FrameSocket(worker_sock).send(
+            Kind.REPLY, 3, [(200, b"", b"a" * 3_000_000), (200, b"h", b"")]
+        )
         assert reading.result(30) == [b"a" * 3_000_000, b""]
 
 
 def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
-    """The front end takes no piece of an answer that is complete: it would end the worker."""
-    front, back = socket.socketpair()
-    with front, back:
-        channel = FrameSocket(back)
+    """Drop timer pieces: a piece after the complete answer would make the front_sock end kill the worker."""
+    front_sock, worker_sock = socket.socketpair()
+    with front_sock, worker_sock:
+        channel = FrameSocket(worker_sock)
         channel.begin(1)
         assert channel.send_piece(1, 0, b"", b"a")
         assert not channel.send_piece(2, 0, b"", b"b")
@@ -209,8 +211,8 @@ def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
         channel.begin(2)
         assert not channel.send_piece(1, 0, b"", b"e")
         assert channel.send_piece(2, 0, b"", b"f")
-        theirs = FrameSocket(front)
-        frames = [theirs.read() for _ in range(3)]
+        front_channel = FrameSocket(front_sock)
+        frames = [front_channel.read() for _ in range(3)]
     assert [
         (frame.kind, frame.batch, bytes(frame.items[0][2])) for frame in frames if frame is not None
     ] == [

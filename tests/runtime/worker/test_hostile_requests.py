@@ -1,4 +1,4 @@
-"""Hostile requests are refused, and their neighbours in the batch are answered."""
+"""Hostile requests, which are refused without effect on other requests of the batch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DEEP = b"[" * 100_000
 NESTED = b'{"a":' * 700 + b"1" + b"}" * 700
 
 
-def tensor(raw: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
+def tensor(tensor_bytes: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
     """Return the length of the JSON, and the body."""
     entry = {
         "name": "x",
         "datatype": "FP32",
         "shape": [2],
-        "parameters": {"binary_data_size": len(raw)},
+        "parameters": {"binary_data_size": len(tensor_bytes)},
     } | differs
     head = json.dumps({"inputs": [entry]}).encode()
-    return b"%d" % len(head), head + raw
+    return b"%d" % len(head), head + tensor_bytes
 
 
 def with_length(text: bytes) -> tuple[bytes, bytes]:
@@ -70,7 +70,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_impossible_tensors_are_refused_and_their_neighbours_answered(kind: str) -> None:
+def test_impossible_tensors_fail_alone(kind: str) -> None:
     items = [
         (0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body)
         for number, (length, body) in enumerate((tensor(), HOSTILE[kind], tensor()))
@@ -105,13 +105,13 @@ entries = st.fixed_dictionaries(
 
 
 @given(st.lists(entries | anything, max_size=3), anything, anything, st.binary(max_size=20))
-def test_any_json_in_the_place_of_tensors_is_read_or_refused(
-    inputs: list[Any], outputs: Any, parameters: Any, raw: bytes
+def test_any_json_instead_of_tensors_is_read_or_refused(
+    inputs: list[Any], outputs: Any, parameters: Any, tensor_bytes: bytes
 ) -> None:
     head = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": parameters}).encode()
     meta = request_meta("id", b"", [(TENSORS_HEAD, b"%d" % len(head))])
     try:
-        row, _ = read_row(str(meta, "latin-1"), head + raw, decode=True)
+        row, _ = read_row(str(meta, "latin-1"), head + tensor_bytes, decode=True)
         row_of_tensors(row)
     except BadRequest:
         return
@@ -164,7 +164,7 @@ def test_a_body_of_any_content_type_is_read_or_refused(
 
 @pytest.fixture
 def new_process() -> Iterator[None]:
-    """Set the recursion limit of a new process, which torch.compile may have raised."""
+    """Set the recursion limit of a new process, since torch.compile may have raised it."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)
     yield
@@ -176,10 +176,12 @@ def new_process() -> Iterator[None]:
 def test_json_that_is_nested_too_deeply_is_refused_by_its_envelope(envelope: str) -> None:
     bodies = [b'{"instances": [%b]}' % NESTED, b'{"instances": [1]}']
     model = a_served_model(ENVELOPES[envelope](lambda data, context: [1] * len(data)).handle)
-    bad, good = answers_of(model, *bodies, headers=[(b"content-type", b"application/json")])
-    assert (bad[0], good[0]) == (400, 200)
-    message = json.loads(bad[2])["message"]
-    # The parser of some Pythons has no limit of its own.
+    bad_answer, good_answer = answers_of(
+        model, *bodies, headers=[(b"content-type", b"application/json")]
+    )
+    assert (bad_answer[0], good_answer[0]) == (400, 200)
+    message = json.loads(bad_answer[2])["message"]
+    # In some Python versions, the parser has no limit.
     assert "nested too deeply" in message or "recursion" in message
 
 
@@ -189,7 +191,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize("error", [ValueError("\ud800 of the client's JSON"), Mute()])
-def test_an_exception_without_a_readable_text_fails_its_request_alone(
+def test_an_exception_without_readable_text_fails_only_its_request(
     error: Exception,
 ) -> None:
     def handle(data: Any, context: Context) -> Any:
@@ -197,6 +199,6 @@ def test_an_exception_without_a_readable_text_fails_its_request_alone(
             raise error
         return ["fine"] * len(data)
 
-    good, bad = answers_of(a_served_model(handle), b"good", b"bad")
-    assert (good[0], bad[0]) == (200, 500)
-    assert json.loads(bad[2])["message"].startswith("Prediction failed: ")
+    good_answer, bad_answer = answers_of(a_served_model(handle), b"good", b"bad")
+    assert (good_answer[0], bad_answer[0]) == (200, 500)
+    assert json.loads(bad_answer[2])["message"].startswith("Prediction failed: ")

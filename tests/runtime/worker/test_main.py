@@ -1,4 +1,4 @@
-"""A worker in its own process, from LOAD to the end of its socket."""
+"""A worker process, from LOAD until its socket is closed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ECHO = """
 BROKEN_FORM = Request(b"", [(b"content-type", b"multipart/form-data")])
 
 
-def test_batches_are_answered_in_their_order_though_they_are_sent_early(
+def test_batches_that_are_sent_early_are_answered_in_order(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(ECHO)
@@ -56,24 +56,24 @@ def test_an_answer_has_the_headers_and_status_that_the_handler_sets(
                 context.set_response_status(507, "full", idx=2)
                 return ["plain", "typed", "verbatim"]
     """)
-    plain, typed, failed = worker.ask(b"", b"", b"")
-    assert plain == (200, {}, b"plain")
-    assert typed == (200, {"content-type": "text/x-own"}, b"typed")
-    assert failed == (507, {}, b"verbatim")
+    plain_answer, typed_answer, failed_answer = worker.ask(b"", b"", b"")
+    assert plain_answer == (200, {}, b"plain")
+    assert typed_answer == (200, {"content-type": "text/x-own"}, b"typed")
+    assert failed_answer == (507, {}, b"verbatim")
 
 
 def test_the_worker_ends_when_its_socket_is_closed(start_worker: StartWorker) -> None:
     assert start_worker(ECHO).close() == 0
 
 
-@pytest.mark.parametrize("sent", [b"", b"".join(wire.encode(Kind.BATCH, 1)), b"junk" * 20])
-def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"".join(wire.encode(Kind.BATCH, 1)), b"junk" * 20])
+def test_a_worker_without_a_load_order_ends(first_bytes: bytes) -> None:
     front, back = socket.socketpair()
     with front:
-        # On Lambda a worker is a thread too.
+        # On Lambda, a worker may also be a thread.
         worker = threading.Thread(target=run, args=(back,), daemon=True)
         worker.start()
-        front.sendall(sent)
+        front.sendall(first_bytes)
     worker.join(60)
     assert not worker.is_alive()
     assert back.fileno() == -1
@@ -93,12 +93,12 @@ def test_a_worker_answers_pings_between_batches(start_worker: StartWorker) -> No
     assert worker.expect(Kind.REPLY).batch == batch
     assert worker.expect(Kind.PONG).batch == 7
     assert worker.ask_bodies(b"next") == [b"next"]
-    # A worker expects no PONG.
+    # An unexpected PONG ends a worker.
     worker.send(Kind.PONG, 8)
     assert worker.receive() is None
 
 
-def test_bytes_that_are_no_frame_end_a_worker(start_worker: StartWorker) -> None:
+def test_invalid_bytes_end_a_worker(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
     assert worker.receive() is None
@@ -122,7 +122,7 @@ def test_a_worker_runs_in_the_directory_of_its_model(start_worker: StartWorker) 
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share_and_no_gpu(
+def test_torch_uses_the_threads_of_the_order_or_of_a_changed_share(
     start_worker: StartWorker, shared: bool
 ) -> None:
     source = """
@@ -138,7 +138,7 @@ def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share_and_no_gpu(
         assert worker.ask_json() == [1, False]
 
 
-def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(
+def test_a_handlers_own_number_of_threads_is_kept(
     start_worker: StartWorker,
 ) -> None:
     source = """
@@ -193,12 +193,12 @@ FAILURES = (
     ("from tsx_runtime.worker.exceptions import BadRows; raise BadRows({9: 'none'})", 400, "none"),
     ("answers = None", 500, "Invalid model predict output"),
     ("answers = ['only one']", 500, "response mismatched, expect: 2, got: 1. Handler handler.py"),
-    # This is the last one, since later batches are cut.
+    # This failure comes last, since later batches are cut.
     ("raise MemoryError", 507, "Out of resources"),
 )
 
 
-def test_a_failure_is_the_answer_of_each_request_of_its_batch_and_the_worker_lives(
+def test_a_failure_answers_all_requests_of_its_batch_and_the_worker_survives(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -228,7 +228,7 @@ FAILS_ON_X = """
 """
 
 
-def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_counted(
+def test_a_failure_is_logged_with_the_handlers_lines_and_repeats_are_counted(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(FAILS_ON_X)
@@ -243,7 +243,7 @@ def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_cou
     ]
 
 
-def test_a_model_may_ask_that_no_batch_is_tried_again(
+def test_a_model_may_disable_retries_of_batches(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(FAILS_ON_X, model_config={"retryFailedBatch": False})
@@ -269,7 +269,7 @@ OUT_OF_MEMORY = """
 """
 
 
-def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(
+def test_batches_are_cut_once_one_does_not_fit_into_device_memory(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(OUT_OF_MEMORY)
@@ -288,7 +288,7 @@ def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(
     assert worker.ask_json(b"sizes") == [10, 5, 2, 2, 1, 2, 2, 1] + [2] * 5 + [1]
 
 
-def test_a_batch_that_did_not_fit_is_cut_later_though_it_is_not_tried_again(
+def test_later_batches_are_cut_even_without_retries(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(OUT_OF_MEMORY, model_config={"retryFailedBatch": False})
@@ -296,7 +296,7 @@ def test_a_batch_that_did_not_fit_is_cut_later_though_it_is_not_tried_again(
     assert worker.ask_statuses(*[b"x"] * 6) == [200] * 6
 
 
-def test_a_device_that_is_lost_in_the_search_for_the_guilty_ends_the_worker(
+def test_a_device_lost_during_the_search_ends_the_worker(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -310,22 +310,22 @@ def test_a_device_that_is_lost_in_the_search_for_the_guilty_ends_the_worker(
 
 
 def wait_for_memory(worker: Worker, limit: int) -> None:
-    """Wait until the worker, which answers before it lets go, has less memory than that."""
-    process, end = psutil.Process(worker.process.pid), time.monotonic() + 60
+    """Wait until the worker's memory is below `limit`; it frees the batch after the answer."""
+    process, deadline = psutil.Process(worker.process.pid), time.monotonic() + 60
     while (size := process.memory_info().rss) > limit:
-        assert time.monotonic() < end, f"{size} bytes are held"
+        assert time.monotonic() < deadline, f"{size} bytes are held"
         time.sleep(0.01)
 
 
 def test_an_idle_worker_holds_no_body(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO, max_response_size=1 << 30)
     worker.ask(b"warm")
-    before, size = psutil.Process(worker.process.pid).memory_info().rss, 80 << 20
+    initial_bytes, size = psutil.Process(worker.process.pid).memory_info().rss, 80 << 20
     worker.ask(b"x" * size)
-    wait_for_memory(worker, before + size // 4)
+    wait_for_memory(worker, initial_bytes + size // 4)
 
 
-def test_a_line_of_the_log_has_its_time_and_its_process(
+def test_a_log_line_has_its_time_and_process(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -344,17 +344,17 @@ def test_a_line_of_the_log_has_its_time_and_its_process(
 
 def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker) -> None:
     worker = start_worker("def handle(data, context):\n    return data and ['ok']")
-    times, began = [], time.monotonic()
+    times, start = [], time.monotonic()
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    # On a slow machine three batches take more than a second.
-    assert 1 <= len(times) <= 1 + (time.monotonic() - began)
+    # On a slow machine, the batches may take more than a second.
+    assert 1 <= len(times) <= 1 + (time.monotonic() - start)
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
-def test_metrics_declared_or_not_leave_with_the_next_reply_alone(start_worker: StartWorker) -> None:
-    declared = {"name": "Own", "type": "histogram", "unit": "count"}
+def test_metrics_are_sent_only_with_the_next_reply(start_worker: StartWorker) -> None:
+    declared_metric = {"name": "Own", "type": "histogram", "unit": "count"}
     worker = start_worker(
         """
         from ts.metrics.metric_type_enum import MetricTypes
@@ -367,19 +367,19 @@ def test_metrics_declared_or_not_leave_with_the_next_reply_alone(start_worker: S
                 own.add_or_update(4, [context.model_name, "Model"])
             return data and ["ok"]
         """,
-        model_metrics=[{**declared, "dimensions": ["ModelName", "Level"]}],
+        model_metrics=[{**declared_metric, "dimensions": ["ModelName", "Level"]}],
     )
     labels = {"ModelName": "m", "Level": "Model"}
     worker.ask(b"x")
     assert worker.metrics == [
         {"name": "Loaded", "type": "counter", "unit": "count", "value": 1, "dimensions": labels},
-        {**declared, "value": 4, "dimensions": labels},
+        {**declared_metric, "value": 4, "dimensions": labels},
     ]
     worker.ask(b"")
     assert worker.metrics == []
 
 
-def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: StartWorker) -> None:
+def test_an_answer_in_parts_is_sent_as_pieces_and_a_last_part(start_worker: StartWorker) -> None:
     worker = start_worker("""
         from ts.handler_utils.utils import send_intermediate_predict_response
         def handle(data, context):
@@ -400,7 +400,7 @@ def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: S
     assert bodies == [b"three", b"end"]
 
 
-def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_out(
+def test_a_part_reaches_its_request_if_a_broken_request_was_left_out(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -435,7 +435,7 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker) 
     assert worker.pieces == []
 
 
-def test_a_part_that_comes_after_its_answer_is_not_sent(start_worker: StartWorker) -> None:
+def test_a_part_after_the_answer_is_not_sent(start_worker: StartWorker) -> None:
     worker = start_worker("""
         import threading
         from ts.handler_utils.utils import send_intermediate_predict_response
@@ -463,7 +463,7 @@ def test_a_part_that_comes_after_its_answer_is_not_sent(start_worker: StartWorke
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone keeps memory")
-def test_memory_for_the_next_batch_is_given_back_when_none_comes(
+def test_memory_reserved_for_the_next_batch_is_freed_if_none_comes(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -471,18 +471,18 @@ def test_memory_for_the_next_batch_is_given_back_when_none_comes(
             return data and ["ok"] * len(data)
     """)
     worker.ask(b"warm")
-    before, size = psutil.Process(worker.process.pid).memory_info().rss, 16 << 20
+    initial_bytes, size = psutil.Process(worker.process.pid).memory_info().rss, 16 << 20
     for _ in range(2):
         worker.ask(*[b"x" * size] * 6)
     for _ in range(2):
         worker.ping()
-    wait_for_memory(worker, before + 2 * size)
+    wait_for_memory(worker, initial_bytes + 2 * size)
 
 
-def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(
+def test_a_process_that_the_handler_forks_does_not_use_the_socket(
     start_worker: StartWorker,
 ) -> None:
-    """Try a child that returns from the handler, one that calls sys.exit, and one that stays."""
+    """Use a child that returns from the handler, one that calls sys.exit, and one that stays."""
     worker = start_worker("""
         import os, sys, time
 
@@ -601,7 +601,7 @@ PROCESSES = """
         return data and [globals()[row["body"].decode()]() for row in data]
 """
 ENDED = -signal.SIGTERM
-# The Dataset has a lambda, which Python 3.14 would have to pickle, as in TorchServe.
+# The Dataset has a lambda, which Python 3.14 would have to pickle; TorchServe fails too.
 FORKS = pytest.mark.skipif(
     multiprocessing.get_all_start_methods()[0] != "fork", reason="this Python pickles a Dataset"
 )
@@ -625,7 +625,7 @@ FORKS = pytest.mark.skipif(
         ("printing_fork", 5),
     ],
 )
-def test_processes_that_a_handler_starts_end_when_it_ends_them(
+def test_a_handler_can_end_the_processes_that_it_starts(
     processes_worker: Worker, function: str, result: object
 ) -> None:
     (answer,) = processes_worker.ask(function.encode())
@@ -650,7 +650,7 @@ def test_a_handler_sees_its_own_file_as_the_command_line(start_worker: StartWork
     assert names["argv"] == [names["file"]]
 
 
-def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(
+def test_a_process_forked_during_loading_does_not_become_a_worker(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
@@ -660,7 +660,7 @@ def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(
     assert [worker.ask_json() > 0 for _ in range(3)] == [True] * 3
 
 
-def test_a_load_error_of_any_text_is_reported(start_worker: StartWorker) -> None:
+def test_a_load_error_with_any_text_is_reported(start_worker: StartWorker) -> None:
     worker = start_worker("raise RuntimeError('no \\udcff' + 'x' * 3_000_000)\n")
     assert not worker.loaded
     worker.report["message"].encode()

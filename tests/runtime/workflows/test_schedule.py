@@ -19,8 +19,8 @@ from tsx_runtime.workflows.schedule import (
     headers_for,
     join,
     merge,
-    needed,
-    startable,
+    needed_nodes,
+    startable_nodes,
 )
 
 
@@ -32,12 +32,12 @@ def test_every_node_starts_once_after_its_parents(
     finished_nodes: list[str] = []
     running_nodes: list[str] = []
     while len(finished_nodes) < len(edges):
-        for node in startable(parents, finished_nodes, [*finished_nodes, *running_nodes]):
+        for node in startable_nodes(parents, finished_nodes, [*finished_nodes, *running_nodes]):
             assert set(parents[node]) <= set(finished_nodes)
             assert node not in running_nodes
             running_nodes.append(node)
         assert running_nodes, "no node runs, but some are not done"
-        assert set(finished_nodes) - needed(
+        assert set(finished_nodes) - needed_nodes(
             edges, finished_nodes, [*finished_nodes, *running_nodes]
         ) == {
             node
@@ -47,7 +47,7 @@ def test_every_node_starts_once_after_its_parents(
         }
         running_nodes.remove(node := random.choice(running_nodes))
         finished_nodes.append(node)
-    assert set(leaves_of(edges)) <= needed(edges, finished_nodes, finished_nodes)
+    assert set(leaves_of(edges)) <= needed_nodes(edges, finished_nodes, finished_nodes)
 
 
 BODIES = st.dictionaries(

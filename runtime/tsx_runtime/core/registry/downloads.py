@@ -54,7 +54,7 @@ class Downloads:
 
     def serve(self, path: Path) -> None:
         """Let clients register a file again that the operator gave at the start."""
-        self._fetcher.served.add(path)
+        self._fetcher.startup_archives.add(path)
 
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:
         """Return the file of a `file:` URL, or None for another URL.
@@ -73,7 +73,11 @@ class Downloads:
         """
         occupied_files = frozenset(self._files.values()) if order.replaces else frozenset()
         download_archive = partial(
-            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, occupied=occupied_files
+            self._fetcher.fetch,
+            order.url,
+            trust,
+            sse_kms=order.s3_sse_kms,
+            taken_paths=occupied_files,
         )
         return await self._call(download_archive, lambda file: file.unlink(missing_ok=True))
 

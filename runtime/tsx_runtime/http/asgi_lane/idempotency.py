@@ -163,7 +163,7 @@ class AnswerRecorder:
             return None
         if self._too_large.is_set():
             text = (
-                f"The answer to this Idempotency-Key had more than {self._runs.largest} bytes, and"
+                f"The answer to this Idempotency-Key had more than {self._runs.max_size} bytes, and"
                 " such answers are not kept "
             )
             error = Conflict(
@@ -180,7 +180,7 @@ class AnswerRecorder:
             return
         part = message.get("body", b"")
         self._size += len(part)
-        if self._size <= self._runs.largest:
+        if self._size <= self._runs.max_size:
             self._parts.append(part)
         else:
             self._parts.clear()

@@ -35,7 +35,7 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
     jobs = Jobs(
         settings, store, RequestExecutor(registry, settings.max_response_size, store.request)
     )
-    registry.on_readiness.append(jobs.runner.changed)
+    registry.on_readiness.append(jobs.runner.notify_change)
     return jobs
 
 
@@ -53,7 +53,7 @@ class RequestExecutor:
         self._max_size = max_size
         self._load = load
 
-    def places(self, target: JobTarget) -> int | None:
+    def capacity(self, target: JobTarget) -> int | None:
         """Return the number of jobs that a model may run at once, or None if it is unknown."""
         name, version = target
         try:

@@ -69,7 +69,7 @@ class DescribedWorkflows(RootModel[list[DescribedWorkflow]]):
 
 
 def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
-    spec = workflow.opened.spec
+    spec = workflow.archive.spec
     defaults = spec.settings
     return DescribedWorkflow(
         workflow_name=workflow.name,

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tsx_runtime.shared.line_log import Logbook
 from tsx_runtime.shared.log_format import (
-    MARK,
-    MARK_END,
+    LEVEL_MARK,
+    LEVEL_MARK_END,
     escaped,
     escaped_json,
     has_colour,
@@ -37,7 +37,7 @@ COLLECT_S = 0.05
 READ_BYTES = 64 << 10
 # After a read of this size, the next one follows at once, so that the worker's writes do not block.
 BUSY_BYTES = READ_BYTES // 4
-_LEVEL_MARK = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
+_LEVEL_MARK = re.compile(f"{LEVEL_MARK}([0-9]{{1,2}}){LEVEL_MARK_END}")
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 MAX_LINE_BYTES = 64 << 10  # longer lines are split
 MAX_JSON_LINE_BYTES = 1 << 20  # In JSON, a character may take six bytes.

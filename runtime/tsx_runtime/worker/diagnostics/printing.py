@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 from tsx_runtime.shared.log_format import (
-    MARK,
-    MARK_END,
+    LEVEL_MARK,
+    LEVEL_MARK_END,
     MAX_IDS,
     JsonLines,
     escaped,
@@ -245,7 +245,7 @@ class WorkerLog(logging.Handler):
 
     def _marked(self, record: logging.LogRecord) -> str:
         return "\n".join(
-            f"{MARK}{record.levelno}{MARK_END}{line}"
+            f"{LEVEL_MARK}{record.levelno}{LEVEL_MARK_END}{line}"
             for line in self._message.format(record).split("\n")
         )
 

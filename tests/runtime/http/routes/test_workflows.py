@@ -258,7 +258,7 @@ def test_a_client_that_leaves_ends_its_request(
         until(gate.with_suffix(".begun").exists)
         requests = m1.stats.requests
     # The request ends while `pre` still runs.
-    flows.call(workflow.finished)
+    flows.call(workflow.wait_idle)
     gate.touch()
     assert predict(flows, "sequence").status_code == 200
     assert m1.stats.requests == requests + 1

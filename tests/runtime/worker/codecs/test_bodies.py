@@ -1,4 +1,4 @@
-"""Messages about values that pydantic does not take."""
+"""Error messages about values that pydantic rejects."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ExampleBody(BodyObject):
         ({"names": 5}, "names", "is 5: it must be a valid dictionary."),
     ],
 )
-def test_a_value_is_shown_with_what_it_must_be(body: Any, path: str, ending: str) -> None:
-    with pytest.raises(RefusedField) as caught:
+def test_an_error_shows_the_value_and_the_expected_form(body: Any, path: str, ending: str) -> None:
+    with pytest.raises(RefusedField) as exc_info:
         validate_body(ExampleBody, body)
-    assert caught.value.param == path
-    assert caught.value.message.startswith(f"The field '{path}' is ")
-    assert caught.value.message.endswith(ending)
+    assert exc_info.value.param == path
+    assert exc_info.value.message.startswith(f"The field '{path}' is ")
+    assert exc_info.value.message.endswith(ending)
 
 
-def test_one_stop_string_is_a_list_of_one() -> None:
+def test_a_single_stop_string_becomes_a_list() -> None:
     assert validate_body(ExampleBody, {"stop": "a"}).stop == ["a"]

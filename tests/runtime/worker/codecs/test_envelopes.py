@@ -25,14 +25,14 @@ Seen = list[Any]
 
 
 def a_batch(*metas: bytes) -> Context:
-    """Return a context whose batch has these requests."""
+    """Return a context with a batch of these requests."""
     context = a_context(manifest={"model": {"modelVersion": "1.0"}})
     context.begin([meta.decode() for meta in metas])
     return context
 
 
 def requests(count: int, **headers: str) -> list[bytes]:
-    """Return the metas of requests with ids `id-0`, `id-1` and so on."""
+    """Return the metadata of requests with the ids `id-0`, `id-1` and so on."""
     block = [(name.encode(), value.encode()) for name, value in headers.items()]
     return [request_meta(f"id-{idx}", b"", block) for idx in range(count)]
 
@@ -40,22 +40,22 @@ def requests(count: int, **headers: str) -> list[bytes]:
 def run(
     name: str,
     bodies: list[Any],
-    act: Callable[[list[Any], Context], Any] | None = None,
+    function: Callable[[list[Any], Context], Any] | None = None,
     **headers: str,
 ) -> tuple[Any, Seen]:
-    """Return the answers, and the rows of each call of the handler."""
-    seen: Seen = []
+    """Return the answers, and the rows that each call of the handler got."""
+    calls: Seen = []
 
     def handler(data: Any, context: Context) -> Any:
-        seen.append(list(data))
-        return act(data, context) if act else list(data)
+        calls.append(list(data))
+        return function(data, context) if function else list(data)
 
     return ENVELOPES[name](handler).handle(
         [{"body": body} for body in bodies], a_batch(*requests(len(bodies), **headers))
-    ), seen
+    ), calls
 
 
-def test_body_hands_over_what_is_in_the_rows() -> None:
+def test_the_body_envelope_passes_only_the_values_of_rows() -> None:
     context = a_batch(*requests(2))
     answers = ENVELOPES["body"](lambda data, context: [data]).handle(
         [{"data": b"a"}, {"body": {"b": 1}}], context
@@ -63,11 +63,11 @@ def test_body_hands_over_what_is_in_the_rows() -> None:
     assert answers == [[b"a", {"b": 1}]]
 
 
-def test_json_calls_the_handler_once_for_the_instances_of_all_requests() -> None:
-    answers, seen = run(
+def test_json_passes_the_instances_of_all_requests_in_one_call() -> None:
+    answers, calls = run(
         "json", [{"instances": [1, {"x": 2}]}, b'{"instances": [[3]]}', {"instances": []}]
     )
-    assert seen == [[1, {"x": 2}, [3]]]
+    assert calls == [[1, {"x": 2}, [3]]]
     assert answers == [
         '{"predictions": [1, {"x": 2}]}',
         '{"predictions": [[3]]}',
@@ -75,21 +75,21 @@ def test_json_calls_the_handler_once_for_the_instances_of_all_requests() -> None
     ]
 
 
-def test_base64_entries_come_as_bytes() -> None:
+def test_base64_entries_become_bytes() -> None:
     text = base64.b64encode(b"\x00\xff").decode()
-    _, seen = run(
+    _, calls = run(
         "kserve",
         [{"instances": [{"b64": text}, {"data": {"b64": text}, "n": 1}, [{"b64": text}], [1, 2]]}],
     )
-    assert seen == [[b"\x00\xff", {"data": b"\x00\xff", "n": 1}, [b"\x00\xff"], [1, 2]]]
+    assert calls == [[b"\x00\xff", {"data": b"\x00\xff", "n": 1}, [b"\x00\xff"], [1, 2]]]
 
 
-def test_kserve_answers_every_request_of_a_batch_each_under_its_own_number() -> None:
+def test_kserve_calls_the_handler_per_request_if_one_has_several_instances() -> None:
     def ids(data: Any, context: Context) -> Any:
         return [[value, context.get_request_id(idx)] for idx, value in enumerate(data)]
 
-    single, seen = run("kserve", [{"instances": [1]}, {"instances": [2]}], ids)
-    assert (single, len(seen)) == (
+    single_answers, calls = run("kserve", [{"instances": [1]}, {"instances": [2]}], ids)
+    assert (single_answers, len(calls)) == (
         [{"predictions": [[1, "id-0"]]}, {"predictions": [[2, "id-1"]]}],
         1,
     )
@@ -98,18 +98,18 @@ def test_kserve_answers_every_request_of_a_batch_each_under_its_own_number() -> 
         context.set_response_header(0, "X-Id", context.get_request_id(0))
         return [[value, context.get_request_id(0)] for value in data]
 
-    many, seen = run(
+    several_answers, calls = run(
         "kserve", [{"instances": [1, 2]}, {"instances": [3]}, {"instances": []}], first_id
     )
-    assert many == [
+    assert several_answers == [
         {"predictions": [[1, "id-0"], [2, "id-0"]]},
         {"predictions": [[3, "id-1"]]},
         {"predictions": []},
     ]
-    assert len(seen) == 2
+    assert len(calls) == 2
 
 
-def test_a_call_for_one_request_leaves_its_headers_with_that_request() -> None:
+def test_headers_set_in_a_call_for_one_request_belong_to_that_request() -> None:
     context = a_batch(*requests(2))
 
     def mark(data: Any, context: Context) -> Any:
@@ -124,28 +124,28 @@ def test_a_call_for_one_request_leaves_its_headers_with_that_request() -> None:
     assert [context.get_response_status(idx)[0] for idx in range(2)] == [202, 201]
 
 
-def test_an_explanation_is_called_one() -> None:
+def test_the_result_of_an_explain_request_is_named_explanations() -> None:
     assert run("kserve", [{"instances": [1]}], explain="True")[0] == [{"explanations": [1]}]
     assert run("kserve", [{"instances": [1]}], explain="False")[0] == [{"predictions": [1]}]
 
 
-def test_a_description_is_asked_for_without_an_envelope() -> None:
+def test_a_describe_request_bypasses_the_envelope() -> None:
     assert run("kservev2", [b""], describe="True")[1] == [[{"body": b""}]]
 
 
-def test_open_inference_tensors_come_nested_and_go_flat() -> None:
+def test_open_inference_tensors_are_nested_for_the_handler_and_flat_in_answers() -> None:
     inputs = [
         {"name": "a", "shape": [2, 2], "datatype": "FP32", "data": [1.0, 2, 3, 4]},
         {"name": "b", "shape": [1], "datatype": "BYTES", "data": ["text"]},
         {"name": "c", "shape": [-1, 1], "datatype": "INT64", "data": [[1], [2]]},
     ]
     outputs = [[[1.5], [2]], {"k": 1}, 3]
-    ((answer,), seen) = run(
+    ((answer,), calls) = run(
         "kservev2",
         [{"id": "7", "inputs": inputs}],
         lambda data, context: [context.input_names, *outputs],
     )
-    assert [entry["data"] for entry in seen[0]] == [[[1.0, 2], [3, 4]], "text", [[1], [2]]]
+    assert [entry["data"] for entry in calls[0]] == [[[1.0, 2], [3, 4]], "text", [[1], [2]]]
     assert answer == {
         "id": "7",
         "model_name": "m",
@@ -159,15 +159,15 @@ def test_open_inference_tensors_come_nested_and_go_flat() -> None:
     }
 
 
-def test_an_open_inference_request_without_an_id_gets_its_requests() -> None:
+def test_an_open_inference_answer_has_the_request_id_by_default() -> None:
     body = {"inputs": [{"name": "a", "shape": [1], "datatype": "BOOL", "data": [True]}]}
-    answers, seen = run(
+    answers, calls = run(
         "kservev2",
         [body, {**body, "id": "x"}],
         lambda data, context: [entry["data"] for entry in data],
     )
     assert [answer["id"] for answer in answers] == ["id-0", "x"]
-    assert len(seen) == 1
+    assert len(calls) == 1
 
 
 @given(
@@ -177,11 +177,13 @@ def test_an_open_inference_request_without_an_id_gets_its_requests() -> None:
         )
     )
 )
-def test_a_tensor_survives_the_way_in_and_out(case: tuple[list[int], list[int], bool]) -> None:
-    shape, values, open_end = case
-    reported = [-1, *shape[1:]] if open_end else shape
-    read = read_input({"name": "t", "shape": reported, "datatype": "INT64", "data": values})
-    assert output_tensor("t", read["data"]) == {
+def test_a_tensor_is_unchanged_after_reading_and_writing(
+    case: tuple[list[int], list[int], bool],
+) -> None:
+    shape, values, has_open_size = case
+    reported = [-1, *shape[1:]] if has_open_size else shape
+    tensor = read_input({"name": "t", "shape": reported, "datatype": "INT64", "data": values})
+    assert output_tensor("t", tensor["data"]) == {
         "name": "t",
         "shape": shape,
         "datatype": "INT64",
@@ -190,25 +192,29 @@ def test_a_tensor_survives_the_way_in_and_out(case: tuple[list[int], list[int], 
 
 
 @pytest.mark.parametrize("name", ["json", "kserve"])
-def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
+def test_a_batch_may_mix_requests_of_workflows_and_of_clients(name: str) -> None:
     results: dict[Any, Any] = {0: b"\xff\x00", 1: {"x": [1]}, 2: "text", 3: JsonText("[1]")}
-    seen: Seen = []
+    calls: Seen = []
 
     def handler(data: Any, context: Context) -> Any:
-        seen.extend(data)
+        calls.extend(data)
         return [results.get(row, row) if isinstance(row, int) else "" for row in data]
 
-    def ask(bodies: list[Any], *places: bytes) -> Any:
+    def ask(bodies: list[Any], *nodes: bytes) -> Any:
         context = a_batch(
-            *(request_meta("id", b"", [(NODE_HEADER, node)] if node else []) for node in places)
+            *(request_meta("id", b"", [(NODE_HEADER, node)] if node else []) for node in nodes)
         )
         return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], context)
 
-    relayed, plain = ask([{"instances": [0, 1, 2, 3]}, {"instances": [9, 3]}], b"first", b"")
-    assert (json.loads(plain) if name == "json" else plain) == {"predictions": [9, [1]]}
-    seen.clear()
-    ask([bytearray(relayed.encode()), {"instances": [9]}], b"last", b"")
-    assert seen == [
+    workflow_answer, client_answer = ask(
+        [{"instances": [0, 1, 2, 3]}, {"instances": [9, 3]}], b"first", b""
+    )
+    assert (json.loads(client_answer) if name == "json" else client_answer) == {
+        "predictions": [9, [1]]
+    }
+    calls.clear()
+    ask([bytearray(workflow_answer.encode()), {"instances": [9]}], b"last", b"")
+    assert calls == [
         {"body": b"\xff\x00"},
         {"body": b'{\n  "x": [\n    1\n  ]\n}'},
         {"body": b"text"},
@@ -240,7 +246,7 @@ def test_arrays_keep_their_datatype_and_uneven_lists_are_one_row() -> None:
     assert output_tensor("t", [b"a", b"\xff"])["data"] == ["a", "/w=="]
 
 
-WRONG = [
+INVALID_BODIES = [
     ("json", b"{", "not JSON"),
     ("json", {"x": 1}, '"instances"'),
     ("kserve", [1], '"instances"'),
@@ -265,20 +271,20 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "message"), WRONG)
-def test_what_is_not_in_the_envelopes_form_is_refused_and_named(
+@pytest.mark.parametrize(("name", "body", "message"), INVALID_BODIES)
+def test_a_body_of_another_form_than_the_envelopes_is_refused(
     name: str, body: Any, message: str
 ) -> None:
-    with pytest.raises(BadRows) as caught:
+    with pytest.raises(BadRows) as exc_info:
         run(name, [body])
-    assert message in caught.value.faults[0]
+    assert message in exc_info.value.faults[0]
 
 
-def test_a_wrong_request_and_a_refusal_of_the_handler_harm_no_other_request() -> None:
+def test_invalid_and_refused_requests_do_not_affect_others() -> None:
     def refuses(data: Any, context: Context) -> Any:
-        bad = {idx: "two!" for idx, value in enumerate(data) if value == 2}
-        if bad:
-            raise BadRows(bad)
+        errors = {idx: "two!" for idx, value in enumerate(data) if value == 2}
+        if errors:
+            raise BadRows(errors)
         return data
 
     model = a_served_model(ENVELOPES["json"](refuses).handle)
@@ -290,6 +296,6 @@ def test_a_wrong_request_and_a_refusal_of_the_handler_harm_no_other_request() ->
 
 
 @pytest.mark.parametrize("name", ["json", "kserve"])
-def test_a_handler_that_returns_another_number_is_reported_both(name: str) -> None:
+def test_a_wrong_number_of_results_is_reported_with_the_expected_one(name: str) -> None:
     with pytest.raises(PredictionFailed, match=r"expect: 2, got: 1"):
         run(name, [{"instances": [1]}, {"instances": [2]}], lambda data, context: [0])

@@ -1,4 +1,4 @@
-"""Bodies, forms and query strings become the rows of a handler."""
+"""The rows of a handler, made from bodies, forms and query strings."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ def inputs(
     return read(body, content_type, query, **options).inputs
 
 
-def multipart(*parts: tuple[str, bytes], end: bool = True) -> bytes:
+def multipart(*parts: tuple[str, bytes], has_end: bool = True) -> bytes:
     lines = b"".join(
         b"--xyz\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts
     )
-    return lines + (b"--xyz--\r\n" if end else b"")
+    return lines + (b"--xyz--\r\n" if has_end else b"")
 
 
-def part_head(name: str, *more: str) -> str:
+def part_head(name: str, *headers: str) -> str:
     return "\r\n".join(
         [
-            f'Content-Disposition: form-data; name="{name}"' + ("" if not more else f"; {more[0]}"),
-            *more[1:],
+            f'Content-Disposition: form-data; name="{name}"'
+            + ("" if not headers else f"; {headers[0]}"),
+            *headers[1:],
         ]
     )
 
@@ -74,7 +75,7 @@ def test_json_is_parsed(content_type: str) -> None:
     assert inputs(body, content_type, name=b"content-TYPE") == {"body": {"a": [1, "ä"]}}
 
 
-def test_a_header_whose_name_only_ends_like_it_is_not_the_content_type() -> None:
+def test_a_header_whose_name_ends_in_content_type_is_ignored() -> None:
     assert inputs(b"[1]", "application/json", name=b"X-Content-Type") == {"body": bytearray(b"[1]")}
 
 
@@ -91,7 +92,7 @@ def test_text_is_a_string(content_type: str) -> None:
     assert inputs("grün".encode(), content_type) == {"body": "grün"}
 
 
-def test_text_is_decoded_as_its_charset_says() -> None:
+def test_text_is_decoded_by_its_charset() -> None:
     assert inputs("grün".encode("latin-1"), 'text/plain; charset="ISO-8859-1"') == {"body": "grün"}
 
 
@@ -106,11 +107,11 @@ def test_text_that_cannot_be_decoded_is_raw_bytes_with_a_warning(
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "image/jpeg"])
-def test_nothing_is_decoded_where_that_is_off(content_type: str) -> None:
+def test_nothing_is_decoded_if_decoding_is_off(content_type: str) -> None:
     assert inputs(b"[1]", content_type, decode=False) == {"body": bytearray(b"[1]")}
 
 
-def test_query_pairs_are_inputs_beside_the_body() -> None:
+def test_query_pairs_are_inputs_in_addition_to_the_body() -> None:
     assert inputs(b"", query=b"data=a+b&n=&g=%C3%BC&raw=\xc3\xbc") == {
         "data": bytearray(b"a b"),
         "n": bytearray(),
@@ -120,7 +121,7 @@ def test_query_pairs_are_inputs_beside_the_body() -> None:
     }
 
 
-def test_the_body_wins_over_a_query_pair_of_its_name() -> None:
+def test_the_body_overrides_a_query_pair_named_body() -> None:
     assert inputs(b"x", query=b"body=y") == {"body": bytearray(b"x")}
 
 
@@ -147,7 +148,7 @@ def test_form_fields_are_inputs() -> None:
         (b"c=", FORM, b"a=1&b=x&a=2"),
     ],
 )
-def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(
+def test_a_repeated_field_has_its_last_value_and_a_list_of_all(
     body: bytes, kind: str | None, query: bytes
 ) -> None:
     row = read(body, kind, query)
@@ -164,7 +165,7 @@ def test_repeated_files_keep_their_types() -> None:
     )
 
 
-def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
+def test_a_form_may_contain_any_bytes() -> None:
     assert inputs(
         b"data=%C3%A9+x&n\xc3\xa9m=1&raw=\xff\xfe", "application/x-www-form-urlencoded"
     ) == {
@@ -183,25 +184,25 @@ def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
         (b'{"instances": [1', bytearray(b'{"instances": [1')),
     ],
 )
-def test_json_under_the_type_of_a_form_is_the_body(body: bytes, expected: Any) -> None:
-    """Read the type that `curl -d` sends by default."""
+def test_json_with_the_content_type_of_a_form_is_the_body(body: bytes, expected: Any) -> None:
+    """Use the content type that `curl -d` sends by default."""
     assert inputs(body, FORM, query=b"a=1") == {"a": bytearray(b"1"), "body": expected}
     assert inputs(body, FORM, decode=False) == {"body": bytearray(body)}
 
 
 @pytest.mark.parametrize("name", ["[0].Name", "{name}", '{"a":', "[" * 5000])
-def test_fields_whose_names_begin_as_json_does_stay_fields(name: str) -> None:
+def test_form_fields_whose_names_begin_like_json_remain_fields(name: str) -> None:
     body = f"{name}=x&b=2".encode()
     assert inputs(body, FORM) == {name: bytearray(b"x"), "b": bytearray(b"2")}
 
 
-def test_plain_multipart_fields_stay_bytes() -> None:
+def test_multipart_fields_without_a_type_remain_bytes() -> None:
     row = read(multipart((part_head("data"), b"abc"), (part_head("more"), b"\r\n\0")), MULTIPART)
     assert row.inputs == {"data": bytearray(b"abc"), "more": bytearray(b"\r\n\0")}
     assert row.parts == {}
 
 
-def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> None:
+def test_a_part_is_decoded_by_its_own_content_type() -> None:
     body = multipart(
         (part_head("j", 'filename="a.json"', "Content-Type: application/json"), b'{"k": 1}'),
         (part_head("t", 'filename="a.txt"', "content-type: text/plain"), b"hello"),
@@ -228,7 +229,7 @@ def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> N
     ("body", "content_type", "message"),
     [
         (multipart((part_head("a"), b"1")), "multipart/form-data", "no boundary"),
-        (multipart((part_head("a"), b"1"), end=False), MULTIPART, "incomplete"),
+        (multipart((part_head("a"), b"1"), has_end=False), MULTIPART, "incomplete"),
         (b"", MULTIPART, "not in it"),
         (b"nonsense", MULTIPART, "not in it"),
         (b"--xyy\r\n" + multipart((part_head("a"), b"1"))[7:], MULTIPART, "not in it"),
@@ -250,16 +251,16 @@ def test_a_malformed_multipart_body_is_a_bad_request(
 
 
 @given(st.binary(max_size=60))
-def test_what_stands_before_the_first_boundary_means_nothing(preamble: bytes) -> None:
+def test_text_before_the_first_boundary_is_ignored(preamble: bytes) -> None:
     body = multipart((part_head("a"), b"1"))
     assert inputs(preamble.replace(b"--xyz", b"") + b"\r\n" + body, MULTIPART) == {
         "a": bytearray(b"1")
     }
 
 
-def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
-    for before in (b"see\r\n--xyzzy\r\n\r\n", b"--xyzzy\r\n"):
-        assert inputs(before + multipart((part_head("a"), b"1")), MULTIPART) == {
+def test_a_line_that_only_begins_with_the_boundary_is_ignored() -> None:
+    for preamble in (b"see\r\n--xyzzy\r\n\r\n", b"--xyzzy\r\n"):
+        assert inputs(preamble + multipart((part_head("a"), b"1")), MULTIPART) == {
             "a": bytearray(b"1")
         }
 
@@ -271,7 +272,7 @@ def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
         max_size=6,
     )
 )
-def test_any_bytes_survive_a_multipart_body(fields: list[tuple[str, bytes]]) -> None:
+def test_multipart_fields_may_contain_any_bytes(fields: list[tuple[str, bytes]]) -> None:
     fields = [(name, value.replace(b"\r\n--xyz", b"")) for name, value in fields]
     assert inputs(multipart(*((part_head(name), value) for name, value in fields)), MULTIPART) == {
         name: bytearray(value) for name, value in fields
@@ -282,7 +283,7 @@ def test_any_bytes_survive_a_multipart_body(fields: list[tuple[str, bytes]]) -> 
     st.text(st.characters(max_codepoint=255, exclude_characters="\r\n"), max_size=80),
     st.binary(max_size=50),
 )
-def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
+def test_any_content_type_is_accepted(content_type: str, body: bytes) -> None:
     try:
         read(body, content_type)
     except BadRequest:
@@ -290,5 +291,5 @@ def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["tensors", "TENSORS;4", "application/tensors"])
-def test_no_content_type_makes_tensors_of_a_body(content_type: str) -> None:
+def test_the_content_type_of_tensors_is_ignored_in_a_client_request(content_type: str) -> None:
     assert inputs(b"ab", content_type) == {"body": bytearray(b"ab")}

@@ -1,4 +1,4 @@
-"""Results and errors of handlers become responses."""
+"""Responses, made from the results and errors of handlers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_value_is_encoded_by_its_type(value: Any, body: bytes) -> None:
     assert bytes(encode_body(value)) == body
 
 
-def test_a_tensor_is_sent_as_torch_saves_it() -> None:
+def test_a_tensor_is_encoded_with_torch_save() -> None:
     tensor = torch.arange(6).reshape(2, 3)
     assert torch.equal(
         torch.load(io.BytesIO(bytes(encode_body(tensor))), weights_only=True), tensor
@@ -52,19 +52,19 @@ def test_a_tensor_is_sent_as_torch_saves_it() -> None:
 
 
 def circular_list() -> list[Any]:
-    circular: list[Any] = []
-    circular.append(circular)
-    return circular
+    circular_error: list[Any] = []
+    circular_error.append(circular_error)
+    return circular_error
 
 
 @pytest.mark.parametrize(
-    ("value", "named"),
+    ("value", "expected_text"),
     [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circular_list(), "list")],
 )
-def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
+def test_the_error_names_a_value_that_cannot_be_sent(value: Any, expected_text: str) -> None:
     with pytest.raises(
         PredictionFailed,
-        match=rf"^Unsupported model output data type\. The handler returned {named}",
+        match=rf"^Unsupported model output data type\. The handler returned {expected_text}",
     ):
         encode_body(value)
 
@@ -94,7 +94,7 @@ class Mute(RuntimeError):
         (PredictionException("no \udcff", 422), 422, "no ?"),
     ],
 )
-def test_an_exception_has_its_status_and_text(
+def test_an_exception_determines_the_status_and_message(
     error: BaseException, status: int, message: str
 ) -> None:
     code, headers, body = failure(error)
@@ -106,7 +106,7 @@ def test_an_exception_has_its_status_and_text(
     }
 
 
-def test_only_a_broken_device_costs_the_worker_its_life() -> None:
+def test_only_fatal_cuda_errors_count_as_a_lost_device() -> None:
     assert is_device_lost(RuntimeError("CUDA error: device-side assert triggered"))
     assert not is_device_lost(RuntimeError("CUDA error: out of memory"))
     assert not is_device_lost(RuntimeError("CUDA out of memory. Tried to allocate"))
@@ -122,12 +122,12 @@ def test_only_a_broken_device_costs_the_worker_its_life() -> None:
         OSError(12, "Cannot allocate memory"),
     ],
 )
-def test_memory_that_ran_out_is_known_wherever_it_was_raised(error: Exception) -> None:
-    raised_by_it, circular = RuntimeError("the model cannot be loaded"), ValueError()
-    raised_by_it.__cause__ = error
-    circular.__cause__ = circular
-    assert is_out_of_memory(raised_by_it)
-    assert not is_out_of_memory(circular)
+def test_out_of_memory_is_recognized_also_as_a_cause(error: Exception) -> None:
+    outer_error, circular_error = RuntimeError("the model cannot be loaded"), ValueError()
+    outer_error.__cause__ = error
+    circular_error.__cause__ = circular_error
+    assert is_out_of_memory(outer_error)
+    assert not is_out_of_memory(circular_error)
 
 
 def test_a_result_of_the_wrong_shape_is_explained() -> None:
@@ -136,33 +136,36 @@ def test_a_result_of_the_wrong_shape_is_explained() -> None:
     assert "h.py returned tuple" in str(check_results(("a",), 1, "h.py"))
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+json_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 keys = st.text() | st.integers() | st.booleans() | st.none() | st.floats()
 nested = st.recursive(
-    plain, lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner)
+    json_values,
+    lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner),
 )
 
 
-@given(st.lists(plain) | st.dictionaries(keys, plain) | nested)
-def test_the_short_way_to_json_gives_what_the_long_one_does(value: Any) -> None:
+@given(st.lists(json_values) | st.dictionaries(keys, json_values) | nested)
+def test_to_json_equals_json_dumps(value: Any) -> None:
     assert to_json(value, "literal") == json.dumps(value, indent=2)
 
 
 @given(nested, st.sampled_from(["null", "string"]))
-def test_no_answer_is_json_that_only_python_reads(value: Any, nan: str) -> None:
+def test_answers_never_contain_nan_or_infinity_literals(value: Any, nan: str) -> None:
     for text in (to_json(value, nan), to_compact_json(value, nan)):
         json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(
-    ("nan", "written"),
+    ("nan", "expected_text"),
     [
         ("null", [0.5, None, None, None]),
         ("string", [0.5, "NaN", "Infinity", "-Infinity"]),
         ("literal", "[0.5, NaN, Infinity, -Infinity]"),
     ],
 )
-def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object) -> None:
+def test_nan_and_infinities_are_encoded_as_the_setting_says(
+    nan: str, expected_text: object
+) -> None:
     values = [0.5, math.nan, math.inf, -math.inf]
     for value in (
         values,
@@ -172,14 +175,16 @@ def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object)
         [numpy.float32(number) for number in values],
     ):
         text = to_compact_json(value, nan)
-        assert (written if isinstance(written, str) else json.dumps(written)) in text
+        assert (
+            expected_text if isinstance(expected_text, str) else json.dumps(expected_text)
+        ) in text
         assert json.loads(to_json(value, nan), parse_constant=str) == json.loads(
             text, parse_constant=str
         )
 
 
 @pytest.mark.parametrize(
-    ("value", "plain"),
+    ("value", "python_value"),
     [
         (numpy.float32(0.5), 0.5),
         ([numpy.int64(3), numpy.bool_(True), numpy.float64(0.1)], [3, True, 0.1]),
@@ -191,12 +196,12 @@ def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object)
         ),
     ],
 )
-def test_numbers_of_numpy_and_torch_are_numbers(value: Any, plain: Any) -> None:
-    assert to_json(value) == json.dumps(plain, indent=2)
-    assert to_compact_json(value) == json.dumps(plain)
+def test_numpy_and_torch_scalars_are_encoded_as_numbers(value: Any, python_value: Any) -> None:
+    assert to_json(value) == json.dumps(python_value, indent=2)
+    assert to_compact_json(value) == json.dumps(python_value)
 
 
-def test_json_is_labelled_unless_the_handler_labels_it() -> None:
+def test_json_answers_get_a_content_type_unless_the_handler_sets_one() -> None:
     context = a_context()
     context.begin(["a\r\n\r\n"] * 5)
     context.set_response_content_type(1, "application/problem+json")
@@ -211,7 +216,7 @@ def test_json_is_labelled_unless_the_handler_labels_it() -> None:
     ]
 
 
-def test_a_platform_may_ask_for_the_content_type_of_each_answer() -> None:
+def test_content_types_are_guessed_if_the_platform_requires_them() -> None:
     context = a_context()
     context.guess_content_type = True
     context.begin(["a\r\n\r\n"] * 6)
@@ -233,11 +238,11 @@ def test_a_platform_may_ask_for_the_content_type_of_each_answer() -> None:
         text,
     ]
     assert context.add_content_type(b"", b'"a"') == b"content-type: application/json\r\n"
-    # The next part of a stream may make it something else than JSON.
+    # A part of a stream is never JSON, since the next part may make the whole invalid.
     assert context.add_content_type(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
 
 
-def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     context = a_context()
     context.begin(["a\r\n\r\n", "b\r\n\r\n"])
     encode_answers([{1, 2}, "x" * 2000], context, 1000)
@@ -246,18 +251,18 @@ def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFi
     assert ("request b" in second, "2000 bytes" in second) == (True, True)
 
 
-def test_a_refusal_for_now_says_when_to_try_again() -> None:
+def test_a_temporary_refusal_has_a_retry_after_header() -> None:
     _, headers, _ = failure(Unavailable("full", retry_after=7))
     assert headers == b"content-type: application/json\r\nretry-after: 7\r\n"
     assert failure(Unavailable("gone"))[1] == b"content-type: application/json\r\n"
 
 
-def test_an_engine_that_has_ended_is_a_lost_device() -> None:
+def test_an_ended_engine_counts_as_a_lost_device() -> None:
     assert is_device_lost(EngineDied("the engine has ended"))
     assert failure(EngineDied("the engine has ended"))[0] == 500
 
 
-def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
+def test_handler_errors_have_the_status_of_the_setting() -> None:
     context = a_context()
     context.begin(["a\r\n\r\n"])
     assert encode_answers([{1, 2}], context, 1000, 503)[0][0] == 503
@@ -273,7 +278,7 @@ def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidInput("no such city"), BadRows({0: "no such city"})])
-def test_an_invalid_input_is_the_clients_error(error: Exception) -> None:
+def test_an_invalid_input_is_a_client_error(error: Exception) -> None:
     code, _, body = failure(error, 503)
     assert (code, json.loads(bytes(body))) == (
         400,
@@ -281,7 +286,7 @@ def test_an_invalid_input_is_the_clients_error(error: Exception) -> None:
     )
 
 
-def test_an_exception_that_holds_a_whole_batch_is_reported_in_parts() -> None:
+def test_a_very_long_exception_text_is_shortened() -> None:
     message = json.loads(bytes(failure(ValueError("a" * 3_000_000 + "b"))[2]))["message"]
     assert len(message) < 10_000
     assert message.startswith("Prediction failed: ValueError: aaa")

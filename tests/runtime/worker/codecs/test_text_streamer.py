@@ -1,4 +1,4 @@
-"""The streamer of a language model's texts, row by row."""
+"""The streamer of texts from a language model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stream_of(texts: list[str], **options: Any) -> TextIteratorStreamerBatch:
     return stream
 
 
-def test_words_come_once_they_are_whole() -> None:
+def test_a_word_is_sent_once_it_is_complete() -> None:
     assert list(stream_of(["a bc", "xy z"], skip_prompt=True)) == [
         ["", ""],
         ["a ", ""],
@@ -53,18 +53,18 @@ def test_words_come_once_they_are_whole() -> None:
 @given(
     st.lists(st.text("ab \n\u4e2d", min_size=5, max_size=5), min_size=1, max_size=3), st.booleans()
 )
-def test_the_pieces_of_a_row_are_its_text(texts: list[str], skip_prompt: bool) -> None:
+def test_the_joined_pieces_of_a_row_are_its_text(texts: list[str], skip_prompt: bool) -> None:
     pieces = list(stream_of(texts, skip_prompt=skip_prompt))
     assert ["".join(row) for row in zip(*pieces, strict=True)] == [
         text if skip_prompt else f"?{text}" for text in texts
     ]
 
 
-def test_decoding_takes_the_options_that_were_given() -> None:
+def test_decoding_options_reach_the_tokenizer() -> None:
     assert "".join(piece for (piece,) in stream_of(["ab"], skip_prompt=True, upper=True)) == "AB"
 
 
-def test_another_number_of_rows_is_refused_and_a_silent_model_is_not_waited_for() -> None:
+def test_a_wrong_number_of_rows_is_refused_and_an_ended_model_ends_the_stream() -> None:
     stream = new_stream(2)
     with pytest.raises(ValueError, match="for 2 rows, but 1 came"):
         stream.put(Tokens([1]))

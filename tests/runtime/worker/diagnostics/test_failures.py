@@ -1,4 +1,4 @@
-"""Errors in the log: the model's own lines, each error once, and the number of its repeats."""
+"""Errors in the log: only the model's lines, each error once, and the number of repeats."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def error_of(call, *arguments) -> BaseException:
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as exc_info:  # noqa: PT011
         call(*arguments)
-    return caught.value
+    return exc_info.value
 
 
-def test_an_outline_has_the_frames_of_the_model_and_the_causes(handler) -> None:
+def test_an_outline_has_the_models_frames_and_the_causes(handler) -> None:
     assert outline(error_of(handler.parse, "x")).splitlines() == [
         "KeyError: 'no number'",
         '  handler.py:11 in parse: raise KeyError("no number") from error',
@@ -55,13 +55,13 @@ def test_an_outline_has_the_frames_of_the_model_and_the_causes(handler) -> None:
     ]
 
 
-def test_frames_that_repeat_are_counted(handler) -> None:
+def test_repeated_frames_are_counted(handler) -> None:
     line = "  handler.py:5 in deep: return deep(count - 1) if count else 1 / 0"
     text = outline(error_of(handler.deep, 30))
     assert text == f"ZeroDivisionError: division by zero\n{line} (31 times)"
 
 
-def test_an_error_in_no_file_of_the_model_has_its_innermost_frames(handler) -> None:
+def test_an_error_outside_the_models_files_has_its_innermost_frames(handler) -> None:
     name, *frames = outline(error_of(json.loads, "x")).splitlines()
     assert name.startswith("json.decoder.JSONDecodeError")
     assert len(frames) == 3
@@ -69,9 +69,9 @@ def test_an_error_in_no_file_of_the_model_has_its_innermost_frames(handler) -> N
 
 
 def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) -> None:
-    """Repeats have the same kind and line; their texts may differ."""
-    now, written = [0.0], []
-    repeats = RepeatFilter(lambda record: written.append(record.getMessage()), clock=lambda: now[0])
+    """Count errors of the same type and line as repeats; their texts may differ."""
+    now, records = [0.0], []
+    repeats = RepeatFilter(lambda record: records.append(record.getMessage()), clock=lambda: now[0])
 
     def fail(number: int, error: BaseException) -> bool:
         log_failure([f"id-{number}"], error)
@@ -82,7 +82,7 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     assert all(fail(number, error_of(handler.parse, "y" * number)) for number in range(1, 21))
     repeats.flush()
     ids = ", ".join(f"id-{number}" for number in range(1, failures.MAX_NAMED_REQUESTS + 1))
-    assert written == [
+    assert records == [
         f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number'"
         " (handler.py:9 in parse)"
     ]
@@ -90,13 +90,13 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     assert fail(21, error_of(handler.parse, "x"))
     repeats.flush()
     now[0] = 3 * failures.REPEATS_INTERVAL_S
-    # After a while it is logged again.
+    # After a while the error is logged again.
     assert not fail(22, error_of(handler.parse, "x"))
     repeats.flush()
-    assert len(written) == 2
+    assert len(records) == 2
 
 
-def test_a_line_that_a_handler_logs_is_never_held_back(handler) -> None:
+def test_a_line_that_a_handler_logs_is_never_suppressed(handler) -> None:
     error = error_of(handler.deep, 1)
     record = logging.LogRecord(
         "own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__)
@@ -106,8 +106,8 @@ def test_a_line_that_a_handler_logs_is_never_held_back(handler) -> None:
 
 
 def test_a_process_that_a_handler_forked_reports_no_repeats(handler, caplog, monkeypatch) -> None:
-    written: list[logging.LogRecord] = []
-    repeats = RepeatFilter(written.append, clock=lambda: 0.0)
+    records: list[logging.LogRecord] = []
+    repeats = RepeatFilter(records.append, clock=lambda: 0.0)
     error = error_of(handler.deep, 1)
     for _ in range(2):
         log_failure(["id"], error)
@@ -115,6 +115,6 @@ def test_a_process_that_a_handler_forked_reports_no_repeats(handler, caplog, mon
     with monkeypatch.context() as forked:
         forked.setattr(failures.os, "getpid", lambda: -1)
         repeats.flush()
-    assert not written
+    assert not records
     repeats.flush()
-    assert len(written) == 1
+    assert len(records) == 1

@@ -1,4 +1,4 @@
-"""The output of a handler has the model's name and the ids of its running requests."""
+"""The output of handlers, labelled with the model's name and the ids of running requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LABEL = ModelLabel("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)
 
 
-def formatted(shape, pieces, ids=("id-1", "id-2")):
-    formatter = OutputFormatter("stdout", shape, LABEL, lambda: list(ids))
+def formatted(log_format, pieces, ids=("id-1", "id-2")):
+    formatter = OutputFormatter("stdout", log_format, LABEL, lambda: list(ids))
     return b"".join(map(formatter, pieces))
 
 
-def test_a_line_for_a_person_begins_with_the_model_and_the_ids() -> None:
+def test_a_text_line_begins_with_the_model_and_the_request_ids() -> None:
     assert (
         formatted("text", [b"one\ntw", b"o\n"])
         == b"digits 1.0 id-1,id-2 | one\ndigits 1.0 id-1,id-2 | two\n"
@@ -34,34 +34,34 @@ def test_a_line_for_a_person_begins_with_the_model_and_the_ids() -> None:
     assert formatted("text", [b"loading\n"], ()) == b"digits 1.0 | loading\n"
 
 
-def test_a_line_of_a_large_batch_has_the_first_ids_and_counts_the_others() -> None:
+def test_a_line_of_a_large_batch_has_the_first_ids_and_a_count() -> None:
     line = formatted("text", [b"x\n"], [f"id-{number}" for number in range(MAX_IDS + 3)])
     assert line.endswith(b"id-63,+3 | x\n")
 
 
-STEERING = [
-    b"\x1b]52;c;ZXZpbA==\x07",  # the clipboard
+CONTROL_SEQUENCES = [
+    b"\x1b]52;c;ZXZpbA==\x07",  # sets the clipboard
     b"\x1b]8;;http://evil.org\x1b\\click\x1b]8;;\x1b\\",
-    b"\x1bc",  # a reset
+    b"\x1bc",  # resets the terminal
     b"\x1b[2J\x1b[1;1H",
-    b"\xc2\x9b2J",  # CSI as one character
+    b"\xc2\x9b2J",  # CSI (control sequence introducer) as one character
     b"\x9b2J",
     b"a\x08\x08\x7f\x00\x0b\x0c",
     "\u202egnp.exe\u2066".encode(),
 ]
 
 
-@pytest.mark.parametrize("text", STEERING)
+@pytest.mark.parametrize("text", CONTROL_SEQUENCES)
 def test_no_output_of_a_handler_controls_a_terminal(text: bytes) -> None:
     pieces = [b"before ", text[:1], text[1:3], text[3:], b" after\n"]
-    for shape in ("text", "json"):
-        out = formatted(shape, pieces)
+    for log_format in ("text", "json"):
+        out = formatted(log_format, pieces)
         assert not UNSAFE.search(out.decode())
         assert b"before" in out
         assert b"after" in out
 
 
-def test_a_progress_bar_keeps_its_label_when_it_writes_over_its_line() -> None:
+def test_a_progress_bar_has_the_label_each_time_it_redraws() -> None:
     out = formatted("text", [b"\r10%", b"\r20%", b"\rother 2.0 | forged\n", b"done\r\n"], ())
     label = b"digits 1.0 | "
     bar = [b"", b"10%", b"20%", b"other 2.0 | forged\n"]
@@ -69,7 +69,7 @@ def test_a_progress_bar_keeps_its_label_when_it_writes_over_its_line() -> None:
 
 
 @given(PIECES)
-def test_text_keeps_all_output_and_labels_each_line(pieces) -> None:
+def test_all_output_is_kept_and_each_line_is_labelled(pieces) -> None:
     out = formatted("text", [*pieces, b"."])
     assert (
         out.replace(b"digits 1.0 id-1,id-2 | ", b"")
@@ -78,7 +78,7 @@ def test_text_keeps_all_output_and_labels_each_line(pieces) -> None:
 
 
 @given(PIECES)
-def test_each_whole_line_becomes_an_object(pieces) -> None:
+def test_each_complete_line_becomes_a_json_object(pieces) -> None:
     *lines, _ = b"".join(pieces).split(b"\n")
     entries = [json.loads(line) for line in formatted("json", pieces).splitlines()]
     assert [entry["message"] for entry in entries] == [
@@ -88,13 +88,13 @@ def test_each_whole_line_becomes_an_object(pieces) -> None:
     assert all(entry | label == entry for entry in entries)
 
 
-def test_a_line_that_is_too_long_becomes_several_objects() -> None:
+def test_a_long_line_becomes_several_json_objects() -> None:
     lines = formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()
     lengths = [len(json.loads(line)["message"]) for line in lines]
     assert lengths == [MAX_LINE_BYTES, MAX_LINE_BYTES, 150_000 - 2 * MAX_LINE_BYTES, 1]
 
 
-def test_a_line_of_the_log_begins_a_line_and_has_its_requests_once() -> None:
+def test_a_log_line_begins_a_new_line_and_has_the_request_ids_once() -> None:
     formatter = OutputFormatter("stderr", "text", LABEL, lambda: ["id-1"])
     out = (
         formatter(b"10%")

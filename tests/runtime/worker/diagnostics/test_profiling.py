@@ -1,4 +1,4 @@
-"""`TS_BENCHMARK`, which makes a worker profile its handler."""
+"""The variable `TS_BENCHMARK`, which makes a worker profile its handler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(start_worker: StartWorker, directory: Path, benchmark: str) -> Worker:
     return start_worker(source, variables={"TS_BENCHMARK": benchmark})
 
 
-def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functions(
+def test_a_profiled_worker_writes_a_profile_of_the_handlers_functions(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start(start_worker, tmp_path, "True")
@@ -39,7 +39,7 @@ def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functio
         assert (calls["handle"], calls["weigh"]) == (2, 3)
 
 
-def test_a_profile_that_cannot_be_moved_to_its_path_leaves_no_other_file(
+def test_a_profile_that_cannot_be_renamed_keeps_its_first_name(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     newest = tmp_path / "tsPythonProfile.prof"
@@ -48,7 +48,7 @@ def test_a_profile_that_cannot_be_moved_to_its_path_leaves_no_other_file(
     assert sorted(tmp_path.glob("*.prof")) == [tmp_path / "tsPythonProfile-m-9000.prof", newest]
 
 
-def test_a_worker_without_it_is_not_profiled(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_worker_is_not_profiled_by_default(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start(start_worker, tmp_path, "False")
     assert worker.ask_bodies(b"1") == [b"heavy"]
     assert worker.close() == 0

@@ -1,4 +1,4 @@
-"""Reports of a handler's errors and output to the front end, whose size is bounded."""
+"""Reports of a handler's errors and output to the front end, which have a limited size."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_process_that_a_handler_forks_reports_nothing(start_worker: StartWorke
     assert [text for _, text, _ in lines_of(worker)] == ["of the worker"]
 
 
-def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
+def test_equal_errors_are_counted_and_different_ones_limited() -> None:
     buffer = ReportBuffer()
     for number in range(5):
         buffer.add_error(f"request {number}", "Traceback: the same", [f"id-{number}"] * 20)
@@ -106,7 +106,7 @@ def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
         max_size=40,
     )
 )
-def test_lines_are_those_that_were_printed_and_never_too_many(pieces: list[str]) -> None:
+def test_reports_have_the_newest_lines_up_to_a_limit(pieces: list[str]) -> None:
     buffer = ReportBuffer()
     for piece in pieces:
         buffer.add_output("stdout", piece)

@@ -1,4 +1,4 @@
-"""Tracebacks quote the model's own files alone, whatever name or link leads elsewhere."""
+"""Tracebacks, which quote only the model's files, even if names or links lead elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_import_error_quotes_no_file_outside_the_model(
     assert "the-secret-word" not in str(worker.report) + str(worker.reports)
 
 
-def test_an_error_of_a_request_quotes_the_handlers_lines_alone(
+def test_an_error_of_a_request_quotes_only_the_handlers_lines(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside.py"
@@ -73,10 +73,10 @@ def test_the_log_quotes_no_file_outside_the_model(root: Path, tmp_path: Path) ->
 
     def texts_of(file: str) -> list[str]:
         """Return the traceback of a file that does not compile, in each format."""
-        with pytest.raises(SyntaxError) as caught:
+        with pytest.raises(SyntaxError) as exc_info:
             compile((root / file).read_text(), str(root / file), "exec")
         try:
-            raise RuntimeError("why") from caught.value
+            raise RuntimeError("why") from exc_info.value
         except RuntimeError as error:
             info = (type(error), error, error.__traceback__)
             record = logging.LogRecord("tsx.worker", logging.ERROR, "", 1, "it failed", (), info)
@@ -86,15 +86,15 @@ def test_the_log_quotes_no_file_outside_the_model(root: Path, tmp_path: Path) ->
     secret, code = texts_of("link.py"), texts_of("handler.py")
     assert not any("the-secret-word" in text for text in secret)
     assert all("x = = 1" in text for text in code)
-    # This test is no file of the model.
+    # This test is not a file of the model.
     assert not any("caught.value" in text for text in secret + code)
 
 
-def test_frames_of_the_import_system_are_not_the_models(
+def test_frames_of_the_import_system_do_not_count_as_the_models(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A worker runs in the model's directory, which a relative name would seem to lie in.
+    # A worker runs in the model's directory, where a relative name seems to be the model's file.
     monkeypatch.chdir(root)
-    with pytest.raises(SyntaxError) as caught:
+    with pytest.raises(SyntaxError) as exc_info:
         SourceFileLoader("handler", str(root / "handler.py")).exec_module(ModuleType("handler"))
-    assert outline(caught.value) == "SyntaxError: invalid syntax\n  handler.py:1: x = = 1"
+    assert outline(exc_info.value) == "SyntaxError: invalid syntax\n  handler.py:1: x = = 1"

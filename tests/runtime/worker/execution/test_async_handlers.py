@@ -1,4 +1,4 @@
-"""Asynchronous handlers in a real worker process: requests overlap, each is answered when done."""
+"""Asynchronous handlers in a real worker process, whose requests overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker, encode_request
+from tests.runtime.worker.conftest import DEADLINE_S, StartWorker, Worker, encode_request
 from tests.support.served_model import a_served_model
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
@@ -67,7 +67,7 @@ def worker(start_worker: StartWorker) -> Worker:
     return start_worker(HANDLER, mode="async")
 
 
-def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
+def test_a_waiting_request_does_not_delay_others(worker: Worker) -> None:
     worker.send_each(b"wait", b"wait", b"a")
     assert worker.read_answers(1) == {3: (200, "", ["a"])}
     worker.send_each(b"open", first=4)
@@ -78,7 +78,7 @@ def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
     }
 
 
-def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: Worker) -> None:
+def test_parts_are_sent_at_once_and_the_return_value_is_the_last_part(worker: Worker) -> None:
     worker.send_each(b"pieces")
     assert worker.read_answers(1) == {
         1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])
@@ -103,7 +103,7 @@ def test_a_request_that_fails_fails_alone(worker: Worker, prompt: bytes, reason:
     assert worker.read_answers(2)[1] == (200, "", ["id-1 waited"])
 
 
-def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
+def test_a_cancelled_request_is_closed_and_reported_as_cancelled(worker: Worker) -> None:
     worker.send_each(b"wait", b"a")
     assert 2 in worker.read_answers(1)
     worker.send(Kind.CANCEL, 1)
@@ -112,9 +112,9 @@ def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
     assert json.loads(worker.read_answers(1)[3][2][0]) == {"seen": 3, "cancelled": "id-1"}
 
 
-def test_metrics_of_an_answer_that_takes_long_are_reported_while_it_does(worker: Worker) -> None:
+def test_metrics_of_a_long_answer_are_reported_before_it_ends(worker: Worker) -> None:
     worker.send_each(b"wait")
-    select.select([worker.sock], [], [], DEADLINE)
+    select.select([worker.sock], [], [], DEADLINE_S)
     worker.ping()
     (metric,) = worker.reports[0]["metrics"]
     assert (metric["name"], metric["value"]) == ("waiting", 1)
@@ -128,16 +128,16 @@ def test_the_loop_answers_pings_and_the_worker_ends_with_its_front_end(
     assert worker.close() == 0
 
 
-def test_a_handler_that_is_no_coroutine_is_served(start_worker: StartWorker) -> None:
+def test_a_handler_that_is_not_a_coroutine_function_is_served(start_worker: StartWorker) -> None:
     worker = start_worker("def handle(data, context):\n    return data and ['plain']", mode="async")
     worker.send_each(b"a", b"b")
     assert worker.read_answers(2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
 
 
-def test_a_request_that_is_cancelled_before_its_task_begins_is_closed_as_well(
+def test_a_request_cancelled_before_its_task_begins_is_closed_too(
     worker: Worker,
 ) -> None:
-    # The frames come in one turn of the loop, behind a request that holds the loop up.
+    # The worker reads these frames together, after a request that blocks the event loop.
     frames = [
         *encode_request(1, b"block"),
         *encode_request(2, b"wait"),
@@ -148,7 +148,7 @@ def test_a_request_that_is_cancelled_before_its_task_begins_is_closed_as_well(
     assert {batch: status for batch, (status, _, _) in answers.items()} == {1: 200, 2: 499}
 
 
-def test_a_body_that_is_no_json_is_the_fault_of_its_client() -> None:
+def test_a_body_that_is_not_json_is_a_client_error() -> None:
     async def fails(data: Any, context: Context) -> list[Any]:
         raise TypeError("no input")
 

@@ -1,4 +1,4 @@
-"""Each request of a batch is answered once, in order, with its own answer."""
+"""Batches: each request is answered once, in order, with its own answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BROKEN_FORM = [(b"content-type", b"multipart/form-data; boundary=x")]
 
 
 class Raises(dict[str, int]):
-    """A lazy mapping whose source is gone."""
+    """A lazy mapping whose source is closed."""
 
     def items(self) -> Any:
         raise KeyError("gone")
@@ -40,12 +40,12 @@ class Raises(dict[str, int]):
 
 def handler(data: Any, context: Context) -> list[Any]:
     kinds = [bytes(row["body"]).decode().split("/")[0] for row in data]
-    if bad := {
+    if errors := {
         idx: f"{context.get_request_id(idx)} is bad"
         for idx, kind in enumerate(kinds)
         if kind == "bad row"
     }:
-        raise BadRows(bad)
+        raise BadRows(errors)
     results: list[Any] = []
     for idx, kind in enumerate(kinds):
         if kind == "own status":
@@ -92,11 +92,9 @@ def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(KINDS[:3]), min_size=1, max_size=8), st.integers(0, 8))
-def test_a_request_with_a_piece_is_not_tried_again_and_one_without_is(
-    kinds: list[str], at: int
-) -> None:
+def test_only_requests_without_sent_pieces_are_retried(kinds: list[str], index: int) -> None:
     def streaming(data: Any, context: Context) -> list[Any]:
-        context.send_piece(min(at, len(data) - 1), b"part")
+        context.send_piece(min(index, len(data) - 1), b"part")
         return handler(data, context)
 
     pieces: list[int] = []
@@ -104,14 +102,15 @@ def test_a_request_with_a_piece_is_not_tried_again_and_one_without_is(
     answers = answer_batch(
         model, items(kinds), lambda position, headers, body: pieces.append(position)
     ).answers
-    broken_off = pieces[:1] if "bad row" in kinds else []
+    failed_request = pieces[:1] if "bad row" in kinds else []
     assert [status for status, _, _ in answers] == [
-        400 if kind != "good" or number in broken_off else 200 for number, kind in enumerate(kinds)
+        400 if kind != "good" or number in failed_request else 200
+        for number, kind in enumerate(kinds)
     ]
     assert len(set(pieces)) == len(pieces)
 
 
-def test_a_handler_may_empty_the_list_that_it_gets() -> None:
+def test_a_handler_may_empty_its_list_of_rows() -> None:
     def takes_rows(data: Any, context: Context) -> list[Any]:
         return [data.pop(0)["body"] for _ in range(len(data))]
 
@@ -119,19 +118,21 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
         data.clear()
         return []
 
-    taken, lost = (
+    popped_answers, missing_answers = (
         answers_of(a_served_model(handle), b"0", b"1") for handle in (takes_rows, loses_rows)
     )
-    assert taken == [(200, b"", b"0"), (200, b"", b"1")]
-    assert [status for status, _, _ in lost] == [500] * 2
-    assert all(b"expect: 2, got: 0" in body for _, _, body in lost)
+    assert popped_answers == [(200, b"", b"0"), (200, b"", b"1")]
+    assert [status for status, _, _ in missing_answers] == [500] * 2
+    assert all(b"expect: 2, got: 0" in body for _, _, body in missing_answers)
 
 
-def test_a_request_for_an_explanation_is_seen_in_any_case_of_its_header() -> None:
-    seen: list[list[str]] = []
+def test_the_explain_header_is_recognized_in_any_case() -> None:
+    batches: list[list[str]] = []
 
     def notes(data: Any, context: Context) -> list[Any]:
-        seen.append([str(context.get_request_header(idx, "explain")) for idx in range(len(data))])
+        batches.append(
+            [str(context.get_request_header(idx, "explain")) for idx in range(len(data))]
+        )
         return [""] * len(data)
 
     headers = [b"X-A: 1", b"Explain: True", b"X-Cached: True", b"explain: False", b"describe: True"]
@@ -141,7 +142,7 @@ def test_a_request_for_an_explanation_is_seen_in_any_case_of_its_header() -> Non
     ]
     answers = answer_batch(a_served_model(notes), batch, send_nowhere).answers
     assert [status for status, _, _ in answers] == [200] * 5
-    assert seen == [["None", "None", "False"], ["True"], ["None"]]
+    assert batches == [["None", "None", "False"], ["True"], ["None"]]
 
 
 def test_a_request_that_cannot_be_read_fails_alone(
@@ -152,8 +153,8 @@ def test_a_request_that_cannot_be_read_fails_alone(
 
     monkeypatch.setattr(json, "loads", loads)
     first, _, last = items(["good"] * 3)
-    bad = (0, request_meta("id-1", b"", [(b"Content-Type", b"application/json")]), b"{}")
-    answers = answer_batch(a_served_model(handler), [first, bad, last], send_nowhere).answers
+    bad_item = (0, request_meta("id-1", b"", [(b"Content-Type", b"application/json")]), b"{}")
+    answers = answer_batch(a_served_model(handler), [first, bad_item, last], send_nowhere).answers
     monkeypatch.undo()
     assert [status for status, _, _ in answers] == [200, 500, 200]
 
@@ -173,7 +174,7 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
         ("text/plain", b'{"a', 500, "Prediction failed: TypeError: no input"),
     ],
 )
-def test_a_failed_handler_is_not_blamed_for_a_body_that_is_no_json(
+def test_a_body_that_is_not_json_is_not_reported_as_the_handlers_error(
     content_type: str | None,
     body: bytes,
     status: int,
@@ -187,12 +188,12 @@ def test_a_failed_handler_is_not_blamed_for_a_body_that_is_no_json(
 
     model = a_served_model(fails)
     headers = [(b"content-type", content_type.encode())] if content_type else []
-    bad = (0, request_meta("id", b"", headers), body)
-    good = (0, request_meta("good", b"", [(b"content-type", JSON.encode())]), b"{}")
-    for neighbours in ([], [good]):
-        answers = answer_batch(model, [bad, *neighbours], send_nowhere).answers
+    bad_item = (0, request_meta("id", b"", headers), body)
+    good_item = (0, request_meta("good", b"", [(b"content-type", JSON.encode())]), b"{}")
+    for neighbours in ([], [good_item]):
+        answers = answer_batch(model, [bad_item, *neighbours], send_nowhere).answers
         assert [answer[0] for answer in answers] == [status, *[200] * len(neighbours)]
         assert reason in json.loads(bytes(answers[0][2]))["message"]
-    # A failure of the client is not logged as the model's.
+    # A client's error is not logged as an error of the model.
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == (0 if status == 400 else 2)

@@ -1,4 +1,4 @@
-"""A handler that streams to clients who have left is stopped at its next part, and no other is."""
+"""Cancelled streams: the handler is stopped at its next part if all clients have left."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def read_reply(worker: Worker) -> wire.Frame:
 
 
 def test_a_cancelled_stream_is_stopped_and_the_next_batch_is_answered(worker: Worker) -> None:
-    stopped = worker.begin(b"forever")
+    cancelled_batch = worker.begin(b"forever")
     worker.expect(Kind.PIECE)
-    # The next batch lies before the CANCEL in the socket.
-    waiting = worker.begin(b"a" * 1000)
+    # In the socket, the next batch comes before the CANCEL.
+    next_batch = worker.begin(b"a" * 1000)
     worker.send(Kind.PING, 0)
-    worker.send(Kind.CANCEL, stopped)
+    worker.send(Kind.CANCEL, cancelled_batch)
     reply = read_reply(worker)
-    assert (reply.batch, reply.items[0][0]) == (stopped, 499)
+    assert (reply.batch, reply.items[0][0]) == (cancelled_batch, 499)
     assert (worker.directory / "ended").exists()
     reply = read_reply(worker)
-    assert (reply.batch, bytes(reply.items[0][2])) == (waiting, b"a1000")
+    assert (reply.batch, bytes(reply.items[0][2])) == (next_batch, b"a1000")
     worker.expect(Kind.PONG)
 
 
-def test_a_cancellation_that_comes_too_late_or_too_early_changes_nothing(worker: Worker) -> None:
+def test_a_cancellation_too_late_or_too_early_is_ignored(worker: Worker) -> None:
     assert worker.ask_bodies(b"a") == [b"a1"]
     worker.send(Kind.CANCEL, 1)
     worker.send(Kind.CANCEL, 3)
@@ -73,41 +73,39 @@ def test_a_cancellation_that_comes_too_late_or_too_early_changes_nothing(worker:
     assert worker.ask_bodies(b"ccc") == [b"c3"]
 
 
-def test_a_worker_whose_front_end_is_gone_ends_in_the_middle_of_a_stream(worker: Worker) -> None:
+def test_a_streaming_worker_ends_when_its_front_end_disconnects(worker: Worker) -> None:
     worker.begin(b"forever")
     worker.expect(Kind.PIECE)
     assert worker.close() == 0
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 300_000])
-def test_batches_read_ahead_do_not_overwrite_the_one_that_is_answered(
-    worker: Worker, size: int
-) -> None:
+def test_batches_read_ahead_do_not_overwrite_the_current_one(worker: Worker, size: int) -> None:
     together = worker.begin(b"A" * size, b"B" * size)
     worker.expect(Kind.PIECE)
-    early = {101: b"C", 102: b"D"}
+    early_items = {101: b"C", 102: b"D"}
     meta = wire.request_meta("id", b"", ())
     data = b"".join(
         bytes(part)
-        for batch, letter in early.items()
+        for batch, letter in early_items.items()
         for part in wire.encode(Kind.BATCH, batch, [(0, meta, letter * size)] * 2)
     )
     worker.sock.sendall(data[:100])
-    # The rest may be more than the socket holds.
+    # The rest may not fit into the socket's buffer.
     sender = threading.Thread(target=worker.sock.sendall, args=(data[100:],))
     sender.start()
     (worker.directory / "go").touch()
     reply = read_reply(worker)
     assert reply.batch == together
-    # The second request is tried again alone, from its bytes.
+    # The second request is retried alone, which reads its bytes again.
     assert bytes(reply.items[1][2]) == b"B%d" % size
-    for batch, letter in early.items():
+    for batch, letter in early_items.items():
         reply = read_reply(worker)
         assert (reply.batch, bytes(reply.items[1][2])) == (batch, letter + b"%d" % size)
     sender.join()
 
 
-def test_a_stateful_model_is_not_stopped(start_worker: StartWorker) -> None:
+def test_a_stream_of_a_stateful_model_is_not_stopped(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Continuous batching in a real worker process: requests join and leave between calls."""
+"""Continuous batching in a real worker process, where requests join and leave between calls."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ HANDLER = """
             return results
 """
 
-# TorchServe has it at the head of an answer of several parts.
-MORE = "ts_stream_next: true\r\n"
+# TorchServe sends this header if an answer has several parts.
+NEXT_PART_HEADER = "ts_stream_next: true\r\n"
 
 
 @pytest.fixture
@@ -75,19 +75,24 @@ def worker(start_worker: StartWorker) -> Worker:
     return start_worker(HANDLER, mode="continuous")
 
 
-def test_each_call_gives_one_part_until_the_stopping_criteria_say_so(worker: Worker) -> None:
+def test_each_call_gives_one_part_until_the_stopping_criteria_apply(worker: Worker) -> None:
     worker.send_each(b"a 3", b"b 1")
-    assert worker.read_answers(2) == {1: (200, MORE, ["a1 ", "a2 ", "a3 "]), 2: (200, "", ["b1 "])}
+    assert worker.read_answers(2) == {
+        1: (200, NEXT_PART_HEADER, ["a1 ", "a2 ", "a3 "]),
+        2: (200, "", ["b1 "]),
+    }
 
 
-def test_headers_go_with_the_first_part(worker: Worker) -> None:
+def test_headers_are_sent_with_the_first_part(worker: Worker) -> None:
     worker.send_each(b"file 2")
-    assert worker.read_answers(1) == {1: (200, "x-first: yes\r\n" + MORE, ["file1 ", "file2 "])}
+    assert worker.read_answers(1) == {
+        1: (200, "x-first: yes\r\n" + NEXT_PART_HEADER, ["file1 ", "file2 "])
+    }
 
 
-def test_requests_join_a_batch_that_runs(worker: Worker) -> None:
+def test_requests_join_a_running_batch(worker: Worker) -> None:
     worker.send_each(b"wait 4")
-    # The first call is over, and the second one waits.
+    # The first call has ended, and the second one waits.
     worker.expect(Kind.PIECE)
     worker.send_each(b"b 2", b"calls", first=2)
     (worker.directory / "go").touch()
@@ -110,7 +115,7 @@ def test_a_request_that_fails_when_it_joins_fails_alone(worker: Worker) -> None:
     assert "no such prompt" in answers[3][2][0]
 
 
-def test_a_call_that_fails_without_newcomers_fails_all_and_the_worker_goes_on(
+def test_a_failed_call_without_new_requests_fails_all_but_not_the_worker(
     worker: Worker,
 ) -> None:
     worker.send_each(b"late-raise 3", b"b 3")
@@ -120,7 +125,7 @@ def test_a_call_that_fails_without_newcomers_fails_all_and_the_worker_goes_on(
     assert worker.read_answers(1)[3][0] == 200
 
 
-def test_a_cancelled_request_is_closed_and_in_no_further_call(worker: Worker) -> None:
+def test_a_cancelled_request_is_closed_and_not_passed_to_further_calls(worker: Worker) -> None:
     worker.send_each(b"a 1000000")
     worker.expect(Kind.PIECE)
     worker.send(Kind.CANCEL, 1)
@@ -130,7 +135,7 @@ def test_a_cancelled_request_is_closed_and_in_no_further_call(worker: Worker) ->
     assert json.loads(worker.read_answers(1)[2][2][0])[-1] == 1
 
 
-def test_a_status_ends_the_answer_and_a_body_that_cannot_be_read_is_refused(worker: Worker) -> None:
+def test_a_status_ends_the_answer_and_an_unreadable_body_is_refused(worker: Worker) -> None:
     worker.send_each(b"status 5")
     assert worker.read_answers(1)[1] == (418, "", ["short and stout"])
     meta = wire.request_meta("id-2", b"", [(b"content-type", b"multipart/form-data")])
@@ -138,7 +143,7 @@ def test_a_status_ends_the_answer_and_a_body_that_cannot_be_read_is_refused(work
     assert worker.read_answers(1)[2][0] == 400
 
 
-def test_a_handler_can_say_by_a_header_that_more_follows(start_worker: StartWorker) -> None:
+def test_a_handler_may_announce_more_parts_by_a_header(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
         count = 0
@@ -169,7 +174,7 @@ def test_a_handler_without_stopping_criteria_answers_with_one_call(
     assert worker.close() == 0
 
 
-def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(
+def test_a_part_larger_than_max_response_size_fails_its_request(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(

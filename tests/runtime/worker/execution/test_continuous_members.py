@@ -1,4 +1,4 @@
-"""The members of the calls of a continuous batch, and those that a failed call blames."""
+"""The requests in each call of a continuous batch, and those that fail with a call."""
 
 from __future__ import annotations
 
@@ -7,53 +7,60 @@ from hypothesis import strategies as st
 
 from tsx_runtime.worker.execution.continuous_members import Membership
 
-# Requests that arrive in each turn: whether each is guilty, and the calls that it needs.
+# The requests that arrive in each turn: whether one is guilty, and how many calls it needs.
 arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)
 
 
 @given(arrivals)
-def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple[bool, int]]]):
-    """A guilty request makes its first call fail."""
+def test_each_request_ends_once_and_only_guilty_ones_fail(turns: list[list[tuple[bool, int]]]):
+    """Simulate guilty requests, which make their first call fail."""
     membership: Membership[int] = Membership()
-    guilty, remaining, ended, failed, joined, seen = set(), {}, [], [], 0, set()
+    guilty_members, remaining, ended_members, failed_members, next_member, called_members = (
+        set(),
+        {},
+        [],
+        [],
+        0,
+        set(),
+    )
     calls = 0
     pending = list(turns)
     while pending or membership:
-        for bad, needs in pending.pop(0) if pending else []:
-            if bad:
-                guilty.add(joined)
-            remaining[joined] = needs
-            membership.join(joined)
-            joined += 1
+        for is_guilty, call_count in pending.pop(0) if pending else []:
+            if is_guilty:
+                guilty_members.add(next_member)
+            remaining[next_member] = call_count
+            membership.join(next_member)
+            next_member += 1
         if not membership:
             continue
-        now = membership.next_call()
+        members = membership.next_call()
         calls += 1
-        assert now
-        assert len(set(now)) == len(now)
-        assert not set(now) & {*ended, *failed}
-        if any(member in guilty and member not in seen for member in now):
-            failed += membership.record_failure()
+        assert members
+        assert len(set(members)) == len(members)
+        assert not set(members) & {*ended_members, *failed_members}
+        if any(member in guilty_members and member not in called_members for member in members):
+            failed_members += membership.record_failure()
             continue
-        seen.update(now)
-        for member in now:
+        called_members.update(members)
+        for member in members:
             remaining[member] -= 1
-        over = [member for member in now if remaining[member] == 0]
-        membership.record_success(over)
-        ended += over
-    assert sorted([*ended, *failed]) == list(range(joined))
-    assert set(failed) == guilty
-    assert calls <= sum(needs + 3 for turn in turns for _, needs in turn)
+        finished = [member for member in members if remaining[member] == 0]
+        membership.record_success(finished)
+        ended_members += finished
+    assert sorted([*ended_members, *failed_members]) == list(range(next_member))
+    assert set(failed_members) == guilty_members
+    assert calls <= sum(call_count + 3 for turn in turns for _, call_count in turn)
 
 
-def members_of(*names: str, can_retry: bool = True) -> Membership[str]:
-    membership: Membership[str] = Membership(can_retry=can_retry)
+def members_of(*names: str, may_retry: bool = True) -> Membership[str]:
+    membership: Membership[str] = Membership(can_retry=may_retry)
     for name in names:
         membership.join(name)
     return membership
 
 
-def test_newcomers_join_at_once_and_stay():
+def test_new_requests_join_at_once_and_stay():
     membership = members_of("a")
     assert membership.next_call() == ["a"]
     membership.record_success([])
@@ -64,7 +71,7 @@ def test_newcomers_join_at_once_and_stay():
     assert membership.next_call() == ["b", "c"]
 
 
-def test_a_call_without_newcomers_that_fails_ends_all():
+def test_a_failed_call_without_new_requests_ends_all():
     membership = members_of("a", "b")
     membership.next_call()
     membership.record_success([])
@@ -73,13 +80,13 @@ def test_a_call_without_newcomers_that_fails_ends_all():
     assert not membership
 
 
-def test_a_handler_that_must_not_be_called_again_fails_all():
-    membership = members_of("a", "b", can_retry=False)
+def test_without_retries_a_failed_call_fails_all():
+    membership = members_of("a", "b", may_retry=False)
     membership.next_call()
     assert membership.record_failure() == ["a", "b"]
 
 
-def test_a_member_that_leaves_is_in_no_further_call():
+def test_a_member_that_leaves_is_not_in_further_calls():
     membership = members_of("a", "b")
     membership.leave("a")
     assert membership.next_call() == ["b"]

@@ -1,4 +1,4 @@
-"""Batches that a worker cuts by the handler's own `cost` of a request."""
+"""Batches that a worker cuts by the cost of requests, which the handler computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from tests.runtime.worker.conftest import StartWorker
 
-TOGETHER = """
+HANDLER = """
     def handle(data, context):
         return [{"together": [bytes(row["body"]).decode() for row in data or []]}] * len(data or [])
 
@@ -28,15 +28,17 @@ CLASS = """
 """
 
 
-def test_a_call_of_the_handler_costs_no_more_than_the_limit_unless_it_is_one_request(
+def test_a_batch_is_cut_at_the_cost_limit_but_has_at_least_one_request(
     start_worker: StartWorker,
 ) -> None:
-    worker = start_worker(TOGETHER, max_batch_cost=10)
+    worker = start_worker(HANDLER, max_batch_cost=10)
     bodies = [b"4", b"6", b"1", b"50", b"5", b"5", b"odd", b"nan", b"0"]
     answers = worker.ask(*bodies)
     assert [answer.status for answer in answers] == [200, 200, 200, 200, 200, 200, 500, 500, 200]
-    together = [json.loads(answer.body)["together"] for answer in answers if answer.status == 200]
-    assert together == [["4", "6"]] * 2 + [["1"], ["50"]] + [["5", "5", "0"]] * 3
+    batch_sizes = [
+        json.loads(answer.body)["together"] for answer in answers if answer.status == 200
+    ]
+    assert batch_sizes == [["4", "6"]] * 2 + [["1"], ["50"]] + [["5", "5", "0"]] * 3
     assert "KeyError" in answers[6].message
     assert "a number from 0" in answers[7].message
     assert [(metric["name"], metric["value"]) for metric in worker.metrics] == [
@@ -44,12 +46,12 @@ def test_a_call_of_the_handler_costs_no_more_than_the_limit_unless_it_is_one_req
     ]
 
 
-def test_without_a_limit_no_cost_is_asked_for(start_worker: StartWorker) -> None:
-    worker = start_worker(TOGETHER)
+def test_without_a_limit_the_cost_function_is_not_called(start_worker: StartWorker) -> None:
+    worker = start_worker(HANDLER)
     assert worker.ask_statuses(b"4", b"odd") == [200, 200]
     assert worker.metrics == []
 
 
-def test_a_class_has_a_method_for_it(start_worker: StartWorker) -> None:
+def test_a_handler_class_has_a_cost_method(start_worker: StartWorker) -> None:
     worker = start_worker(CLASS, max_batch_cost=4)
     assert worker.ask_bodies(b"aa", b"bb", b"c") == [b"2", b"2", b"1"]

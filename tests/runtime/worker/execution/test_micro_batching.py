@@ -1,4 +1,4 @@
-"""Micro-batches pass through the stages in parallel, and their results keep the batch's order."""
+"""Micro-batches, which pass through the stages in parallel and keep the order of the batch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ class Handler:
             raise BadRows({rows.index("bad"): "is bad"})
         if "meet" in rows:
             self.barrier.wait()
-        first = self.handle.get_micro_batch_idx() * self.handle.micro_batch_size
+        first_index = self.handle.get_micro_batch_idx() * self.handle.micro_batch_size
         for idx, row in enumerate(rows):
-            assert self.context.get_request_id(first + idx) == self.context.get_request_id(idx)
+            assert self.context.get_request_id(first_index + idx) == self.context.get_request_id(
+                idx
+            )
             self.context.set_response_header(
                 idx, "x-row", f"{row} {self.context.get_request_id(idx)}"
             )

@@ -1,4 +1,4 @@
-"""The next batch is prepared while the model runs this one, and answers come in order."""
+"""Preprocessing of the next batch while the model runs the current one."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ HANDLER = """
         def describe_handle(self):
             return "what"
 """
-ON = {"overlapPreprocessing": True}
+WITH_OVERLAP = {"overlapPreprocessing": True}
 
 
 @pytest.fixture
 def worker(start_worker: StartWorker) -> Worker:
-    return start_worker(HANDLER, model_config=ON)
+    return start_worker(HANDLER, model_config=WITH_OVERLAP)
 
 
 def request(body: str, **headers: str) -> Request:
@@ -90,7 +90,7 @@ def request(body: str, **headers: str) -> Request:
 
 
 def replies(worker: Worker, *batches: list[Request]) -> list[list[tuple[int, bytes]]]:
-    """Send all batches, then read their answers (status, body)."""
+    """Send all batches, then read their answers, as (status, body)."""
     answers: list[list[tuple[int, bytes]]] = []
     for number in [worker.begin(*batch) for batch in batches]:
         while (frame := worker.receive()) is not None and frame.kind is Kind.PIECE:
@@ -127,7 +127,7 @@ def test_the_next_batch_is_prepared_while_the_model_runs_this_one(worker: Worker
     ]
 
 
-def test_many_batches_are_answered_in_their_order_and_each_with_its_own(worker: Worker) -> None:
+def test_many_batches_are_answered_in_order_with_their_own_answers(worker: Worker) -> None:
     sizes = [number % 4 + 1 for number in range(60)]
     batches = [
         [request(f"{row}", x_name=f"batch-{number}") for row in range(size)]
@@ -139,7 +139,7 @@ def test_many_batches_are_answered_in_their_order_and_each_with_its_own(worker: 
         ]
 
 
-def test_nothing_overlaps_on_a_cpu_by_default_nor_where_it_is_turned_off(
+def test_preprocessing_does_not_overlap_on_a_cpu_by_default_or_if_disabled(
     start_worker: StartWorker,
 ) -> None:
     for config in ({}, {"overlapPreprocessing": "auto"}, {"overlapPreprocessing": False}):
@@ -161,16 +161,16 @@ def test_nothing_overlaps_on_a_cpu_by_default_nor_where_it_is_turned_off(
         "    def handle(self, data, context): return ['ok']",
     ],
 )
-def test_a_handler_with_a_handle_of_its_own_is_served_without_overlap(
+def test_a_handler_with_its_own_handle_is_served_without_overlap(
     start_worker: StartWorker, source: str
 ) -> None:
-    worker = start_worker(source, model_config=ON)
+    worker = start_worker(source, model_config=WITH_OVERLAP)
     assert worker.report["prefetch"] is False
     assert worker.ask_bodies(b"") == [b"ok"]
 
 
-def test_a_failure_ahead_fails_in_its_turn_and_its_neighbours_are_answered(worker: Worker) -> None:
-    first, bad, poison, late, last = replies(
+def test_a_failure_while_preparing_fails_only_its_request_and_in_order(worker: Worker) -> None:
+    first, with_bad_row, with_error, with_late_error, last = replies(
         worker,
         [request("1", x_name="a", x_until_begun="b")],
         [request(body, x_name="b") for body in ("2", "bad", "3")],
@@ -178,26 +178,26 @@ def test_a_failure_ahead_fails_in_its_turn_and_its_neighbours_are_answered(worke
         [request(body, x_name="d") for body in ("7", "8", "9", "late poison")],
         [request("10", x_name="e")],
     )
-    assert bodies(first, bad[:1], bad[2:], last) == [
+    assert bodies(first, with_bad_row[:1], with_bad_row[2:], last) == [
         b"a id-0 1",
         b"b id-0 2",
         b"b id-2 3",
         b"e id-0 10",
     ]
-    assert statuses(bad) == [200, 400, 200]
-    assert statuses(poison) == [200, 500, 200, 200]
-    assert statuses(late) == [200, 200, 200, 500]
-    assert b"ValueError: late poison" in late[3][1]
+    assert statuses(with_bad_row) == [200, 400, 200]
+    assert statuses(with_error) == [200, 500, 200, 200]
+    assert statuses(with_late_error) == [200, 200, 200, 500]
+    assert b"ValueError: late poison" in with_late_error[3][1]
 
 
-def test_a_batch_that_does_not_fit_the_memory_is_cut_and_later_ones_too(worker: Worker) -> None:
+def test_batches_are_cut_once_one_does_not_fit_into_memory(worker: Worker) -> None:
     for answers in replies(worker, *[[request("x", x_name="a")] * 8] * 3):
         assert statuses(answers) == [200] * 8
     runs = [size for step, _, size, _ in worker.ask_json(b"calls") if step == "run"]
     assert runs == [8, *[4] * 6, 1]
 
 
-def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(worker: Worker) -> None:
+def test_a_part_sent_while_preparing_is_delivered_in_order(worker: Worker) -> None:
     first, second = replies(
         worker,
         [request("1", x_name="a", x_until_begun="b")],
@@ -207,7 +207,7 @@ def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(worker: Worker) 
     assert worker.pieces == [(0, b"ts_stream_next: true\r\n", b"part ")]
 
 
-def test_explanations_and_descriptions_are_made_in_their_turn(worker: Worker) -> None:
+def test_explain_and_describe_requests_are_answered_in_order(worker: Worker) -> None:
     answers = replies(
         worker,
         [request("1", x_name="a")],
@@ -224,11 +224,11 @@ def test_a_broken_device_ends_the_worker(worker: Worker) -> None:
     assert worker.ended() == 0
 
 
-def test_the_worker_ends_when_its_socket_is_closed_or_has_no_frame(
+def test_the_worker_ends_when_its_socket_closes_or_has_invalid_bytes(
     start_worker: StartWorker,
 ) -> None:
-    assert start_worker(HANDLER, model_config=ON).close() == 0
-    worker = start_worker(HANDLER, model_config=ON)
+    assert start_worker(HANDLER, model_config=WITH_OVERLAP).close() == 0
+    worker = start_worker(HANDLER, model_config=WITH_OVERLAP)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
     assert worker.receive() is None
     assert worker.ended() == 0
@@ -285,19 +285,19 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without_overlap(
             [Request(image) for image in images[start : start + 4]] for start in range(0, 48, 4)
         ]
         answers.append([json.loads(body) for body in bodies(*replies(worker, *batches))])
-    for overlapped, plain in zip(*answers, strict=True):
-        assert overlapped == pytest.approx(plain, abs=1e-4)
+    for with_overlap, without_overlap in zip(*answers, strict=True):
+        assert with_overlap == pytest.approx(without_overlap, abs=1e-4)
 
 
-def test_a_large_body_that_came_alone_is_not_copied_until_it_is_prepared() -> None:
+def test_a_large_body_that_came_alone_is_copied_only_when_prepared() -> None:
     body, shared = bytearray(b"its own memory"), memoryview(bytearray(b"read over"))
-    (_, meta, view), (_, _, copied) = copy_items(
+    (_, meta, view), (_, _, copied_view) = copy_items(
         [(0, bytearray(b"meta"), body), (0, b"", shared[:4])]
     )
     assert isinstance(view, memoryview)
     assert view.obj is body
-    assert (meta, copied) == (b"meta", b"read")
+    assert (meta, copied_view) == (b"meta", b"read")
     row = owned_bytes(view)
-    # The handler may change its row.
+    # The handler may change its row, which must not change the buffer.
     row[:3] = b"HIS"
     assert body == b"its own memory"

@@ -1,4 +1,4 @@
-"""A batch that fails: guilty requests get their errors, innocent ones their answers."""
+"""Recovery of failed batches: guilty requests get errors, and innocent ones answers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."
 
 
 class Handler:
-    """A handler that raises where a row asks for it, and changes its rows as handlers may."""
+    """A handler that raises an error if a row demands it, and that changes its rows."""
 
-    def __init__(self, fits: int = 1 << 20) -> None:
+    def __init__(self, max_size: int = 1 << 20) -> None:
         self.calls: list[int] = []
-        self.fits = fits
+        self.max_size = max_size
 
     def __call__(self, data: Any, context: Context) -> list[Any]:
         self.calls.append(len(data))
-        if len(data) > self.fits:
+        if len(data) > self.max_size:
             raise RuntimeError(OUT_OF_MEMORY)
         answers = []
         for idx, row in enumerate(data):
@@ -66,7 +66,7 @@ def run(model: ServedModel, rows: list[str]) -> list[tuple[int, str]]:
 
 
 def expected(rows: list[str]) -> list[tuple[int, str]]:
-    """Return the answers that each row would get alone."""
+    """Return the answer that each row would get alone."""
     answers = []
     for number, row in enumerate(rows):
         status = {"guilty": 500, "refused": 422, "invalid": 400}.get(row.split()[0], 200)
@@ -76,30 +76,30 @@ def expected(rows: list[str]) -> list[tuple[int, str]]:
 
 
 @given(SIZES, st.data())
-def test_few_guilty_requests_get_their_errors_and_all_others_their_answers(
-    size: int, data: st.DataObject
-) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
+def test_guilty_requests_get_errors_and_all_others_answers(size: int, data: st.DataObject) -> None:
+    guilty_indexes = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
     kind = data.draw(st.sampled_from(["guilty", "refused"]))
-    rows = [f"{kind} {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
+    rows = [f"{kind} {idx}" if idx in guilty_indexes else f"row {idx}" for idx in range(size)]
     handler = Handler()
     assert run(handler.model(), rows) == expected(rows)
-    assert len(handler.calls) <= 1 + MIN_EQUAL_FAILURES + 2 * len(guilty) * size.bit_length()
+    assert (
+        len(handler.calls) <= 1 + MIN_EQUAL_FAILURES + 2 * len(guilty_indexes) * size.bit_length()
+    )
 
 
 @given(SIZES, st.sampled_from(["refused", "invalid"]), st.data())
-def test_any_number_of_requests_refused_with_a_status_of_the_client_fails_no_other(
+def test_requests_refused_as_client_errors_do_not_fail_others(
     size: int, kind: str, data: st.DataObject
 ) -> None:
-    refused = data.draw(st.sets(st.integers(0, size - 1)))
-    rows = [f"{kind if idx in refused else 'row'} {idx}" for idx in range(size)]
+    refused_indexes = data.draw(st.sets(st.integers(0, size - 1)))
+    rows = [f"{kind if idx in refused_indexes else 'row'} {idx}" for idx in range(size)]
     with mock.patch("tsx_runtime.worker.execution.batch.logger.error") as log_error:
         assert run(Handler().model(), rows) == expected(rows)
-    assert log_error.called == (kind == "refused" and bool(refused))
+    assert log_error.called == (kind == "refused" and bool(refused_indexes))
 
 
 @given(st.lists(st.sampled_from(["row", "guilty", "refused"]), min_size=1, max_size=40))
-def test_all_guilty_requests_get_their_errors_where_the_first_one_is_innocent(
+def test_all_guilty_requests_get_errors_if_the_first_is_innocent(
     kinds: list[str],
 ) -> None:
     rows = [f"{kind} {idx}" for idx, kind in enumerate(["row", *kinds])]
@@ -109,7 +109,7 @@ def test_all_guilty_requests_get_their_errors_where_the_first_one_is_innocent(
 
 
 @given(st.integers(MIN_EQUAL_FAILURES + 1, 64))
-def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(size: int) -> None:
+def test_a_handler_that_always_fails_is_called_only_four_times(size: int) -> None:
     handler = Handler()
     answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
     assert [status for status, _ in answers] == [500] * size
@@ -117,30 +117,30 @@ def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(s
 
 
 @given(SIZES, st.integers(1, 64), st.data())
-def test_a_guilty_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
-    size: int, fits: int, data: st.DataObject
+def test_a_guilty_request_is_found_also_if_the_batch_does_not_fit_into_memory(
+    size: int, max_size: int, data: st.DataObject
 ) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
-    rows = [f"guilty {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
-    handler = Handler(fits)
+    guilty_indexes = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_EQUAL_FAILURES - 1))
+    rows = [f"guilty {idx}" if idx in guilty_indexes else f"row {idx}" for idx in range(size)]
+    handler = Handler(max_size)
     assert run(handler.model(), rows) == expected(rows)
 
 
 @given(SIZES, st.integers(1, 64))
-def test_a_batch_is_cut_until_it_fits_and_later_ones_before_they_fail(size: int, fits: int) -> None:
-    handler = Handler(fits)
+def test_a_batch_is_cut_until_it_fits_and_later_ones_in_advance(size: int, max_size: int) -> None:
+    handler = Handler(max_size)
     model = handler.model()
     rows = [f"row {idx}" for idx in range(size)]
     assert run(model, rows) == expected(rows)
-    if size > fits:
+    if size > max_size:
         assert model.ceiling.size is not None
-        assert fits / 2 - 1 < model.ceiling.size <= fits
+        assert max_size / 2 - 1 < model.ceiling.size <= max_size
     handler.calls.clear()
     assert run(model, rows) == expected(rows)
-    assert max(handler.calls) <= fits
+    assert max(handler.calls) <= max_size
 
 
-def test_a_batch_that_runs_out_of_the_processor_s_memory_is_cut() -> None:
+def test_a_batch_that_raises_memory_error_is_cut() -> None:
     def handle(data: Any, context: Context) -> list[str]:
         if len(data) > 3:
             raise MemoryError
@@ -150,7 +150,7 @@ def test_a_batch_that_runs_out_of_the_processor_s_memory_is_cut() -> None:
     assert [status for status, _ in run(model, ["row"] * 16)] == [200] * 16
 
 
-def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
+def test_nothing_is_retried_shortly_before_the_timeout() -> None:
     handler = Handler()
     rows = ["row"] * 7 + ["guilty"]
     assert (
@@ -161,10 +161,10 @@ def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
 
 
 @given(st.permutations(["plain", "plain", "plain", "guilty", "stream", "stream"]))
-def test_only_requests_that_have_not_begun_to_answer_are_tried_again(
+def test_only_requests_without_sent_parts_are_retried(
     rows: list[str],
 ) -> None:
-    begun = []
+    begun_ids = []
 
     def handle(data: Any, context: Context) -> list[str]:
         for idx, row in enumerate(data):
@@ -172,21 +172,23 @@ def test_only_requests_that_have_not_begun_to_answer_are_tried_again(
             if kind == "guilty":
                 raise ValueError(kind)
             if kind == "stream":
-                begun.append(context.get_request_id(idx))
+                begun_ids.append(context.get_request_id(idx))
                 context.send_piece(idx, b"part")
         return ["whole"] * len(data)
 
     model = a_served_model(handle)
     failed = (500, "Prediction failed: ValueError: guilty")
-    first = rows[: rows.index("guilty")]
+    first_rows = rows[: rows.index("guilty")]
     assert run(model, rows) == [
-        failed if row == "guilty" or (row == "stream" and number < len(first)) else (200, "whole")
+        failed
+        if row == "guilty" or (row == "stream" and number < len(first_rows))
+        else (200, "whole")
         for number, row in enumerate(rows)
     ]
-    assert len(begun) == len(set(begun)) == 2
+    assert len(begun_ids) == len(set(begun_ids)) == 2
 
 
-def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_not() -> None:
+def test_a_broken_streaming_handler_is_also_called_only_four_times() -> None:
     calls = []
 
     def handle(data: Any, context: Context) -> list[str]:
@@ -199,7 +201,7 @@ def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_no
     assert calls == [8, 1, 1, 1]
 
 
-def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
+def test_a_wrong_number_of_answers_is_not_retried() -> None:
     calls = []
 
     def handle(data: Any, context: Context) -> list[str]:
@@ -212,65 +214,67 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=8), st.booleans())
-def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
-    alone: list[str], succeeded: bool
+def test_a_handler_is_blamed_if_enough_requests_fail_alike_and_none_succeeds(
+    error_lines: list[str], has_succeeded: bool
 ) -> None:
     search = RetrySearch(Ceiling(), 1.0)
-    for line in alone:
+    for line in error_lines:
         search.record_failure([0], line)
-    if succeeded:
+    if has_succeeded:
         search.record_success()
     search.retry([1])
-    blamed = not succeeded and len(alone) >= MIN_EQUAL_FAILURES and len(set(alone)) == 1
-    assert search.next(0.0, 0.0) == ([] if blamed else [1])
+    is_blamed = (
+        not has_succeeded and len(error_lines) >= MIN_EQUAL_FAILURES and len(set(error_lines)) == 1
+    )
+    assert search.next(0.0, 0.0) == ([] if is_blamed else [1])
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
-def test_another_try_never_goes_past_the_timeout(
-    used: float, longest: float, timeout: float
+def test_a_retry_never_exceeds_the_timeout(
+    used_s: float, longest_call_s: float, timeout_s: float
 ) -> None:
-    search = RetrySearch(Ceiling(), timeout)
+    search = RetrySearch(Ceiling(), timeout_s)
     search.retry([0])
-    if search.next(used, longest):
-        assert used + longest <= timeout
+    if search.next(used_s, longest_call_s):
+        assert used_s + longest_call_s <= timeout_s
 
 
 @given(SIZES, st.randoms(use_true_random=False))
-def test_the_search_always_ends_and_leaves_no_request_out(size: int, random: Any) -> None:
+def test_the_search_always_ends_and_covers_all_requests(size: int, random: Any) -> None:
     search = RetrySearch(Ceiling(), 100.0)
     search.record_failure(range(size), "somewhere")
-    settled: list[int] = list(range(size)) if size == 1 else []
-    used = 0.0
-    while positions := search.next(used, 1.0):
-        used += random.choice([0.0, 0.1, 5.0])
+    settled_positions: list[int] = list(range(size)) if size == 1 else []
+    used_s = 0.0
+    while positions := search.next(used_s, 1.0):
+        used_s += random.choice([0.0, 0.1, 5.0])
         if random.random() < 0.5:
             search.record_success()
-            settled += positions
+            settled_positions += positions
         else:
             search.record_failure(positions, random.choice("ab"))
-            settled += positions if len(positions) == 1 else []
-    assert sorted(settled + search.given_up) == list(range(size))
+            settled_positions += positions if len(positions) == 1 else []
+    assert sorted(settled_positions + search.given_up) == list(range(size))
 
 
 @given(st.integers(2, 64), st.lists(st.integers(1, 64), max_size=60), st.integers(1, 63))
-def test_a_ceiling_is_at_least_one_and_never_cuts_a_request_away(
-    first: int, sizes: list[int], fits: int
+def test_a_ceiling_is_at_least_one_and_keeps_all_requests(
+    first_size: int, sizes: list[int], max_size: int
 ) -> None:
     ceiling = Ceiling()
-    ceiling.record_failure(first)
+    ceiling.record_failure(first_size)
     for size in sizes:
-        cut = ceiling.split(size)
-        assert [idx for part in cut for idx in part] == list(range(size))
-        for part in cut:
-            assert ceiling.size is None or len(part) <= ceiling.size or ceiling.size < len(cut[0])
-            if len(part) > fits and len(part) > 1:
+        parts = ceiling.split(size)
+        assert [idx for part in parts for idx in part] == list(range(size))
+        for part in parts:
+            assert ceiling.size is None or len(part) <= ceiling.size or ceiling.size < len(parts[0])
+            if len(part) > max_size and len(part) > 1:
                 ceiling.record_failure(len(part))
                 break
             ceiling.record_success(len(part))
         assert ceiling.size is None or ceiling.size >= 1
 
 
-def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
+def test_a_ceiling_grows_slowly_and_falls_back_if_too_large() -> None:
     ceiling = Ceiling()
     ceiling.record_failure(32)
     for _ in range(GROW_AFTER - 1):
@@ -286,5 +290,5 @@ def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
     for _ in range(GROW_AFTER * 100):
         if ceiling.size is not None:
             ceiling.record_success(ceiling.size)
-    # The 32 that failed first fit now.
+    # A batch of 32, which failed at first, max_size now.
     assert ceiling.size is None

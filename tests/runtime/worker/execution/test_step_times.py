@@ -1,4 +1,4 @@
-"""The times of the steps of handlers, which stay as they were otherwise."""
+"""The times of handlers' steps, which are measured without other changes to the handlers."""
 
 from __future__ import annotations
 
@@ -50,44 +50,44 @@ class Handler:
         raise ValueError("bad")
 
 
-def spent(laps: step_times.Laps) -> set[int]:
+def steps_in(laps: step_times.Laps) -> set[int]:
     return {stage for stage, _ in laps}
 
 
-def watched() -> Handler:
+def watched_handler() -> Handler:
     handler = Handler()
     step_times.measure_steps(handler)
     return handler
 
 
-def test_a_step_within_a_step_counts_once() -> None:
-    handler = watched()
+def test_a_nested_step_is_counted_once() -> None:
+    handler = watched_handler()
     laps = step_times.begin()
     assert handler.preprocess(0) == 3
-    assert spent(laps) == {0, 1}
-    assert all(took >= 0 for _, took in laps)
+    assert steps_in(laps) == {0, 1}
+    assert all(seconds >= 0 for _, seconds in laps)
 
 
-def test_a_step_that_raises_is_measured_as_well() -> None:
-    handler = watched()
+def test_a_step_that_raises_is_measured_too() -> None:
+    handler = watched_handler()
     laps = step_times.begin()
     with pytest.raises(ValueError, match="bad"):
         handler.postprocess(1)
-    assert spent(laps) == {2}
+    assert steps_in(laps) == {2}
 
 
 def test_a_handler_can_be_copied_and_pickled_as_before() -> None:
-    handler = watched()
-    for twin in (copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))):
+    handler = watched_handler()
+    for handler_copy in (copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))):
         laps = step_times.begin()
-        assert twin.preprocess(5) == 5
-        assert (twin.called, handler.called) == (["preprocess"], [])
+        assert handler_copy.preprocess(5) == 5
+        assert (handler_copy.called, handler.called) == (["preprocess"], [])
         assert not laps
     assert handler.preprocess.__self__ is handler  # type: ignore[attr-defined]
     assert handler.preprocess.__name__ == "preprocess"
 
 
-def test_a_handler_without_steps_or_room_for_them_is_left_alone() -> None:
+def test_a_handler_without_steps_or_writable_attributes_is_not_changed() -> None:
     class Slots:
         __slots__ = ()
 
@@ -107,8 +107,8 @@ def test_a_handler_without_steps_or_room_for_them_is_left_alone() -> None:
     assert vars(streams) == {}
 
 
-def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
-    handler = watched()
+def test_steps_in_a_handlers_own_threads_are_not_measured() -> None:
+    handler = watched_handler()
     laps = step_times.begin()
     thread = threading.Thread(target=handler.preprocess, args=(5,))
     thread.start()
@@ -116,24 +116,24 @@ def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
     assert not laps
 
 
-def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_reported_nothing() -> None:
-    handler = watched()
+def test_each_batch_gets_a_new_list_unless_the_previous_one_is_empty() -> None:
+    handler = watched_handler()
     unused = step_times.begin()
     first = step_times.begin_next()
     assert first is unused
     handler.preprocess(3)
     second = step_times.begin_next()
-    assert spent(first) == {0}
+    assert steps_in(first) == {0}
     assert second == []
 
 
-def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
-    class Waits:
+def test_concurrent_requests_on_one_loop_have_separate_laps() -> None:
+    class AsyncHandler:
         async def inference(self, data: int) -> int:
             await asyncio.sleep(0)
             return data
 
-    handler = Waits()
+    handler = AsyncHandler()
     step_times.measure_steps(handler)
 
     async def run_steps(times: int) -> int:
@@ -157,13 +157,13 @@ def test_the_time_of_a_handler_without_steps_is_inference() -> None:
     assert math.isnan(postprocess)
 
 
-def test_a_reply_has_the_step_times_of_a_handle_of_the_users_own(start_worker: Any) -> None:
+def test_a_reply_has_the_step_times_of_a_custom_handle(start_worker: Any) -> None:
     worker = start_worker(STEPS)
     assert worker.ask_bodies(b"abc", b"x") == [b"6", b"2"]
-    began, seconds, preprocess, inference, postprocess = worker.times
+    start, seconds, preprocess, inference, postprocess = worker.times
     assert 0.02 <= preprocess <= seconds
     assert 0 <= inference + postprocess <= seconds - preprocess
-    assert began > 0
+    assert start > 0
 
 
 DERIVED = """
@@ -189,7 +189,7 @@ class Handler(BaseHandler):
 @pytest.mark.parametrize(
     "config", [{}, {"overlapPreprocessing": True}, {"micro_batching": {"micro_batch_size": 1}}]
 )
-def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(
+def test_steps_that_run_in_other_threads_are_reported_too(
     start_worker: Any, config: dict[str, Any]
 ) -> None:
     worker = start_worker(DERIVED, model_config=config)
@@ -201,7 +201,7 @@ def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(
         assert seconds > 0.02
 
 
-AT_ONCE = """
+ASYNC_HANDLER = """
 import asyncio
 
 class Handler:
@@ -217,8 +217,8 @@ class Handler:
 """
 
 
-@pytest.mark.parametrize(("source", "mode"), [(STEPS, "continuous"), (AT_ONCE, "async")])
-def test_requests_that_join_others_have_their_own_step_times(
+@pytest.mark.parametrize(("source", "mode"), [(STEPS, "continuous"), (ASYNC_HANDLER, "async")])
+def test_requests_that_join_a_batch_have_their_own_step_times(
     start_worker: Any, source: str, mode: str
 ) -> None:
     worker = start_worker(source, mode=mode)

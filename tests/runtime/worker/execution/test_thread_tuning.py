@@ -1,4 +1,4 @@
-"""The number of torch's threads for each batch, on simulated models and a double of torch."""
+"""The number of torch's threads for each batch, on simulated models and a fake torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, make_tuning
 
-# Seconds of a batch, by threads, requests and the time of day.
+# Returns the seconds of a batch, for threads, requests and the current time.
 Cost = Callable[[int, int, float], float]
 
 
@@ -34,18 +34,18 @@ class Model:
         self.threads, self.calls = threads, self.calls + 1
 
     def run(self, seconds: float, sizes: tuple[int, ...] = (1,)) -> float:
-        """Run batches and return their time relative to the best number of threads for each."""
-        end, best, spent = self.now + seconds, 0.0, 0.0
+        """Run batches; return their time relative to that with the best_s number of threads."""
+        end, best_s, total_s = self.now + seconds, 0.0, 0.0
         while self.now < end:
             size = self.noise.choice(sizes)
             self.tuning.begin(size)
-            took = self.cost(self.threads, size, self.now)
-            best += min(self.cost(threads, size, self.now) for threads in (1, 2, 4, 8))
-            spent += took
-            took *= self.noise.uniform(0.9, 1.1) * self.noise.choices((1, 5), (50, 1))[0]
-            self.now += took
-            self.tuning.end(self.now, took)
-        return spent / best
+            batch_s = self.cost(self.threads, size, self.now)
+            best_s += min(self.cost(threads, size, self.now) for threads in (1, 2, 4, 8))
+            total_s += batch_s
+            batch_s *= self.noise.uniform(0.9, 1.1) * self.noise.choices((1, 5), (50, 1))[0]
+            self.now += batch_s
+            self.tuning.end(self.now, batch_s)
+        return total_s / best_s
 
 
 def small(threads: int, size: int, now: float) -> float:
@@ -61,7 +61,7 @@ def by_size(threads: int, size: int, now: float) -> float:
 
 
 def narrow(threads: int, size: int, now: float) -> float:
-    """Return the seconds of a model that is no faster with more than two threads."""
+    """Return the seconds of a model that uses at most two threads well."""
     return 0.01 / min(2, threads) + 0.0005 * threads
 
 
@@ -79,7 +79,7 @@ def test_after_a_few_batches_each_size_has_nearly_the_best_number(
 def test_the_number_of_threads_follows_the_load_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other programs want the cores from the tenth second on, which slows the slowest thread."""
+    """Simulate other programs, which slow down the slowest thread after ten seconds."""
     model = Model(
         monkeypatch,
         lambda threads, size, now: (
@@ -108,7 +108,7 @@ def test_a_single_core_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.calls == 0
 
 
-def test_where_batches_have_no_turns_the_share_is_set_at_once(
+def test_without_tuning_a_new_share_applies_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model(monkeypatch, large, tunes=False)
@@ -116,7 +116,7 @@ def test_where_batches_have_no_turns_the_share_is_set_at_once(
     assert model.threads == 3
 
 
-def test_a_compiled_model_keeps_its_number_and_a_handlers_own_number_stays(
+def test_compiled_models_and_handlers_that_set_threads_are_not_tuned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model(monkeypatch, small)

@@ -1,4 +1,4 @@
-"""`warmup` of a model-config.yaml, before a real worker says that it has loaded."""
+"""Warm-up requests from model-config.yaml, which a real worker runs before it has loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.worker.conftest import StartWorker, Worker
 from tsx_runtime.recordings import Recorded, encode, file_head
 
-NOTES = """
+RECORDING_HANDLER = """
 import json
 
 def handle(data, context):
@@ -44,7 +44,7 @@ class Handler:
         open("notes", "a").write(f"[{len(data)}]\\n")
         return ["part "] * len(data)
 """
-ASYNC = """
+ASYNC_HANDLER = """
 import asyncio
 
 class Handler:
@@ -64,7 +64,7 @@ class Handler:
 X: dict[str, str | bytes] = {"x": "x"}
 MODES = pytest.mark.parametrize(
     ("handler", "mode"),
-    [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")],
+    [(RECORDING_HANDLER, "batch"), (CONTINUOUS, "continuous"), (ASYNC_HANDLER, "async")],
     ids=["batch", "continuous", "async"],
 )
 
@@ -74,15 +74,15 @@ def notes(worker: Worker) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def warm_up(entry: Any, *more: Any) -> dict[str, Any]:
-    return {"warmup": [entry, *more]}
+def warm_up(entry: Any, *entries: Any) -> dict[str, Any]:
+    return {"warmup": [entry, *entries]}
 
 
-def test_a_file_comes_alone_and_in_a_full_batch_before_the_worker_has_loaded(
+def test_a_file_is_sent_alone_and_in_a_full_batch_during_loading(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
-        NOTES, files={"a/x.txt": "x"}, model_config=warm_up("a/x.txt"), batch_size=3
+        RECORDING_HANDLER, files={"a/x.txt": "x"}, model_config=warm_up("a/x.txt"), batch_size=3
     )
     assert worker.loaded
     batches = notes(worker)
@@ -95,17 +95,22 @@ def test_a_file_comes_alone_and_in_a_full_batch_before_the_worker_has_loaded(
 
 def test_an_entry_may_set_count_type_and_headers(start_worker: StartWorker) -> None:
     entry = {"file": "x", "contentType": "a/b", "headers": {"explain": "True"}, "count": 5}
-    worker = start_worker(NOTES, files=X, model_config=warm_up(entry), batch_size=2)
+    worker = start_worker(RECORDING_HANDLER, files=X, model_config=warm_up(entry), batch_size=2)
     batches = notes(worker)
     assert sum(len(batch) for batch in batches) == 5
     assert batches[-1][-1][2] == {"content-type": "a/b", "explain": "True"}
 
 
-def test_a_recording_is_sent_in_its_order(start_worker: StartWorker) -> None:
-    entries = [Recorded(float(at), "1.0", "", [("X-A", str(at))], b"%d" % at) for at in (3, 1, 2)]
+def test_a_recording_is_sent_in_order(start_worker: StartWorker) -> None:
+    entries = [
+        Recorded(float(timestamp), "1.0", "", [("X-A", str(timestamp))], b"%d" % timestamp)
+        for timestamp in (3, 1, 2)
+    ]
     recording = file_head("m") + b"".join(map(encode, entries))
     config = warm_up({"file": "r.tsxrec"})
-    worker = start_worker(NOTES, files={"r.tsxrec": recording}, model_config=config, batch_size=2)
+    worker = start_worker(
+        RECORDING_HANDLER, files={"r.tsxrec": recording}, model_config=config, batch_size=2
+    )
     assert [[(row[1], row[2]) for row in batch] for batch in notes(worker)] == [
         [("1", {"x-a": "1"}), ("2", {"x-a": "2"})],
         [("3", {"x-a": "3"})],
@@ -113,7 +118,7 @@ def test_a_recording_is_sent_in_its_order(start_worker: StartWorker) -> None:
 
 
 @MODES
-def test_a_request_that_fails_fails_a_strict_load_alone(
+def test_a_failed_request_fails_only_a_strict_load(
     start_worker: StartWorker, handler: str, mode: str
 ) -> None:
     files: dict[str, str | bytes] = {"bad": "bad", "good": "good"}
@@ -128,15 +133,19 @@ def test_a_request_that_fails_fails_a_strict_load_alone(
     assert strict.ended() == 0
 
 
-def test_a_file_that_is_missing_fails_a_strict_load_alone(start_worker: StartWorker) -> None:
-    assert start_worker(NOTES, model_config=warm_up("absent")).loaded
-    worker = start_worker(NOTES, model_config=warm_up({"file": "absent", "strict": True}))
+def test_a_missing_file_fails_only_a_strict_load(start_worker: StartWorker) -> None:
+    assert start_worker(RECORDING_HANDLER, model_config=warm_up("absent")).loaded
+    worker = start_worker(
+        RECORDING_HANDLER, model_config=warm_up({"file": "absent", "strict": True})
+    )
     assert not worker.loaded
     assert "absent cannot be read: No such file" in worker.report["message"]
 
 
-@pytest.mark.parametrize(("handler", "mode"), [(CONTINUOUS, "continuous"), (ASYNC, "async")])
-def test_continuous_and_asynchronous_handlers_get_their_requests_at_once(
+@pytest.mark.parametrize(
+    ("handler", "mode"), [(CONTINUOUS, "continuous"), (ASYNC_HANDLER, "async")]
+)
+def test_continuous_and_asynchronous_handlers_get_all_requests_at_once(
     start_worker: StartWorker, handler: str, mode: str
 ) -> None:
     config = warm_up({"file": "x", "count": 3})
@@ -144,22 +153,24 @@ def test_continuous_and_asynchronous_handlers_get_their_requests_at_once(
     assert notes(worker) == [[3]] * 3
 
 
-def test_requests_of_a_stateful_model_are_sequences_of_their_own(start_worker: StartWorker) -> None:
+def test_each_request_of_a_stateful_model_is_a_sequence(start_worker: StartWorker) -> None:
     config = warm_up({"file": "x", "count": 2})
-    worker = start_worker(NOTES, files=X, model_config=config, stateful=True, batch_size=2)
+    worker = start_worker(
+        RECORDING_HANDLER, files=X, model_config=config, stateful=True, batch_size=2
+    )
     headers = [row[2] for batch in notes(worker) for row in batch]
     assert len({block["ts_request_sequence_id"] for block in headers}) == 2
     assert {block["ts_request_sequence_end"] for block in headers} == {"true"}
 
 
-LOST = 'raise RuntimeError("CUDA error: device-side assert triggered")'
+LOSE_DEVICE = 'raise RuntimeError("CUDA error: device-side assert triggered")'
 
 
 @MODES
-def test_a_worker_whose_device_was_lost_does_not_serve(
+def test_a_worker_that_lost_its_device_does_not_serve(
     start_worker: StartWorker, handler: str, mode: str
 ) -> None:
-    handler = handler.replace('raise ValueError("no such thing")', LOST)
+    handler = handler.replace('raise ValueError("no such thing")', LOSE_DEVICE)
     files: dict[str, str | bytes] = {"bad": "bad"}
     worker = start_worker(
         handler, files=files, model_config=warm_up("bad"), mode=mode, batch_size=2
@@ -171,7 +182,7 @@ def test_a_worker_whose_device_was_lost_does_not_serve(
     ("result", "reason"),
     [("['one']", "expect: 3, got: 1"), ("'text'", "Invalid model predict output")],
 )
-def test_a_result_that_cannot_answer_a_batch_refuses_the_model(
+def test_a_result_that_does_not_fit_the_batch_fails_the_load(
     start_worker: StartWorker, result: str, reason: str
 ) -> None:
     handler = f"def handle(data, context):\n    return None if data is None else {result}\n"

@@ -1,4 +1,4 @@
-"""The hardware that a form is bound to."""
+"""The hardware that a form requires."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_bound(bound, GPU) is None
 
 
-def test_machine_code_needs_a_cpu_with_all_instructions_of_the_compilers_cpu(
+def test_machine_code_needs_all_instructions_of_the_compilers_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A missing instruction ends the process by SIGILL; other kinds choose kernels as they run."""
+    """Refuse other CPUs: a missing instruction would kill the process by SIGILL."""
     ice_lake = {
         "avx2": True,
         "avx512_f": True,
@@ -62,12 +62,12 @@ def test_machine_code_needs_a_cpu_with_all_instructions_of_the_compilers_cpu(
     ), "its host code as well"
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False}
-    )  # Cascade Lake
+    )  # a Cascade Lake CPU
     assert "a CPU with avx512_vbmi2, which" in str(check_bound(code, cpu))
     assert check_bound(kernels, cpu) is None
 
 
-def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:
+def test_forms_of_torch_compile_declare_that_they_compile_at_load() -> None:
     assert all(
         form.compiles for name, form in known_forms().items() if name.split("-")[0] == "compile"
     )

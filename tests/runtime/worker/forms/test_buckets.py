@@ -1,4 +1,4 @@
-"""Sizes of batches that a form of fixed sizes runs."""
+"""The batch sizes of forms that run only fixed sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_batch_runs_in_the_smallest_size_that_holds_it() -> None:
     assert BatchBuckets.from_json(buckets._asdict()) == buckets
 
 
-def test_padding_is_cut_off_again() -> None:
+def test_padding_is_removed_from_the_results() -> None:
     subject = subject_of(nn.Linear(4, 2), tensor_inputs(4))
     assert subject.signature is not None
     batch = pad_batch(subject.signature, [torch.arange(12.0).view(3, 4)], 4)
@@ -46,7 +46,7 @@ def test_padding_is_cut_off_again() -> None:
     assert example_batch(subject, 5)[0].shape == (5, 4)
 
 
-def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
+def test_calls_with_other_shapes_are_refused_with_the_reason() -> None:
     def of_any_length(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (torch.ones(rows, rows + 1),), {}
 

@@ -89,7 +89,9 @@ def run_build(build_order: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_path: Path) -> None:
+def test_a_survey_tells_for_every_form_whether_it_can_be_built(
+    digits: Path, tmp_path: Path
+) -> None:
     code, report = run_build(a_build_order(digits, None, tmp_path))
     assert code == 0
     assert report is not None
@@ -99,7 +101,7 @@ def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_p
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_built_form_is_loaded_and_answers_as_the_archive_does(
+def test_a_built_form_is_loaded_and_gives_the_archives_answers(
     digits: Path, tmp_path: Path
 ) -> None:
     code, report = run_build(a_build_order(digits, "torchscript", tmp_path))
@@ -119,7 +121,7 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_path: Path) -> None:
+def test_a_form_with_different_results_is_not_built(digits: Path, tmp_path: Path) -> None:
     model = (digits / "model.py").read_text()
     sign = "(1 if self.classify.weight.dtype == torch.float32 else -1)"
     (digits / "model.py").write_text(model.replace("return self", f"return {sign} * self"))
@@ -144,7 +146,7 @@ def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_
     ],
     ids=["loads its model itself", "does not answer", "does not load"],
 )
-def test_what_keeps_an_archive_from_having_forms_is_reported(
+def test_the_reason_why_an_archive_can_have_no_forms_is_reported(
     digits: Path, tmp_path: Path, handler: str, reason: str
 ) -> None:
     (digits / "other.py").write_text(handler)
@@ -162,7 +164,7 @@ def test_the_crash_of_a_build_leaves_no_report(digits: Path, tmp_path: Path) -> 
     assert report is None
 
 
-def test_an_assertion_without_a_text_is_named_by_its_line(
+def test_an_assertion_without_a_text_is_reported_with_its_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fails(order: object) -> None:

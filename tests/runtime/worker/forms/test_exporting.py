@@ -1,4 +1,4 @@
-"""Export of models by torch.export."""
+"""Exports of models by torch.export."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export_and_load(model: nn.Module, path: Path, **options: Any) -> Any:
     return load_exported(path, torch.device("cpu"))
 
 
-def test_several_tensors_keywords_and_lengths_become_flat_tensors_with_free_sizes() -> None:
+def test_tensors_keywords_and_lengths_become_flat_tensors_of_free_sizes() -> None:
     model = Pair().eval()
     program = export_flat(subject_of(model, texts)).module()
     for rows in (1, 7):
@@ -65,7 +65,7 @@ class Positions(Pair):
         return {"logits": self.head(hidden.mean(1)), "hidden": [hidden]}
 
 
-def test_what_compiled_code_takes_without_a_look_is_known_by_its_sizes() -> None:
+def test_the_sizes_that_compiled_code_accepts_are_known_ranges() -> None:
     subject = subject_of(Positions().eval(), texts)
     assert subject.signature is not None
     rows, length = size_ranges(export_flat(subject), subject.signature)
@@ -84,7 +84,7 @@ def test_an_exported_program_is_exported_again(tmp_path: Path) -> None:
     torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
 
 
-def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_allows_it(
+def test_a_program_exported_for_one_batch_size_accepts_others_if_possible(
     tmp_path: Path,
 ) -> None:
     model = export_and_load(convolutions(), tmp_path / "model.pt2")
@@ -93,7 +93,7 @@ def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_
     torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
 
 
-def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
+def test_a_model_that_fixes_the_batch_size_is_not_built() -> None:
     class OfThree(nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return rows + rows.sum() if rows.shape[0] == 3 else rows
@@ -102,13 +102,13 @@ def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
         export_flat(subject_of(OfThree(), tensor_inputs(4), sizes=(2, 3)))
 
 
-def test_what_torch_does_not_export_is_a_reason() -> None:
+def test_a_model_that_torch_cannot_export_is_not_built() -> None:
     script = torch.jit.trace(convolutions(), torch.randn(2, 1, 8, 8))
     for model, kind in ((script, "TorchScript"), (lambda rows: rows, "a function")):
         assert f"the model is {kind}," in str(check_exportable(subject_of(model, IMAGES)))
 
 
-def test_forms_that_change_layers_ask_for_the_eager_model(tmp_path: Path) -> None:
+def test_forms_that_change_layers_need_the_eager_model(tmp_path: Path) -> None:
     free = ({0: torch.export.Dim("rows")},)
     for kind, model in (
         ("an exported program", export_and_load(convolutions(), tmp_path / "fixed.pt2")),

@@ -1,4 +1,4 @@
-"""A graph takes the place of a handler's model, which is loaded only when code needs it."""
+"""A graph that replaces a handler's model, which is loaded only when code needs it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def small() -> nn.Module:
 
 @pytest.fixture
 def originals() -> list[nn.Module]:
-    """Return the list of originals that were loaded."""
+    """Return the list to which loaded originals are added."""
     return []
 
 
 @pytest.fixture
 def form(originals: list[nn.Module]) -> FormModel:
-    """Return a graph without gradients of the model that it stands for."""
+    """Return a graph that replaces a model and has no gradients."""
     model, inputs = small(), tensor_inputs(4)
     signature = Signature.of(model, [ModelCall(*inputs(rows), rows) for rows in (2, 3)])
     signature = signature._replace(requests=tuple(spec.as_json() for spec in input_specs(model)))
@@ -58,7 +58,7 @@ def test_requests_are_read_and_answered_without_the_original(
     assert not originals
 
 
-def test_gradients_are_the_originals(form: FormModel, originals: list[nn.Module]) -> None:
+def test_explanations_equal_the_originals(form: FormModel, originals: list[nn.Module]) -> None:
     pytest.importorskip("captum")
     row = torch.tensor([[1.0, -2.0, 0.5, 3.0]])
     torch.testing.assert_close(
@@ -67,7 +67,7 @@ def test_gradients_are_the_originals(form: FormModel, originals: list[nn.Module]
     assert originals
 
 
-def test_gradients_and_no_rows_are_for_the_original(
+def test_calls_with_gradients_or_without_rows_run_in_the_original(
     form: FormModel, originals: list[nn.Module]
 ) -> None:
     form(torch.ones(2, 4, requires_grad=True)).sum().backward()
@@ -76,7 +76,7 @@ def test_gradients_and_no_rows_are_for_the_original(
     assert form.signature.tensors((torch.empty(0, 4),), {}) is None
 
 
-def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(
+def test_a_result_of_a_registered_class_is_rebuilt_without_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "outputs_of_a_library.py").write_text(
@@ -87,22 +87,29 @@ def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(
     )
     monkeypatch.syspath_prepend(tmp_path)
     model, inputs = small(), tensor_inputs(4)
-    known = Signature.of(
+    signature = Signature.of(
         lambda rows: {"logits": model(rows)}, [ModelCall(*inputs(rows), rows) for rows in (2, 3)]
     ).as_json()
-    named = {
-        **known,
-        "result_spec": known["result_spec"].replace("builtins.dict", "outputs_of_a_library.Output"),
+    custom_signature = {
+        **signature,
+        "result_spec": signature["result_spec"].replace(
+            "builtins.dict", "outputs_of_a_library.Output"
+        ),
     }
-    result = Signature.from_json(named).result([torch.ones(1)])
+    result = Signature.from_json(custom_signature).result([torch.ones(1)])
     assert (type(result).__name__, list(result)) == ("Output", ["logits"])
     with pytest.raises(NotImplementedError, match=r"of_no_library\.Output"):
         Signature.from_json(
-            {**named, "result_spec": named["result_spec"].replace("outputs_of_a", "outputs_of_no")}
+            {
+                **custom_signature,
+                "result_spec": custom_signature["result_spec"].replace(
+                    "outputs_of_a", "outputs_of_no"
+                ),
+            }
         )
 
 
-def test_an_argument_that_is_a_tensor_in_some_calls_only_is_a_reason() -> None:
+def test_an_argument_that_is_only_sometimes_a_tensor_is_refused() -> None:
     def masked(rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return rows if mask is None else rows * mask
 
@@ -118,7 +125,7 @@ def test_an_argument_that_is_a_tensor_in_some_calls_only_is_a_reason() -> None:
 
 
 class EagerGraph(Form):
-    """A form that runs the model itself as a function of flat tensors."""
+    """A form that runs the model as a function of flat tensors."""
 
     def applies(self, subject: Subject) -> str | None:
         return None
@@ -131,7 +138,7 @@ class EagerGraph(Form):
         return lambda tensor: [model(tensor)]
 
 
-def test_an_original_that_is_loaded_within_a_request_can_be_explained_later(
+def test_an_original_loaded_in_a_request_can_give_explanations_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("captum")

@@ -1,4 +1,4 @@
-"""A worker loads the first form that fits, and passes over others with a reason."""
+"""The choice of a form at load: the first that fits; skipped ones have a reason."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def load(archive: Path, *names: str, manifest: Mapping[str, Any] | None = None) 
         ),
     ],
 )
-def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(
+def test_a_form_that_does_not_fit_is_skipped_with_the_reason(
     archive: Path, edit_index: Any, change: Any, reason: str
 ) -> None:
     edit_index(change)
@@ -94,13 +94,13 @@ def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(
     assert torch.equal(loaded_form.model(*IMAGES(3)[0]), images()(*IMAGES(3)[0]))
 
 
-def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit_index: Any) -> None:
+def test_a_form_of_another_version_of_tsx_is_skipped(archive: Path, edit_index: Any) -> None:
     edit_index(lambda record: replace(record, name="of-the-future"))
     loaded_form = load(archive, "of-the-future")
     assert "this version of tsx does not know it" in loaded_form.passed_over[0]
 
 
-def test_a_form_of_other_weights_is_passed_over(archive: Path, edit_index: Any) -> None:
+def test_a_form_of_other_weights_is_skipped(archive: Path, edit_index: Any) -> None:
     edit_index(made_of={"model.pth": "a"})
     assert (
         load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
@@ -109,7 +109,9 @@ def test_a_form_of_other_weights_is_passed_over(archive: Path, edit_index: Any) 
     assert "model.pth has changed since the form" in loaded_form.passed_over[0]
 
 
-def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit_index: Any) -> None:
+def test_files_without_a_checksum_in_the_manifest_are_hashed(
+    archive: Path, edit_index: Any
+) -> None:
     weights = archive / "model.pth"
     weights.write_bytes(b"as they were")
     edit_index(made_of={"model.pth": hashlib.sha256(b"as they were").hexdigest()})
@@ -121,13 +123,13 @@ def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit_index:
     assert load(archive, "torchscript").name == "reference"
 
 
-def test_threads_that_need_the_archives_own_model_at_once_load_it_once(archive: Path) -> None:
-    loads, both = [], threading.Barrier(2)
+def test_threads_that_need_the_archives_model_at_once_load_it_once(archive: Path) -> None:
+    loads, barrier = [], threading.Barrier(2)
 
     def meeting() -> Any:
         loads.append(1)
         with suppress(threading.BrokenBarrierError):
-            both.wait(0.3)
+            barrier.wait(0.3)
         return lambda rows: rows
 
     loaded_form = load_form(["torchscript"], archive, {}, meeting, CPU)
@@ -137,7 +139,7 @@ def test_threads_that_need_the_archives_own_model_at_once_load_it_once(archive: 
     assert len(loads) == 1
 
 
-def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
+def test_the_next_form_that_fits_is_used(archive: Path) -> None:
     loaded_form = load(archive, "no-such-form", "torchscript", "reference")
     assert (loaded_form.name, loaded_form.passed_over) == (
         "torchscript",
@@ -145,7 +147,7 @@ def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
     )
 
 
-def test_reference_in_the_list_ends_it(archive: Path) -> None:
+def test_forms_after_reference_are_ignored(archive: Path) -> None:
     assert load(archive, "reference", "torchscript").name == "reference"
 
 
@@ -159,7 +161,7 @@ def test_reference_in_the_list_ends_it(archive: Path) -> None:
         ),
     ],
 )
-def test_with_an_index_that_cannot_be_read_the_archives_own_model_runs(
+def test_with_an_unreadable_index_the_archives_model_runs(
     tmp_path: Path, content: Any, reason: str
 ) -> None:
     (tmp_path / FORMS_FILE).write_text(json.dumps(content))
@@ -168,7 +170,7 @@ def test_with_an_index_that_cannot_be_read_the_archives_own_model_runs(
     assert reason in loaded_form.passed_over[0]
 
 
-def test_a_call_with_another_signature_goes_to_the_archives_own_model(
+def test_a_call_with_another_signature_runs_in_the_archives_model(
     archive: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
@@ -197,7 +199,7 @@ def test_a_call_with_another_signature_goes_to_the_archives_own_model(
     )
 
 
-def test_a_signature_survives_json_and_brings_nested_results_back() -> None:
+def test_a_signature_restores_nested_results_after_json() -> None:
     subject = subject_of(tied(), texts)
     assert subject.signature is not None
     signature = Signature.from_json(json.loads(json.dumps(subject.signature.as_json())))

@@ -1,4 +1,4 @@
-"""A form that gives other results than its model is not built, whatever the cause."""
+"""The comparison of a form's results with its model's; a form that differs is not built."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
 
 
-def test_results_are_compared_by_the_variance_of_the_rows_that_they_explain() -> None:
+def test_results_are_compared_by_explained_variance() -> None:
     assert explained_variance([[ROWS]], [[ROWS]]) == 1
     assert explained_variance([[ROWS]], [[ROWS + 0.01]]) > 0.99
     assert explained_variance([[ROWS]], [[ROWS.mean(0).expand(8, 5)]]) == pytest.approx(0)
@@ -31,18 +31,21 @@ def test_results_are_compared_by_the_variance_of_the_rows_that_they_explain() ->
     assert explained_variance([[ROWS[:2]], [ROWS[2:, :3]]], [[ROWS[:2]], [ROWS[2:, :3]]]) == 1
 
 
-def test_rows_that_hardly_differ_are_compared_by_their_size() -> None:
-    alike = 1000 + 0.01 * ROWS
-    assert explained_variance([[alike]], [[alike + 5]]) > 0.99
-    assert explained_variance([[alike]], [[-alike]]) < 0
+def test_almost_equal_rows_are_compared_by_magnitude() -> None:
+    similar_rows = 1000 + 0.01 * ROWS
+    assert explained_variance([[similar_rows]], [[similar_rows + 5]]) > 0.99
+    assert explained_variance([[similar_rows]], [[-similar_rows]]) < 0
 
 
-def test_results_that_are_no_floats_or_infinite_in_the_model_say_nothing() -> None:
-    masked = ROWS.masked_fill(ROWS > 1, -math.inf)
-    assert explained_variance([[masked, ROWS > 0]], [[masked.clamp(min=-1e4), ROWS < 0]]) == 1
+def test_integer_and_infinite_results_are_not_compared() -> None:
+    masked_rows = ROWS.masked_fill(ROWS > 1, -math.inf)
+    assert (
+        explained_variance([[masked_rows, ROWS > 0]], [[masked_rows.clamp(min=-1e4), ROWS < 0]])
+        == 1
+    )
 
 
-def test_a_form_that_gives_another_models_results_is_not_built(tmp_path: Path) -> None:
+def test_a_form_with_the_results_of_another_model_is_not_built(tmp_path: Path) -> None:
     form, subject = known_forms()["torchscript"], subject_of(model(1), tensor_inputs(6))
     source = FormSource(
         tmp_path, form.build(subject, tmp_path), subject.signature, lambda: None, lambda: None, CPU

@@ -1,4 +1,4 @@
-"""A tiny language model, and the loop of its engine."""
+"""A tiny language model, and the event loop of its engine."""
 
 from __future__ import annotations
 

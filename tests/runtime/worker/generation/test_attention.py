@@ -1,4 +1,4 @@
-"""Attention for each sequence gives the result of transformers' masked attention over all."""
+"""Attention per sequence, which must equal transformers' masked attention over all sequences."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def test_each_sequence_attends_to_its_own_tokens(
         "cu_seq_lens_k": torch.tensor(bounds_k),
         "scaling": 0.25,
     }
-    masked, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
+    expected, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
     per_sequence, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
-    torch.testing.assert_close(per_sequence, masked, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(per_sequence, expected, rtol=1e-5, atol=1e-5)

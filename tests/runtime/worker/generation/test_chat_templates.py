@@ -1,4 +1,4 @@
-"""Chat templates write as much as the model's context can hold, and nothing that grows further."""
+"""Chat templates, whose output is limited to what fits into the model's context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTEXT = 256
 MIN_CHARACTERS = 1 << 16
 MAX_BYTES = 16 << 20
 TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
-GROWING = {
+ENDLESS_TEMPLATES = {
     "an operator": "{{ messages[0].content[:1] * 1000000000 }}",
     "an operator, the other way round": "{{ 1000000000 * 'x' }}",
     "a list": "{{ ['x'] * 100000000 }}",
@@ -64,7 +64,7 @@ GROWING = {
     "a macro that calls itself": TEXT
     + "{% macro m(t) %}{% if t %}{{ m(t[1:]) }}{% endif %}{% endmacro %}{{ m(ns.t) }}",
 }
-PLAIN = {
+PLAIN_TEMPLATES = {
     "{{ '**{}** {{{}}}'.format(1700000000, 'a') }} {{ '**%d**' % 1700000000 }}": "**1700000000** {a} **1700000000**",
     "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m.role }}: {{ m.content | trim }}\n{% endfor %}": "1/1 user: hello",
     "{{ '%05.1f|%-4s|%d' % (1.5, 'a', 1700000000) }} {{ '{:>4}'.format('a') }} {{ '%d' | format(1700000000) }}": (
@@ -87,9 +87,9 @@ PLAIN = {
 @pytest.fixture(scope="module")
 def tokenizer() -> Iterator[Any]:
     tokenizer = bpe_tokenizer()
-    before = tokenizer.chat_template
+    old_template = tokenizer.chat_template
     yield tokenizer
-    tokenizer.chat_template = before
+    tokenizer.chat_template = old_template
 
 
 def a_generator(tokenizer: Any, template: str) -> TextGenerator:
@@ -99,16 +99,16 @@ def a_generator(tokenizer: Any, template: str) -> TextGenerator:
     return TextGenerator(tokenizer, engine, None, len(tokenizer), metrics)
 
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO_MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def render(tokenizer: Any, template: str, messages: Any = HELLO, **options: Any) -> str:
+def render(tokenizer: Any, template: str, messages: Any = HELLO_MESSAGES, **options: Any) -> str:
     generator = a_generator(tokenizer, template)
     return str(generator.decode(generator.encode_chat(messages, **options)))
 
 
-@pytest.mark.parametrize("template", GROWING.values(), ids=GROWING)
-def test_a_template_that_writes_too_much_is_refused_before_it_has(
+@pytest.mark.parametrize("template", ENDLESS_TEMPLATES.values(), ids=ENDLESS_TEMPLATES)
+def test_a_template_that_would_write_too_much_is_stopped_and_refused(
     tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_templates, "MIN_CHARS", MIN_CHARACTERS)
@@ -116,22 +116,22 @@ def test_a_template_that_writes_too_much_is_refused_before_it_has(
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInput, match="ValueError: it writes much more"):
-            generator.encode_chat(HELLO)
+            generator.encode_chat(HELLO_MESSAGES)
         assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("template", "text"), PLAIN.items())
-def test_a_plain_template_writes_its_own_text(tokenizer: Any, template: str, text: str) -> None:
+@pytest.mark.parametrize(("template", "text"), PLAIN_TEMPLATES.items())
+def test_a_plain_template_renders_its_text(tokenizer: Any, template: str, text: str) -> None:
     assert render(tokenizer, template).strip() == text
 
 
-def test_each_rendering_may_write_as_much_as_the_first(tokenizer: Any) -> None:
+def test_the_limit_applies_to_each_rendering_separately(tokenizer: Any) -> None:
     generator = a_generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
-    long = [{"role": "user", "content": "y" * 3_000_000}]
+    long_messages = [{"role": "user", "content": "y" * 3_000_000}]
     for _ in range(5):
-        assert generator.decode(generator.encode_chat(long)) == "3000000"
+        assert generator.decode(generator.encode_chat(long_messages)) == "3000000"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sampling that a generator gives its engine."""
+"""The sampling parameters that a generator passes to its engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime.worker.generation.interface import Sampling, Tokens
 
 
 class Engine:
-    """An engine that keeps the sampling of its last request."""
+    """An engine that stores the sampling parameters of the last request."""
 
     context_length = CONTEXT
     adapters = ()
@@ -29,7 +29,7 @@ class Engine:
         return SimpleNamespace()  # type: ignore[return-value]  # unread
 
 
-def test_the_default_of_a_penalty_is_that_of_the_models_generation_config() -> None:
+def test_default_penalties_come_from_the_models_generation_config() -> None:
     configured = SimpleNamespace(repetition_penalty=1.1)
     assert apply_defaults(Sampling(), configured, 9).repetition_penalty == 1.1
     assert apply_defaults(Sampling(repetition_penalty=1.0), configured, 9).repetition_penalty == 1.0
@@ -37,7 +37,7 @@ def test_the_default_of_a_penalty_is_that_of_the_models_generation_config() -> N
 
 
 @pytest.mark.parametrize("token", [0, 511, 512, 1 << 30])
-def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused(token: int) -> None:
+def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
     engine: Any = Engine()
     metrics: Any = None
     generator = TextGenerator(bpe_tokenizer(), engine, None, 512, metrics)

@@ -1,4 +1,4 @@
-"""Generation on a GPU in half precision: torch's own attention kernel, and CUDA graphs of steps."""
+"""Generation on a GPU in half precision, with torch's attention kernel and CUDA graphs of steps."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def ids(answer: list[Any]) -> list[int]:
     return [id for step in answer for id in step.token_ids]
 
 
-def test_steps_are_graphs_and_overlap(engine: TransformersEngine) -> None:
+def test_steps_run_as_cuda_graphs_and_overlap(engine: TransformersEngine) -> None:
     config = engine._engines[None]._manager.continuous_batching_config
     assert engine._engines[None].model.config._attn_implementation == attention.FLASH_IMPLEMENTATION
     assert (any(config.cuda_graph_booleans), config.use_async_batching) == (True, True)
 
 
-def test_sequences_that_join_and_leave_continue_the_text_that_the_model_knows(
+def test_text_stays_correct_while_other_sequences_join_and_leave(
     engine: TransformersEngine, run: Run, tokens: list[int]
 ) -> None:
     async def leave_early(start: int) -> None:
@@ -90,7 +90,7 @@ def test_sequences_that_join_and_leave_continue_the_text_that_the_model_knows(
     assert engine.stats() == (0, 0, 0.0)
 
 
-def test_logprobs_are_those_of_each_token(
+def test_logprobs_belong_to_their_tokens(
     engine: TransformersEngine, run: Run, tokens: list[int]
 ) -> None:
     sampling = Sampling(max_tokens=30, temperature=0.0, logprobs=True, top_logprobs=2)
@@ -108,7 +108,7 @@ def test_logprobs_are_those_of_each_token(
     assert not engine._engines[None].sampler._logprobs
 
 
-def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
+def test_a_seed_reproduces_an_answer_in_any_batch(
     engine: TransformersEngine, run: Run, tokens: list[int]
 ) -> None:
     drawn = Sampling(max_tokens=60, temperature=0.5, top_p=0.9, top_k=5, seed=3)
@@ -128,8 +128,8 @@ def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
     [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])],
     ids=["one", "prompt", "next", "mixed"],
 )
-def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int]) -> None:
-    """Add tokens and sequences of no length, as graphs have them."""
+def test_attention_equals_masked_attention(queries: list[int], keys: list[int]) -> None:
+    """Include padding tokens and empty sequences, which CUDA graphs have."""
     from transformers.generation.continuous_batching.utils import build_attention_mask
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -153,7 +153,7 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
         device="cuda",
     )
     build_attention_mask(mask, bounds_q, bounds_k, 1)
-    masked, _ = sdpa_attention_forward(
+    expected, _ = sdpa_attention_forward(
         GroupedHeads(),
         query[:, :, :count_q],
         key[:, :, :count_k],
@@ -167,4 +167,4 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
     options: dict[str, Any] = dict(zip(("cu_seq_lens_q", "cu_seq_lens_k"), lengths, strict=True))
     options |= {"max_length_q": count_q + spare, "max_length_k": 1024}
     parts, _ = attention.attend_on_gpu(GroupedHeads(), query, key, value, None, 0.25, **options)
-    torch.testing.assert_close(parts[:, :count_q], masked, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(parts[:, :count_q], expected, rtol=2e-2, atol=2e-2)

@@ -16,7 +16,7 @@ from tsx_runtime.worker.generation.loading import torch_threads
 
 PROMPT = "Beautiful is better"
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-BREAKABLE = """
+BREAKABLE_HANDLER = """
 from tsx_runtime.worker.handlers.huggingface.generation import HuggingFaceGeneration
 
 
@@ -40,7 +40,7 @@ def start(
     source: str | None = None,
     **order: Any,
 ) -> Worker:
-    """Start a worker with a model, whose handler is `source` unless it is tsx's own."""
+    """Start a worker with a model; its handler is `source`, or by default that of tsx."""
     directory = generation_model(root / "m", llama, adapters)
     files: dict[str, str | bytes] = {
         str(file.relative_to(directory)): file.read_bytes()
@@ -70,7 +70,7 @@ def worker(
 
 @pytest.fixture(scope="module")
 def expected(llama: Path) -> list[int]:
-    """Generate an answer by transformers alone."""
+    """Generate the expected answer with transformers only."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -86,7 +86,7 @@ def request(inputs: Any, stream: bool = False, **parameters: Any) -> bytes:
 
 
 def ask(worker: Worker, inputs: Any = PROMPT, **parameters: Any) -> Any:
-    """Return the answer to a request; its greedy one has twelve tokens."""
+    """Return the answer to a request, by default twelve greedy tokens."""
     (answer,) = worker.ask_json(request(inputs, **{**GREEDY, **parameters}))
     return answer
 
@@ -102,13 +102,11 @@ def metrics_of(worker: Worker) -> dict[str, Any]:
     return {metric["name"].removeprefix(prefix): metric for metric in worker.metrics}
 
 
-def test_an_answer_is_the_text_that_the_model_generates(
-    worker: Worker, expected: list[int]
-) -> None:
+def test_an_answer_is_the_models_generated_text(worker: Worker, expected: list[int]) -> None:
     text = bpe_tokenizer().decode(expected)
     assert ask(worker) == {"generated_text": text}
     assert ask(worker, return_full_text=True) == {"generated_text": PROMPT + text}
-    # The answer to a plain text goes up to the end of the context.
+    # The answer to a plain text is only limited by the context.
     assert worker.ask_json(PROMPT.encode())[0]["generated_text"].startswith(text)
 
 
@@ -121,9 +119,9 @@ def test_details_have_the_tokens_with_their_logprobs(worker: Worker, expected: l
 
 def test_a_stream_has_the_same_text_in_pieces(worker: Worker, expected: list[int]) -> None:
     worker.pieces.clear()
-    (last,) = worker.ask_bodies(request(PROMPT, stream=True, **GREEDY))
+    (body,) = worker.ask_bodies(request(PROMPT, stream=True, **GREEDY))
     assert b"content-type: text/event-stream" in worker.pieces[0][1]
-    parts = [*(body for _, _, body in worker.pieces), last]
+    parts = [*(body for _, _, body in worker.pieces), body]
     events = [json.loads(part.removeprefix(b"data:")) for part in parts]
     assert [event["token"]["id"] for event in events] == expected
     text = "".join(event["token"]["text"] for event in events)
@@ -150,7 +148,7 @@ def test_a_chat_goes_through_the_template(worker: Worker) -> None:
     assert ask(worker, messages) == ask(worker, f"<|user|>{PROMPT}<|end|><|assistant|>")
 
 
-def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> None:
+def test_an_adapter_is_chosen_by_request_and_has_its_own_metrics(worker: Worker) -> None:
     texts = [ask(worker, adapter=name)["generated_text"] for name in (None, "polite", "terse")]
     assert len(set(texts)) == 3
     metrics = metrics_of(worker)
@@ -159,7 +157,7 @@ def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> No
     assert metrics["tokens_total"]["dimensions"]["adapter"] == "terse"
     assert metrics["time_to_first_token_seconds"]["type"] == "histogram"
     assert 0 < metrics["time_per_output_token_seconds"]["value"] < 60
-    # An adapter that rests would keep the last value of a gauge of its own.
+    # Gauges are not per adapter, since an idle adapter's gauge would keep its last value.
     for gauge in ("running_sequences", "waiting_sequences", "cache_use_ratio"):
         assert metrics[gauge]["value"] == 0
         assert "adapter" not in metrics[gauge]["dimensions"]
@@ -184,14 +182,14 @@ def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> No
         ([{"role": "oracle", "content": "a"}], {}, "TemplateError: there is no role oracle"),
     ],
 )
-def test_a_wrong_request_is_refused_by_the_name_of_its_field(
+def test_an_invalid_request_is_refused_with_the_name_of_the_field(
     worker: Worker, inputs: Any, parameters: Any, reason: str
 ) -> None:
     body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     assert reason in refusal(worker, body)
 
 
-def test_a_body_that_is_no_request_is_refused(worker: Worker) -> None:
+def test_a_body_that_is_not_a_request_is_refused(worker: Worker) -> None:
     assert "Invalid JSON" in refusal(worker, b'{"inputs": ')
     assert "neither JSON nor UTF-8" in refusal(worker, b"\xff\xfe")
     assert "inputs must be a text" in refusal(worker, b"{}")
@@ -199,7 +197,7 @@ def test_a_body_that_is_no_request_is_refused(worker: Worker) -> None:
 
 
 def begin_stream(worker: Worker) -> int:
-    """Begin an answer up to nearly the end of the context, and return its batch."""
+    """Begin a streamed answer that nearly fills the context; return its batch."""
     batch = worker.begin(request(PROMPT, stream=True, max_new_tokens=240))
     worker.expect(Kind.PIECE)
     return batch
@@ -217,11 +215,11 @@ def test_a_client_that_leaves_ends_its_sequence(worker: Worker) -> None:
     assert [metrics[name]["value"] for name in ("running_sequences", "cache_use_ratio")] == [0, 0]
 
 
-def test_a_model_runs_in_the_configured_precision_and_its_engines_end_ends_the_worker(
+def test_a_model_has_the_configured_precision_and_the_worker_ends_with_its_engine(
     start_worker: StartWorker, llama: Path, tmp_path: Path
 ) -> None:
     config = {"precision": "bf16"}
-    worker = start(start_worker, llama, tmp_path, source=BREAKABLE, model_config=config)
+    worker = start(start_worker, llama, tmp_path, source=BREAKABLE_HANDLER, model_config=config)
     assert worker.report["precision"] == "bf16"
     assert ask(worker)["generated_text"]
     begin_stream(worker)
@@ -248,7 +246,7 @@ def test_a_directory_without_a_model_does_not_load(start_worker: StartWorker) ->
     ("parameters", "cores", "threads"),
     [(3_000_000, 8, 7), (3_000_000, 1, 1), (1_000_000_000, 8, 8)],
 )
-def test_a_small_model_leaves_a_core_to_the_event_loops(
+def test_a_small_model_leaves_one_core_to_the_event_loops(
     parameters: int, cores: int, threads: int
 ) -> None:
     assert torch_threads(parameters, cores) == threads

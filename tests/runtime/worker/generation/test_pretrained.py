@@ -33,13 +33,13 @@ def find(root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}) -> 
         ({"precision": "bf16", "huggingface": {"dtype": "fp32"}}, "float32"),
     ],
 )
-def test_the_precision_is_that_of_the_model_or_of_the_archive(
+def test_the_precision_comes_from_the_model_or_the_archive(
     tmp_path: Path, config: dict[str, Any], dtype: str
 ) -> None:
     assert find(tmp_path, config).dtype == dtype
 
 
-def test_a_task_of_model_config_comes_before_the_archives(tmp_path: Path) -> None:
+def test_a_task_in_model_config_overrides_the_archives(tmp_path: Path) -> None:
     packed = {"task": "fill-mask", "adapters": ["polite"]}
     files = find(tmp_path, {"huggingface": {"task": "chat"}}, packed)
     assert (files.task, files.adapters) == (

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that temperature, top-k and top-p leave, and can be repeated."""
+"""The sampler: draws follow the distribution of temperature, top-k and top-p, and are reproducible."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from tsx_runtime.worker.generation.sampler import (
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
-def a_state(sampling: Sampling, position: int, id: object = "a", **more: Any) -> Any:
-    """Return what the engine keeps of a sequence."""
+def a_state(sampling: Sampling, position: int, id: object = "a", **fields: Any) -> Any:
+    """Return the state of a sequence, as the engine stores it."""
     return SimpleNamespace(
         logit_processor_kwargs=sampling_arguments(sampling, 0),
         position_offset=position,
         request_id=str(id),
-        **more,
+        **fields,
     )
 
 
 def sample(
-    sampler: Sampler, states: list[Any], scores: torch.Tensor, last: list[int] | None = None
+    sampler: Sampler, states: list[Any], scores: torch.Tensor, last_tokens: list[int] | None = None
 ) -> torch.Tensor:
     """Return the scores of one step, in which each sequence has one token."""
     futures: Any = [
@@ -49,11 +49,11 @@ def sample(
     rows = sampler.prepare_tensor_args(
         futures, torch.empty((0, len(states) + 3), dtype=torch.int32)
     )
-    return sampler(torch.tensor(last or [0] * len(states), dtype=torch.int32), scores, rows)
+    return sampler(torch.tensor(last_tokens or [0] * len(states), dtype=torch.int32), scores, rows)
 
 
-def draw_tokens(*requests: tuple[Sampling, int]) -> list[int]:
-    """Draw the tokens of sequences at these positions in one batch."""
+def draw(*requests: tuple[Sampling, int]) -> list[int]:
+    """Draw the next tokens of sequences at these positions, in one batch."""
     states = [a_state(*request, index) for index, request in enumerate(requests)]
     tokens = sample(Sampler([]), states, LOGITS.repeat(len(requests), 1)).argmax(-1)
     return [int(token) for token in tokens]
@@ -83,20 +83,22 @@ def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tenso
     assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
 
 
-def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
+def test_a_draw_depends_only_on_seed_and_position() -> None:
     sampling, another_seed = (Sampling(temperature=1.5, seed=seed) for seed in (12345, 12346))
     neighbours = [
         (Sampling(temperature=0.0), 7),
         (Sampling(temperature=0.9, top_k=2, seed=9), 3),
         (Sampling(temperature=2.0, top_p=0.5), 1),
     ]
-    alone = [draw_tokens((sampling, position))[0] for position in range(50)]
-    assert [draw_tokens(*neighbours, (sampling, position))[-1] for position in range(50)] == alone
-    assert [draw_tokens((another_seed, position))[0] for position in range(50)] != alone
+    expected_tokens = [draw((sampling, position))[0] for position in range(50)]
+    assert [
+        draw(*neighbours, (sampling, position))[-1] for position in range(50)
+    ] == expected_tokens
+    assert [draw((another_seed, position))[0] for position in range(50)] != expected_tokens
 
 
 class PenalizedBatch:
-    """Sequences in one sampler, which draws nothing: the scores are its result."""
+    """A batch in a sampler whose result is the scores, without drawing tokens."""
 
     def __init__(self, samplings: list[Sampling], prompts: list[list[int]]) -> None:
         self.sampler = Sampler([])
@@ -105,16 +107,16 @@ class PenalizedBatch:
             for index, (sampling, prompt) in enumerate(zip(samplings, prompts, strict=True))
         ]
 
-    def step(self, last: list[int], scores: torch.Tensor, at: int = 0) -> torch.Tensor:
+    def step(self, last_tokens: list[int], scores: torch.Tensor, position: int = 0) -> torch.Tensor:
         for state in self.states:
-            state.position_offset = len(state.initial_tokens) + at
-        return sample(self.sampler, self.states, scores, last)
+            state.position_offset = len(state.initial_tokens) + position
+        return sample(self.sampler, self.states, scores, last_tokens)
 
 
 def expected_scores(
     scores: torch.Tensor, sampling: Sampling, prompt: list[int], generated: list[int]
 ) -> torch.Tensor:
-    """Apply transformers' own processors, and OpenAI's definition of the other penalties."""
+    """Apply transformers' processors, and OpenAI's definition of the other penalties."""
     tokens = torch.tensor([prompt + generated])
     processors = LogitsProcessorList()
     if sampling.logit_bias:
@@ -152,7 +154,7 @@ samplings = st.builds(
     ),
     st.data(),
 )
-def test_scores_are_those_of_transformers_processors_in_any_batch(
+def test_scores_equal_those_of_transformers_processors_in_any_batch(
     sequences: list[tuple[Sampling, list[int]]], data: st.DataObject
 ) -> None:
     sequences = [*sequences, (Sampling(temperature=0.0), [1])]
@@ -163,12 +165,12 @@ def test_scores_are_those_of_transformers_processors_in_any_batch(
     torch.manual_seed(data.draw(st.integers(0, 99)))
     for step in range(3):
         scores = torch.randn(len(sequences), 12) * 4
-        last = [
+        last_tokens = [
             tokens[-1] if tokens else prompt[-1]
             for tokens, (_, prompt) in zip(generated, sequences, strict=True)
         ]
         for _ in range(data.draw(st.integers(1, 2), label="a step may be repeated")):
-            adjusted = batch.step(last, scores, step)
+            adjusted = batch.step(last_tokens, scores, step)
         expected = [
             expected_scores(row, sampling, prompt, tokens)
             for row, (sampling, prompt), tokens in zip(scores, sequences, generated, strict=True)
@@ -183,8 +185,8 @@ def test_a_sequence_that_restarts_counts_its_earlier_tokens() -> None:
     sampling = Sampling(temperature=0.0, frequency_penalty=1.0, repetition_penalty=2.0)
     batch = PenalizedBatch([sampling], [[1, 2]])
     scores = torch.arange(12.0)[None] - 6
-    for step, last in enumerate((2, 5, 5)):
-        batch.step([last], scores, step)
+    for step, token in enumerate((2, 5, 5)):
+        batch.step([token], scores, step)
     batch.states[0] = copy.deepcopy(batch.states[0])
     batch.states[0].initial_tokens, batch.states[0]._true_initial_tokens = [1, 2, 5, 5], 2
     assert torch.equal(
@@ -192,7 +194,7 @@ def test_a_sequence_that_restarts_counts_its_earlier_tokens() -> None:
     )
 
 
-def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() -> None:
+def test_a_sequence_with_penalties_stores_no_tensor_of_vocabulary_size() -> None:
     sequence = PenalizedSequence(
         Sampling(repetition_penalty=1.1, frequency_penalty=1.0, logit_bias={3: 1.0})
     )
@@ -204,7 +206,7 @@ def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() ->
     )
 
 
-def test_without_penalties_scores_stay_the_same_tensor() -> None:
+def test_without_penalties_the_scores_are_not_copied() -> None:
     batch = PenalizedBatch(
         [Sampling(temperature=0.0, repetition_penalty=1.0, logit_bias={})], [[1]]
     )
@@ -212,8 +214,8 @@ def test_without_penalties_scores_stay_the_same_tensor() -> None:
     assert batch.step([1], scores) is scores
 
 
-def test_logprobs_belong_to_a_position_though_a_step_was_computed_twice() -> None:
-    """A sequence that loses its cache while a step of it is under way runs that step again."""
+def test_logprobs_belong_to_a_position_if_a_step_is_computed_twice() -> None:
+    """Repeat a step, as a sequence does that loses its cache during the step."""
     sampler = Sampler([])
     logits = {3: LOGITS, 4: LOGITS.flip(0)}
     sampling = Sampling(temperature=0.0, logprobs=True, top_logprobs=2)
@@ -237,7 +239,7 @@ def test_noise_is_gumbel_and_independent_of_the_order_of_tokens() -> None:
     assert torch.equal(gumbel_noise(seeds, positions, tokens.flip(-1)), noise.flip(-1))
 
 
-def test_seeds_of_any_size_stay_different() -> None:
+def test_large_seeds_remain_different() -> None:
     seeds = [0, 1, -1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 12345678901]
     assert len({fold_seed(seed) for seed in seeds}) == len(seeds)
     assert all(0 <= fold_seed(seed) < 1 << 31 for seed in seeds)

@@ -1,4 +1,4 @@
-"""Detokenisation piece by piece, and stop strings that cross the borders of pieces."""
+"""Detokenization in pieces, and stop strings that cross the borders of pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
     detokenizer = Detokenizer(decode, tokenizer(prompt)["input_ids"])
     return [
-        *(detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)),
+        *(detokenizer.push(ids[index : index + size]) for index in range(0, len(ids), size)),
         detokenizer.finish(),
     ]
 
@@ -32,24 +32,24 @@ def test_joined_pieces_are_the_text(text: str, prompt: str, size: int) -> None:
     assert "".join(pieces(prompt, text, size)) == text
 
 
-def test_a_piece_holds_whole_characters_only() -> None:
+def test_a_piece_contains_only_complete_characters() -> None:
     parts = pieces("", "naïve 🙂 日本語 done")
     assert "".join(parts) == "naïve 🙂 日本語 done"
     assert not any("\ufffd" in part for part in parts)
     assert "🙂" in "".join(part for part in parts if len(part) < 3)
 
 
-def test_bytes_that_are_no_text_do_not_hold_up_later_ones() -> None:
+def test_invalid_bytes_do_not_delay_later_text() -> None:
     tokenizer = bpe_tokenizer()
-    # The byte 0xC3, which begins a character of two bytes.
-    lone = tokenizer.convert_tokens_to_ids("Ã")
+    # This token is the byte 0xC3, which begins a character of two bytes.
+    lone_byte = tokenizer.convert_tokens_to_ids("Ã")
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
     detokenizer = Detokenizer(decode, [])
-    assert "".join(detokenizer.push([lone]) for _ in range(100)).count("\ufffd") >= 97
+    assert "".join(detokenizer.push([lone_byte]) for _ in range(100)).count("\ufffd") >= 97
     assert detokenizer.push(tokenizer("a")["input_ids"]).endswith("a")
 
 
-def test_a_space_that_tokenizers_drop_at_the_start_is_kept_behind_a_prompt() -> None:
+def test_a_leading_space_is_kept_after_a_prompt() -> None:
     tokens = {0: "The", 1: "▁cat", 2: "▁sat"}
 
     def decode(ids: list[int]) -> str:
@@ -61,7 +61,7 @@ def test_a_space_that_tokenizers_drop_at_the_start_is_kept_behind_a_prompt() -> 
 
 
 @pytest.mark.parametrize(
-    ("stops", "parts", "sent", "stop"),
+    ("stops", "parts", "expected_texts", "stop"),
     [
         (["END"], ["one E", "N", "D two"], ["one ", "", ""], "END"),
         (["END"], ["one E", "Nough"], ["one ", "ENough"], None),
@@ -71,49 +71,49 @@ def test_a_space_that_tokenizers_drop_at_the_start_is_kept_behind_a_prompt() -> 
         ([], ["a", "b"], ["a", "b"], None),
     ],
 )
-def test_text_up_to_a_stop_string(
-    stops: list[str], parts: list[str], sent: list[str], stop: str | None
+def test_text_ends_before_a_stop_string(
+    stops: list[str], parts: list[str], expected_texts: list[str], stop: str | None
 ) -> None:
     stop_strings = StopStrings(stops)
     texts = []
     for part in parts:
-        text, ended = stop_strings.push(part)
+        text, stop_string = stop_strings.push(part)
         texts.append(text)
-        if ended is not None:
+        if stop_string is not None:
             break
-    assert (texts, ended) == (sent, stop)
+    assert (texts, stop_string) == (expected_texts, stop)
 
 
-def test_the_beginning_of_a_stop_string_is_sent_at_the_end() -> None:
+def test_an_incomplete_stop_string_is_sent_at_the_end() -> None:
     stops = StopStrings(["END"])
     assert stops.push("the EN") == ("the ", None)
     assert stops.finish() == "EN"
 
 
-def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
+def test_long_bodies_are_read_in_a_thread_one_at_a_time() -> None:
     running = threading.Lock()
-    began, go_on = threading.Event(), threading.Event()
+    has_begun, may_continue = threading.Event(), threading.Event()
 
     def read() -> str:
         assert running.acquire(blocking=False)
-        began.set()
-        assert go_on.wait(30)
+        has_begun.set()
+        assert may_continue.wait(30)
         running.release()
         return threading.current_thread().name
 
     async def ask() -> list[str]:
-        long = [
+        long_reads = [
             asyncio.ensure_future(run_without_blocking_streams(b" " * (LONG_BODY_BYTES + 1), read))
             for _ in range(3)
         ]
-        await asyncio.to_thread(began.wait, 30)
-        # The short one is read while the first long one is.
-        short = await run_without_blocking_streams(
+        await asyncio.to_thread(has_begun.wait, 30)
+        # The short body is read during the reading of the first long one.
+        short_read = await run_without_blocking_streams(
             b" " * LONG_BODY_BYTES, lambda: threading.current_thread().name
         )
-        go_on.set()
-        return [short, *await asyncio.gather(*long)]
+        may_continue.set()
+        return [short_read, *await asyncio.gather(*long_reads)]
 
-    short, *long = asyncio.run(ask())
-    assert short == threading.current_thread().name
-    assert {name.rpartition("_")[0] for name in long} == {"tsx-tokenizing"}
+    short_read, *long_reads = asyncio.run(ask())
+    assert short_read == threading.current_thread().name
+    assert {name.rpartition("_")[0] for name in long_reads} == {"tsx-tokenizing"}

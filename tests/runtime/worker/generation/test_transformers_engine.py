@@ -1,4 +1,4 @@
-"""transformers' continuous batching as an engine: its tokens are those of `generate`."""
+"""The engine of transformers' continuous batching, whose tokens must equal those of `generate`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def greedy(max_tokens: int = 24, **options: Any) -> Sampling:
 
 
 GREEDY = greedy()
-DRAWN = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=7)
+SEEDED_SAMPLING = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=7)
 Request = tuple[str, Sampling]
 
 
@@ -57,7 +57,7 @@ def ids(text: str) -> list[int]:
 async def collect(
     engine: TransformersEngine, text: str, sampling: Sampling
 ) -> tuple[list[int], str | None]:
-    """Return the tokens of an answer and the reason of its end."""
+    """Return the tokens of an answer and its finish reason."""
     answer: list[int] = []
     async for tokens in engine.generate(ids(text), sampling):
         answer += tokens.token_ids
@@ -71,8 +71,8 @@ async def collect_together(
     return [tokens for tokens, _ in answers]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Check at each turn of the loop, which the engine's own results make."""
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; check it in each iteration of the event loop."""
     while not condition():  # noqa: ASYNC110  # an engine has no event for it
         await asyncio.sleep(0)
 
@@ -87,8 +87,8 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 def started(
     run: Run, llama: Path, adapters: dict[str, Path] | None = None, **limits: Any
 ) -> Iterator[TransformersEngine]:
-    config, end = HuggingFaceConfig(**limits), bpe_tokenizer().eos_token_id
-    engine = TransformersEngine(model_of(llama), adapters or {}, config, [end])
+    config, end_token = HuggingFaceConfig(**limits), bpe_tokenizer().eos_token_id
+    engine = TransformersEngine(model_of(llama), adapters or {}, config, [end_token])
     run(engine.start())
     yield engine
     run(engine.close())
@@ -107,21 +107,21 @@ def engine(llama: Path, run: Run) -> Iterator[TransformersEngine]:
 
 @pytest.fixture(scope="module")
 def expected(model: Any) -> list[list[int]]:
-    """Generate the greedy answer to each text by transformers alone."""
+    """Generate the expected greedy answer to each text with transformers only."""
     return [generate(model, text, GREEDY) for text in TEXTS]
 
 
-def test_the_tokens_are_those_of_generate(
+def test_the_tokens_equal_those_of_generate(
     engine: TransformersEngine, run: Run, expected: list[list[int]]
 ) -> None:
     assert [run(collect(engine, text, GREEDY))[0] for text in TEXTS] == expected
 
 
-def test_sequences_that_join_and_leave_change_no_others(
+def test_sequences_that_join_and_leave_do_not_change_others(
     engine: TransformersEngine, run: Run, expected: list[list[int]]
 ) -> None:
     async def leave_early(text: str) -> None:
-        async with aclosing(engine.generate(ids(text), DRAWN)) as stream:
+        async with aclosing(engine.generate(ids(text), SEEDED_SAMPLING)) as stream:
             async for _ in stream:
                 return
 
@@ -129,25 +129,26 @@ def test_sequences_that_join_and_leave_change_no_others(
         tasks: list[Any] = []
         for text in TEXTS:
             tasks.append(asyncio.create_task(collect(engine, text, GREEDY)))
-            # The next sequence begins while those before it run.
+            # The next sequence begins while the previous ones run.
             await leave_early(f"{text} or not")
         return [(await task)[0] for task in tasks]
 
     assert run(together()) == expected
 
 
-def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
-    engine: TransformersEngine, run: Run
-) -> None:
+def test_a_seed_reproduces_an_answer_in_any_batch(engine: TransformersEngine, run: Run) -> None:
     neighbours = [
         (text, sampling)
         for text in TEXTS
         for sampling in (GREEDY, Sampling(max_tokens=9, temperature=1.3))
     ]
-    alone, _ = run(collect(engine, TEXTS[0], DRAWN))
-    assert run(collect_together(engine, [(TEXTS[0], DRAWN), *neighbours]))[0] == alone
+    expected_tokens, _ = run(collect(engine, TEXTS[0], SEEDED_SAMPLING))
+    assert (
+        run(collect_together(engine, [(TEXTS[0], SEEDED_SAMPLING), *neighbours]))[0]
+        == expected_tokens
+    )
     another_seed = Sampling(max_tokens=24, temperature=0.9, seed=8)
-    assert run(collect(engine, TEXTS[0], another_seed))[0] != alone
+    assert run(collect(engine, TEXTS[0], another_seed))[0] != expected_tokens
 
 
 PENALIZED = (
@@ -164,7 +165,7 @@ PENALIZED = (
 
 
 class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]  # transformers has no types here
-    """The definition in OpenAI's API reference, of which transformers has no processor."""
+    """A processor for OpenAI's penalties (see its API reference), which transformers lacks."""
 
     def __init__(self, prompt: int, sampling: Sampling) -> None:
         self.prompt, self.sampling = prompt, sampling
@@ -179,7 +180,7 @@ class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]  # transformers ha
 
 
 def generate(model: Any, text: str, sampling: Sampling) -> list[int]:
-    """Continue a text by transformers' own `generate`, with its own processors where it has some."""
+    """Continue a text with transformers' `generate` and, where possible, its processors."""
     prompt = ids(text)
     bias = sampling.logit_bias
     answer = model.generate(
@@ -193,14 +194,14 @@ def generate(model: Any, text: str, sampling: Sampling) -> list[int]:
     return list(answer[0][len(prompt) :].tolist())
 
 
-def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
+def test_penalties_and_biases_equal_those_of_generate_in_any_batch(
     engine: TransformersEngine, run: Run, model: Any, expected: list[list[int]]
 ) -> None:
     requests = [*zip(TEXTS, PENALIZED, strict=False), (TEXTS[4], PENALIZED[0])]
     penalized = [generate(model, *request) for request in requests]
     assert sum(map(operator.ne, expected, penalized)) >= 3
     assert [run(collect(engine, *request))[0] for request in requests] == penalized
-    neighbours = [(text, sampling) for text in TEXTS for sampling in (GREEDY, DRAWN)]
+    neighbours = [(text, sampling) for text in TEXTS for sampling in (GREEDY, SEEDED_SAMPLING)]
     answers = run(collect_together(engine, [*requests, *neighbours]))
     assert answers[: len(requests)] == penalized
     assert answers[len(requests) :: 2] == expected
@@ -210,7 +211,7 @@ def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
 def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
     llama: Path, run: Run, model: Any
 ) -> None:
-    """The sequences do not fit the cache together, so the engine takes some of it away."""
+    """Use sequences that do not fit into the cache together, so that some lose their cache."""
     with started(run, llama, max_sequences=3, cache_memory=300_000) as engine:
         requests = [
             (text, replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text))))
@@ -232,7 +233,7 @@ def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
         assert answers == [generate(model, *request) for request in requests]
 
 
-def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, model: Any) -> None:
+def test_logprobs_equal_the_models(engine: TransformersEngine, run: Run, model: Any) -> None:
     async def read() -> list[Any]:
         stream = engine.generate(
             ids(TEXTS[0]),
@@ -252,24 +253,26 @@ def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, m
         prompt.append(token.token_id)
 
 
-def test_the_token_that_ends_texts_ends_the_sequence(
+def test_an_end_token_ends_the_sequence(
     engine: TransformersEngine, run: Run, expected: list[list[int]]
 ) -> None:
-    base = engine._engines[None]
-    end = expected[0][5]
-    base.end_tokens, base._router._end_tokens, before = (
-        [end],
-        frozenset([end]),
-        (base.end_tokens, base._router._end_tokens),
+    base_engine = engine._engines[None]
+    end_token = expected[0][5]
+    base_engine.end_tokens, base_engine._router._end_tokens, old_value = (
+        [end_token],
+        frozenset([end_token]),
+        (base_engine.end_tokens, base_engine._router._end_tokens),
     )
     try:
         answer = run(collect(engine, TEXTS[0], GREEDY))
     finally:
-        base.end_tokens, base._router._end_tokens = before
-    assert answer == (expected[0][: expected[0].index(end) + 1], "stop")
+        base_engine.end_tokens, base_engine._router._end_tokens = old_value
+    assert answer == (expected[0][: expected[0].index(end_token) + 1], "stop")
 
 
-def test_closing_frees_the_cache_within_a_step(engine: TransformersEngine, run: Run) -> None:
+def test_closing_a_stream_frees_the_cache_within_a_step(
+    engine: TransformersEngine, run: Run
+) -> None:
     async def leave() -> tuple[Any, Any, int, int]:
         processor = engine._engines[None]._manager
         stream = engine.generate(ids(TEXTS[3]), greedy(200))
@@ -279,15 +282,17 @@ def test_closing_frees_the_cache_within_a_step(engine: TransformersEngine, run: 
         await stream.aclose()
         return while_open, engine.stats(), step, processor.current_batch
 
-    before, after, step, last = run(leave())
-    assert (before.running, before.waiting) == (1, 0)
-    assert before.cache_use > 0
-    assert after == (0, 0, 0.0)
-    # One step ran, and one had begun.
+    start_stats, end_stats, step, last = run(leave())
+    assert (start_stats.running, start_stats.waiting) == (1, 0)
+    assert start_stats.cache_use > 0
+    assert end_stats == (0, 0, 0.0)
+    # One step was running, and the next had begun.
     assert last - step <= 2
 
 
-def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, run: Run) -> None:
+def test_a_hundred_clients_that_leave_do_not_leak_cache(
+    engine: TransformersEngine, run: Run
+) -> None:
     async def client(number: int) -> None:
         sampling = Sampling(max_tokens=200, temperature=1.0)
         async with aclosing(engine.generate(ids(TEXTS[number % 5]), sampling)) as stream:
@@ -305,7 +310,7 @@ def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, 
 def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run) -> None:
     async def cancel_one() -> Any:
         task = asyncio.create_task(collect(engine, "a", greedy(250)))
-        await until(lambda: engine.stats().running == 1)
+        await wait_until(lambda: engine.stats().running == 1)
         await cancel(task)
         return engine.stats()
 
@@ -319,36 +324,38 @@ def test_adapters_share_the_weights_of_the_base(
 
     names = (None, "polite", "terse")
     with started(run, llama, adapters) as engine:
-        base, *adapted = (engine._engines[name].model for name in names)
+        base_engine, *adapted_models = (engine._engines[name].model for name in names)
         projections = [
-            base.model.layers[0].self_attn.q_proj,
-            *(model.model.layers[0].self_attn.q_proj.base_layer for model in adapted),
+            base_engine.model.layers[0].self_attn.q_proj,
+            *(model.model.layers[0].self_attn.q_proj.base_layer for model in adapted_models),
         ]
         weights = {projection.weight.data_ptr() for projection in projections}
-        embeddings = {model.model.embed_tokens.weight.data_ptr() for model in (base, *adapted)}
+        embeddings = {
+            model.model.embed_tokens.weight.data_ptr() for model in (base_engine, *adapted_models)
+        }
         assert (len(weights), len(embeddings)) == (1, 1)
         requests = [(TEXTS[0], greedy(adapter=name)) for name in names]
-        plain, *answers = run(collect_together(engine, requests))
-    assert plain == expected[0]
+        base_answer, *answers = run(collect_together(engine, requests))
+    assert base_answer == expected[0]
     prompt = ids(TEXTS[0])
     for answer, directory in zip(answers, adapters.values(), strict=True):
-        alone = PeftModel.from_pretrained(model_of(llama), directory).generate(
+        expected_tokens = PeftModel.from_pretrained(model_of(llama), directory).generate(
             input_ids=torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False
         )
-        assert answer == alone[0][len(prompt) :].tolist()
-    assert plain != answers[0] != answers[1] != plain
+        assert answer == expected_tokens[0][len(prompt) :].tolist()
+    assert base_answer != answers[0] != answers[1] != base_answer
 
 
 @small_pages
-def test_a_small_cache_makes_sequences_wait_and_then_refuses(
+def test_with_a_small_cache_sequences_wait_and_further_ones_are_refused(
     llama: Path, run: Run, expected: list[list[int]]
 ) -> None:
     with started(run, llama, max_sequences=2, cache_memory=300_000) as engine:
         assert engine.context_length == engine.cache_tokens < CONTEXT
-        longest = greedy(engine.context_length - len(ids("a")))
+        longest_sampling = greedy(engine.context_length - len(ids("a")))
         requests = [
             *((text, GREEDY) for text in TEXTS),
-            ("a", longest),
+            ("a", longest_sampling),
             ("a", GREEDY),
             ("a", GREEDY),
         ]
@@ -356,20 +363,20 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(
         async def crowd() -> list[list[int]]:
             with engine._engines[None]._manager.pause():
                 answers = asyncio.create_task(collect_together(engine, requests))
-                await until(lambda: engine.stats()[:2] == (0, 8))
-                with pytest.raises(Unavailable, match="8 sequences wait for room") as refused:
+                await wait_until(lambda: engine.stats()[:2] == (0, 8))
+                with pytest.raises(Unavailable, match="8 sequences wait for room") as exc_info:
                     engine.generate(ids("a"), GREEDY)
-            assert 1 <= (refused.value.retry_after or 0) <= 60
+            assert 1 <= (exc_info.value.retry_after or 0) <= 60
             return await answers
 
         answers = run(crowd())
         assert answers[:5] == expected
-        assert len(answers[5]) == longest.max_tokens
+        assert len(answers[5]) == longest_sampling.max_tokens
         assert engine.stats() == (0, 0, 0.0)
 
 
 @small_pages
-def test_a_full_cache_takes_new_sequences_once_all_have_left(
+def test_a_full_cache_accepts_new_sequences_after_all_have_left(
     llama: Path, run: Run, expected: list[list[int]]
 ) -> None:
     with started(run, llama, max_sequences=8, cache_memory=400_000) as engine:
@@ -377,7 +384,7 @@ def test_a_full_cache_takes_new_sequences_once_all_have_left(
 
         async def leave() -> list[int]:
             tasks = [asyncio.create_task(collect(engine, "a", greedy(100))) for _ in range(8)]
-            await until(lambda: scheduler.block_new_requests)
+            await wait_until(lambda: scheduler.block_new_requests)
             await cancel(*tasks)
             return (await collect(engine, TEXTS[0], GREEDY))[0]
 
@@ -385,7 +392,7 @@ def test_a_full_cache_takes_new_sequences_once_all_have_left(
         assert engine.stats() == (0, 0, 0.0)
 
 
-def test_a_cache_that_is_too_small_for_anything_is_refused_at_load(llama: Path) -> None:
+def test_a_cache_too_small_for_one_sequence_is_refused_at_load(llama: Path) -> None:
     with pytest.raises(LoadError, match=r"Set cacheMemory to \d+ or more"):
         TransformersEngine(model_of(llama), {}, HuggingFaceConfig(cache_memory=5000), [0])
 
@@ -395,42 +402,42 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
         raise RuntimeError("the device is gone")
 
     with started(run, llama) as engine:
-        base = engine._engines[None]
+        base_engine = engine._engines[None]
 
         async def die() -> list[Any]:
             tasks = [asyncio.create_task(collect(engine, text, greedy(230))) for text in TEXTS[:3]]
-            await until(lambda: engine.stats().running == 3)
-            base._manager.batch_processor.update_batch = broken
+            await wait_until(lambda: engine.stats().running == 3)
+            base_engine._manager.batch_processor.update_batch = broken
             return list(await asyncio.gather(*tasks, return_exceptions=True))
 
         for error in run(die()):
             assert isinstance(error, EngineDied)
             assert "the device is gone" in str(error)
-        base._thread.join(10)
+        base_engine._thread.join(10)
         run(asyncio.sleep(0))
         with pytest.raises(EngineDied):
             engine.generate(ids("a"), GREEDY)
 
 
-def test_a_sequence_that_begins_after_its_reader_has_left_is_ended(
+def test_a_sequence_is_ended_if_its_reader_left_before_it_began(
     engine: TransformersEngine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of steps may read that it is cancelled before it reads the request."""
+    """Let the engine's thread see the cancellation before the request."""
     manager = engine._engines[None]._manager
 
     async def late() -> int:
         calls: list[Any] = []
         with monkeypatch.context() as patch:
             patch.setattr(
-                manager, "add_request", lambda *values, **named: calls.append((values, named))
+                manager, "add_request", lambda *values, **options: calls.append((values, options))
             )
             task = asyncio.create_task(collect(engine, "a", greedy(250)))
             await asyncio.sleep(0)
             await cancel(task)
         step = manager.current_batch
-        ((values, named),) = calls
-        manager.add_request(*values, **named)
-        await until(
+        ((values, options),) = calls
+        manager.add_request(*values, **options)
+        await wait_until(
             lambda: (
                 manager.current_batch != step
                 and not manager.batch_processor.scheduler.has_pending_requests()

@@ -1,4 +1,4 @@
-"""vLLM's engine, against a small double of the documented `AsyncLLM`: vLLM itself needs a GPU."""
+"""The vLLM engine, with a small fake of the documented `AsyncLLM`, since vLLM needs a GPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 
 class Namespace:
-    def __init__(self, *values: Any, **named: Any) -> None:
-        self.values, self.named = values, named
+    def __init__(self, *values: Any, **options: Any) -> None:
+        self.values, self.named = values, options
 
 
 class EngineDead(Exception):
@@ -33,7 +33,7 @@ class EngineDead(Exception):
 
 
 class FakeLLM:
-    """A double that answers with the prompt's tokens and 0 at the end, and waits at a token 9."""
+    """A fake that answers with the prompt's tokens and a final 0; it waits at a token 9."""
 
     instance: Any = None
 
@@ -136,7 +136,7 @@ async def collect(engine: Any, prompt: list[int], sampling: Sampling) -> list[An
     return [tokens async for tokens in engine.generate(prompt, sampling)]
 
 
-def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
+def test_tokens_and_logprobs_come_from_vllm(run: Run, engine_class: Any) -> None:
     engine = load(run, engine_class, max_sequences=8, cache_memory=1 << 30)
     assert (
         FakeLLM.instance.arguments.items()
@@ -182,7 +182,7 @@ def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
     assert FakeLLM.instance.is_shut
 
 
-def test_a_schema_an_adapter_and_penalties_reach_vllm(
+def test_schema_adapter_and_penalties_are_passed_to_vllm(
     run: Run, engine_class: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 12}')
@@ -216,7 +216,7 @@ def test_closing_ends_the_sequence(run: Run, engine_class: Any) -> None:
     assert len(FakeLLM.instance.aborted) == 1
 
 
-def test_a_sequence_is_refused_where_too_many_wait(run: Run, engine_class: Any) -> None:
+def test_a_sequence_is_refused_if_too_many_wait(run: Run, engine_class: Any) -> None:
     engine = load(run, engine_class, max_sequences=1)
 
     async def crowd() -> None:
@@ -224,16 +224,18 @@ def test_a_sequence_is_refused_where_too_many_wait(run: Run, engine_class: Any) 
             asyncio.create_task(collect(engine, [9], Sampling(max_tokens=2))) for _ in range(4)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="4 sequences wait") as refused:
+        with pytest.raises(Unavailable, match="4 sequences wait") as exc_info:
             engine.generate([3], Sampling(max_tokens=2))
-        assert refused.value.retry_after == 5
+        assert exc_info.value.retry_after == 5
         FakeLLM.instance.gate.set()
         await asyncio.gather(*tasks)
 
     run(crowd())
 
 
-def test_an_engine_that_dies_ends_streams_and_takes_no_others(run: Run, engine_class: Any) -> None:
+def test_an_engine_that_dies_ends_its_streams_and_refuses_new_ones(
+    run: Run, engine_class: Any
+) -> None:
     engine = load(run, engine_class)
 
     async def die() -> None:
@@ -248,7 +250,7 @@ def test_an_engine_that_dies_ends_streams_and_takes_no_others(run: Run, engine_c
     run(die())
 
 
-def test_a_model_that_vllm_refuses_does_not_load(
+def test_a_model_that_vllm_rejects_does_not_load(
     run: Run, engine_class: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(LoadError, match="ValueError: no such architecture"):

@@ -31,7 +31,7 @@ def context() -> Context:
     return context
 
 
-def test_it_names_the_model_and_the_machine(context: Context) -> None:
+def test_it_has_the_properties_of_model_and_machine(context: Context) -> None:
     assert context.model_name == "m"
     assert context.manifest["model"]["modelName"] == "m"
     assert context.model_yaml_config == {}
@@ -45,7 +45,7 @@ def test_it_names_the_model_and_the_machine(context: Context) -> None:
     }
 
 
-def test_what_came_with_a_request_is_found_by_its_position(context: Context) -> None:
+def test_the_ids_and_headers_of_a_request_are_found_by_its_position(context: Context) -> None:
     assert context.request_ids == {0: "one", 1: "two"}
     assert [context.get_request_id(idx) for idx in (0, 1, 2)] == ["one", "two", None]
     assert context.get_request_id() == "one"
@@ -77,7 +77,7 @@ def test_all_statuses_can_be_set_at_once(context: Context) -> None:
     assert [context.get_response_status(idx) for idx in (0, 1)] == [(507, "full")] * 2
 
 
-def test_the_next_batch_begins_with_plain_answers(context: Context) -> None:
+def test_the_next_batch_begins_without_statuses_and_headers(context: Context) -> None:
     context.set_response_status(500, idx=0)
     context.cache = {"kept": True}  # type: ignore[attr-defined]  # handlers hang what they like on it
     context.begin(["three\r\n\r\n"])
@@ -86,12 +86,12 @@ def test_the_next_batch_begins_with_plain_answers(context: Context) -> None:
     assert context.cache == {"kept": True}  # type: ignore[attr-defined]
 
 
-def test_a_request_that_is_not_there_is_an_index_error(context: Context) -> None:
+def test_an_unknown_request_position_is_an_index_error(context: Context) -> None:
     with pytest.raises(IndexError, match="no request 2 in a batch of 2"):
         context.set_response_status(200, idx=2)
 
 
-def test_nothing_is_parsed_before_it_is_asked_for(context: Context) -> None:
+def test_headers_are_parsed_only_on_access(context: Context) -> None:
     context.get_request_id(0)
     assert context.processors == {}
 
@@ -107,7 +107,7 @@ def test_nothing_is_parsed_before_it_is_asked_for(context: Context) -> None:
         ("Ä", "x", "name of a header"),
     ],
 )
-def test_a_header_that_no_answer_can_have_is_refused(
+def test_an_invalid_response_header_is_refused(
     context: Context, name: str, value: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -115,9 +115,7 @@ def test_a_header_that_no_answer_can_have_is_refused(
 
 
 @given(st.text(max_size=12), st.text(max_size=30))
-def test_whatever_is_set_the_header_block_holds_that_one_line_or_none(
-    name: str, value: str
-) -> None:
+def test_a_header_becomes_exactly_one_line_or_is_refused(name: str, value: str) -> None:
     processor = RequestProcessor({})
     try:
         processor.add_response_property(name, value)
@@ -129,14 +127,14 @@ def test_whatever_is_set_the_header_block_holds_that_one_line_or_none(
 
 
 @pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "Connection"])
-def test_the_server_alone_frames_the_answer(name: str) -> None:
+def test_a_handler_cannot_set_headers_that_frame_the_answer(name: str) -> None:
     processor = RequestProcessor({})
     processor.add_response_property(name, "1")
     assert processor.header_block() == b""
 
 
 @pytest.mark.parametrize("code", [0, 100, 199, 600, "200", None])
-def test_a_status_that_no_answer_can_have_is_refused(context: Context, code: Any) -> None:
+def test_an_invalid_response_status_is_refused(context: Context, code: Any) -> None:
     with pytest.raises(ValueError, match="status"):
         context.set_response_status(code)
 
@@ -150,12 +148,12 @@ def test_request_processors_can_be_listed_and_replaced(context: Context) -> None
     assert context.get_request_header(0, "Describe") == "True"
 
 
-def test_contexts_are_equal_when_all_they_hold_is() -> None:
+def test_contexts_are_equal_if_all_their_properties_are() -> None:
     assert Context("m", "/d", {}, 1, None, "1") == Context("m", "/d", {}, 1, None, "1")
     assert Context("m", "/d", {}, 1, None, "1") != Context("n", "/d", {}, 1, None, "1")
 
 
-def test_a_piece_outside_of_a_batch_is_an_error_that_says_so(context: Context) -> None:
+def test_sending_a_piece_outside_a_batch_is_an_error(context: Context) -> None:
     with pytest.raises(RuntimeError, match="only while"):
         context.send_piece(0, b"x")
 
@@ -163,23 +161,25 @@ def test_a_piece_outside_of_a_batch_is_an_error_that_says_so(context: Context) -
 def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(
     context: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sent: list[object] = []
-    context.begin([request_meta("late", b"", []).decode()], None, lambda *piece: sent.append(piece))
+    sent_pieces: list[object] = []
+    context.begin(
+        [request_meta("late", b"", []).decode()], None, lambda *piece: sent_pieces.append(piece)
+    )
     context.send_piece(0, b"in time")
     context.end()
     for _ in range(3):
         context.send_piece(0, b"late")
-    assert sent == [(0, b"", b"in time")]
+    assert sent_pieces == [(0, b"", b"in time")]
     assert len(caplog.messages) == 1
     assert "request late is already answered" in caplog.text
 
 
-def test_headers_are_a_dict_to_json_and_pickle() -> None:
+def test_headers_can_be_dumped_and_pickled_like_a_dict() -> None:
     headers = Headers([("Accept", "a"), ("ACCEPT", "b")])
     assert json.dumps(headers) == '{"Accept": "b"}'
-    again = pickle.loads(pickle.dumps(headers))
-    assert again == headers
-    assert again["accept"] == "b"
+    restored = pickle.loads(pickle.dumps(headers))
+    assert restored == headers
+    assert restored["accept"] == "b"
 
 
 names = st.sampled_from(["a", "A", "b", "B", "Content-Type", "content-type"])
@@ -195,7 +195,7 @@ names = st.sampled_from(["a", "A", "b", "B", "Content-Type", "content-type"])
         max_size=30,
     )
 )
-def test_headers_behave_as_a_dict_of_lower_case_names(steps: list[tuple[str, str, int]]) -> None:
+def test_headers_behave_like_a_dict_of_lower_case_names(steps: list[tuple[str, str, int]]) -> None:
     headers = Headers()
     model: dict[str, int] = {}
     for step, name, value in steps:

@@ -1,4 +1,4 @@
-"""Handlers are found by their names, and a missing one is reported."""
+"""The search for handlers by name, and the errors if there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUNCTION = """
 """
 
 
-def test_a_function_named_handle_is_called_once_without_data_to_load(
+def test_a_function_named_handle_is_first_called_without_data(
     start_worker: StartWorker,
 ) -> None:
     assert start_worker(FUNCTION).ask(b"")[0].body == b"(None, 'm')"
@@ -40,7 +40,7 @@ def test_a_function_named_handle_is_called_once_without_data_to_load(
         (" handler.py ", b"(None, 'm')"),
     ],
 )
-def test_a_handler_may_be_named_in_all_these_ways(
+def test_a_handler_may_be_named_in_several_ways(
     start_worker: StartWorker, handler: str, body: bytes
 ) -> None:
     assert start_worker(FUNCTION, handler=handler).ask(b"")[0].body == body
@@ -64,7 +64,7 @@ def test_a_module_of_a_package_may_be_the_handler(start_worker: StartWorker) -> 
     assert start_worker(files=files, handler="pack.serve:run").ask(b"")[0].body == b"pack.serve"
 
 
-def test_the_only_class_is_made_and_initialised(start_worker: StartWorker) -> None:
+def test_the_only_class_is_instantiated_and_initialized(start_worker: StartWorker) -> None:
     assert [answer.body for answer in start_worker(CLASS).ask(b"", b"")] == [b"m", b"m"]
 
 
@@ -77,7 +77,7 @@ def test_a_class_may_be_named(start_worker: StartWorker) -> None:
     )
 
 
-def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(
+def test_the_only_class_with_handle_and_initialize_is_the_handler(
     start_worker: StartWorker,
 ) -> None:
     helpers = (
@@ -94,7 +94,7 @@ def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(
         ("trt_llm_handler", "OpenAI routes"),
     ],
 )
-def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(
+def test_the_error_for_an_unsupported_torchserve_handler_names_an_alternative(
     start_worker: StartWorker, name: str, instead: str
 ) -> None:
     worker = start_worker(handler=name)
@@ -103,14 +103,14 @@ def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(
     assert instead in worker.report["message"]
 
 
-def test_imported_classes_do_not_count(start_worker: StartWorker) -> None:
+def test_imported_classes_are_ignored(start_worker: StartWorker) -> None:
     assert start_worker(
         "from collections import OrderedDict\nfrom pathlib import Path\n"
         + "\n".join(CLASS.split("\n    "))
     ).loaded
 
 
-def test_a_named_function_that_is_missing_gives_way_to_the_class(start_worker: StartWorker) -> None:
+def test_if_the_named_function_is_missing_the_class_is_used(start_worker: StartWorker) -> None:
     assert start_worker(CLASS, handler="handler.py:handle_it").ask(b"")[0].body == b"m"
 
 
@@ -139,7 +139,7 @@ def test_async_handlers_run_on_one_loop(start_worker: StartWorker) -> None:
     assert worker.ask(b"")[0].body == worker.ask(b"")[0].body == b"true"
 
 
-def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(
+def test_an_async_function_is_awaited_at_load_and_for_requests(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -198,7 +198,7 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(
         ),
     ],
 )
-def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(
+def test_the_error_for_an_unusable_handler_names_the_problem(
     start_worker: StartWorker, source: str, message: str
 ) -> None:
     worker = start_worker(source)
@@ -221,7 +221,7 @@ FIRST_CALL = "The first call of a handler function"
     ],
 )
 @pytest.mark.parametrize("keyword", ["def", "async def"])
-def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(
+def test_the_error_explains_that_the_first_call_has_no_data(
     start_worker: StartWorker, keyword: str, body: str
 ) -> None:
     worker = start_worker(f"import json\n{keyword} handle(data, context):\n    {body}")
@@ -235,15 +235,13 @@ def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(
         "class A:\n    def initialize(self, context): len(None)\n    def handle(self, data, context): pass",
     ],
 )
-def test_only_a_function_that_fails_on_none_is_told_of_the_first_call(
-    start_worker: StartWorker, source: str
-) -> None:
+def test_other_errors_do_not_mention_the_first_call(start_worker: StartWorker, source: str) -> None:
     worker = start_worker(source)
     assert not worker.loaded
     assert "first call" not in worker.report["message"]
 
 
-def test_the_traceback_is_that_of_the_handlers_own_code(start_worker: StartWorker) -> None:
+def test_the_traceback_has_only_the_handlers_code(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
         import helper
@@ -263,7 +261,9 @@ def test_the_traceback_is_that_of_the_handlers_own_code(start_worker: StartWorke
     assert "loader.py" not in traceback
 
 
-def test_a_handler_that_is_not_there_is_named_with_what_there_is(start_worker: StartWorker) -> None:
+def test_the_error_for_a_missing_handler_lists_the_existing_files(
+    start_worker: StartWorker,
+) -> None:
     message = start_worker(files={"other.py": ""}).report["message"]
     assert message.startswith("Handler 'handler.py' was not found: the archive has other.py, ")
 
@@ -272,12 +272,12 @@ def test_without_a_handler_the_base_handler_is_used(start_worker: StartWorker) -
     assert "the archive names no serialized file" in start_worker(handler="").report["message"]
 
 
-def test_a_model_directory_that_is_gone_is_named(start_worker: StartWorker) -> None:
+def test_the_error_names_a_missing_model_directory(start_worker: StartWorker) -> None:
     report = start_worker(FUNCTION, model_dir="/no/such/place").report
     assert "/no/such/place cannot be entered" in report["message"]
 
 
-def test_a_handle_that_an_object_gets_when_it_is_made_is_one(start_worker: StartWorker) -> None:
+def test_handle_may_be_an_attribute_set_in_the_constructor(start_worker: StartWorker) -> None:
     worker = start_worker("""
         from ts.handler_utils.micro_batching import MicroBatching
 
@@ -300,7 +300,7 @@ def test_a_handle_that_an_object_gets_when_it_is_made_is_one(start_worker: Start
     assert [answer.body for answer in worker.ask(b"a", b"b", b"c")] == [b"2 a", b"2 b", b"1 c"]
 
 
-def test_a_file_that_is_missing_elsewhere_is_none_of_the_archives(
+def test_a_missing_file_outside_the_archive_gives_no_advice_about_it(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("open('/no/such/labels.json')")

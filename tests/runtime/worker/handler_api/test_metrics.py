@@ -1,4 +1,4 @@
-"""Metrics that handlers report by `context.metrics`."""
+"""Metrics that handlers report with `context.metrics`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_method_has_its_type_and_unit(metrics: Metrics) -> None:
     ]
 
 
-def test_counters_add_up_gauges_keep_the_last_value_and_histograms_keep_all(
+def test_counters_add_up_and_gauges_keep_the_last_value(
     metrics: Metrics,
 ) -> None:
     for value in (1, 2, 3):
@@ -64,7 +64,7 @@ def test_counters_add_up_gauges_keep_the_last_value_and_histograms_keep_all(
     ]
 
 
-def test_dimensions_of_a_call_come_before_the_default_ones(metrics: Metrics) -> None:
+def test_dimensions_of_a_call_precede_the_default_ones(metrics: Metrics) -> None:
     for dimensions in ([Dimension("Kind", "a")], [Dimension("Kind", "b")], None):
         metrics.add_counter("c", 1, None, dimensions)
     assert [dimensions for *_, dimensions in pending_values(metrics)] == [
@@ -75,7 +75,7 @@ def test_dimensions_of_a_call_come_before_the_default_ones(metrics: Metrics) -> 
 
 
 @pytest.mark.parametrize(("method", "unit"), [("add_time", "hours"), ("add_size", "bits")])
-def test_a_wrong_unit_is_refused_with_the_right_ones(
+def test_the_error_for_an_invalid_unit_lists_the_valid_ones(
     metrics: Metrics, method: str, unit: str
 ) -> None:
     with pytest.raises(ValueError, match=r"use one of"):
@@ -88,7 +88,7 @@ def test_a_counter_does_not_shrink(metrics: Metrics, caplog: pytest.LogCaptureFi
     assert "counters only grow" in caplog.text
 
 
-def test_an_error_counts_and_its_text_is_logged(
+def test_add_error_counts_an_error_and_logs_its_text(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics.add_error("failures", "disk full")
@@ -97,7 +97,7 @@ def test_an_error_counts_and_its_text_is_logged(
     assert "disk full" in caplog.text
 
 
-def test_a_metric_of_the_cache_is_found_and_updated_both_ways(metrics: Metrics) -> None:
+def test_a_cached_metric_has_two_update_methods(metrics: Metrics) -> None:
     metrics.add_metric_to_cache("jobs", "count", ["queue", "state"], MetricTypes.GAUGE)
     metric = metrics.get_metric("jobs", MetricTypes.GAUGE)
     metric.add_or_update(4, ["fast", "done"])
@@ -108,7 +108,7 @@ def test_a_metric_of_the_cache_is_found_and_updated_both_ways(metrics: Metrics) 
     ]
 
 
-def test_too_few_dimension_values_are_logged_and_fail_no_request(
+def test_missing_dimension_values_are_logged_without_an_error(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     metric = metrics.add_metric_to_cache("jobs", "count", ["queue", "state"])
@@ -118,7 +118,7 @@ def test_too_few_dimension_values_are_logged_and_fail_no_request(
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("args", "options"),
     [
         (("jobs", "count", ["queue"], MetricTypes.GAUGE), {}),
         (("jobs",), {"unit": "count", "dimension_names": ["queue"], "metric_type": "gauge"}),
@@ -133,17 +133,17 @@ def test_too_few_dimension_values_are_logged_and_fail_no_request(
         ),
     ],
 )
-def test_add_metric_of_older_releases_makes_a_metric_to_be_updated(
-    metrics: Metrics, args: Any, named: Any
+def test_add_metric_of_older_releases_returns_a_metric(
+    metrics: Metrics, args: Any, options: Any
 ) -> None:
-    metric = metrics.add_metric(*args, **named)
+    metric = metrics.add_metric(*args, **options)
     assert metric is metrics.get_metric("jobs", MetricTypes.GAUGE)
     metric.add_or_update(4, ["fast"])
     assert pending_values(metrics) == [("jobs", "gauge", "count", 4, {"queue": "fast"})]
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("args", "options"),
     [
         (("x", 1, "ms", None, []), {}),
         (("x", 1, "ms", "ALL", None, MetricTypes.COUNTER), {}),
@@ -151,17 +151,19 @@ def test_add_metric_of_older_releases_makes_a_metric_to_be_updated(
         ((), {"name": "x", "value": 1, "unit": "ms"}),
     ],
 )
-def test_add_metric_reports_at_once_in_every_form(metrics: Metrics, args: Any, named: Any) -> None:
-    assert metrics.add_metric(*args, **named) is None
+def test_add_metric_with_a_value_reports_it_at_once(
+    metrics: Metrics, args: Any, options: Any
+) -> None:
+    assert metrics.add_metric(*args, **options) is None
     assert pending_values(metrics) == [("x", "counter", "ms", 1, DEFAULTS)]
 
 
-def test_an_unknown_type_of_metric_is_refused_with_the_right_ones(metrics: Metrics) -> None:
+def test_the_error_for_an_unknown_metric_type_lists_the_valid_ones(metrics: Metrics) -> None:
     with pytest.raises(TypeError, match="counter, gauge, histogram"):
         metrics.add_metric("x", 1, "ms", metric_type="summary")
 
 
-def test_a_metric_that_was_not_added_is_a_key_error_with_the_known_ones(metrics: Metrics) -> None:
+def test_the_error_for_an_unknown_metric_lists_the_known_ones(metrics: Metrics) -> None:
     metrics.add_counter("known", 1)
     with pytest.raises(MetricsCacheKeyError, match="'other'; there is: known"):
         metrics.get_metric("other")
@@ -175,7 +177,7 @@ def test_a_metric_needs_a_name(metrics: Metrics, name: Any) -> None:
         metrics.add_counter(name, 1)
 
 
-def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(
+def test_a_metric_object_prints_as_a_line_of_torchserves_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "host")
@@ -190,14 +192,14 @@ def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(
     ]
 
 
-def test_values_that_no_answer_takes_along_do_not_pile_up(
+def test_the_number_of_pending_values_is_limited(
     metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MAX_PENDING", 3)
     for number in range(9):
         metrics.add_counter("requests", 1, dimensions=[Dimension("user", number)])
         metrics.add_metric("sizes", number, "count", metric_type="histogram")
-    # A value that is pending still grows.
+    # The pending value of a counter still grows.
     metrics.add_counter("requests", 1, dimensions=[Dimension("user", 0)])
     assert [(reported["name"], reported["value"]) for reported in metrics.pending.take()] == [
         ("requests", 2.0),
@@ -210,13 +212,13 @@ def test_values_that_no_answer_takes_along_do_not_pile_up(
     assert len(metrics.pending.take()) == 1
 
 
-def test_names_of_metrics_do_not_fill_the_memory(
+def test_the_number_of_metric_names_is_limited(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MAX_METRICS", 3)
     for number in range(9):
         metrics.add_counter(f"c{number % 6}", 1)
-    assert [len(known) for known in metrics.cache.values()] == [3, 0, 0]
+    assert [len(names_of_type) for names_of_type in metrics.cache.values()] == [3, 0, 0]
     assert sum(value for _, _, _, value, _ in pending_values(metrics)) == 9
     assert len(caplog.messages) == 1
     assert "metric c3 is dropped" in caplog.text

@@ -1,4 +1,4 @@
-"""An archive's modules beside the server's modules of the same names."""
+"""An archive's modules that have the names of the server's modules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ HOSTILE = "raise AssertionError('the archive took the place of a module of the s
 WHO = "WHO = 'the archive'\n"
 
 
-def test_a_module_that_the_server_has_imported_keeps_its_meaning(start_worker: StartWorker) -> None:
-    taken = ("json", "logging", "yaml", "torch", "typing", "numpy", "traceback")
+def test_an_archives_module_does_not_replace_one_that_the_server_imported(
+    start_worker: StartWorker,
+) -> None:
+    server_modules = ("json", "logging", "yaml", "torch", "typing", "numpy", "traceback")
     worker = start_worker(
         """
         import sys, utils
@@ -24,7 +26,7 @@ def test_a_module_that_the_server_has_imported_keeps_its_meaning(start_worker: S
             if data is not None:
                 return [{"theirs": yaml.nodes.__file__, "utils": utils.WHO, "named": sys.modules["utils"] is utils}]
         """,
-        files={f"{name}.py": HOSTILE for name in taken} | {"utils.py": WHO},
+        files={f"{name}.py": HOSTILE for name in server_modules} | {"utils.py": WHO},
     )
     assert worker.loaded, worker.report
     answer = worker.values(b"")[0]
@@ -32,7 +34,7 @@ def test_a_module_that_the_server_has_imported_keeps_its_meaning(start_worker: S
     assert (answer["utils"], answer["named"]) == ("the archive", True)
 
 
-def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
+def test_a_handler_and_its_helpers_import_the_archives_modules(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
@@ -60,7 +62,7 @@ def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
     assert answer == {"found": ["the archive"] * 4, "same": True, "part": [11, 11]}
 
 
-def test_modules_that_hide_installed_ones_are_named(
+def test_modules_that_hide_installed_ones_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -76,12 +78,14 @@ def test_modules_that_hide_installed_ones_are_named(
     assert "modules mailbox hide installed modules" in caplog.messages[1]
 
 
-def test_a_handler_may_be_called_as_a_module_that_others_need(start_worker: StartWorker) -> None:
+def test_a_handler_may_have_the_name_of_a_module_that_others_need(
+    start_worker: StartWorker,
+) -> None:
     source = "import pkgutil\ndef handle(data, context):\n    return data and [str('Queue' in dir(pkgutil.resolve_name('queue')))]\n"
     assert start_worker(files={"queue.py": source}, handler="queue.py").ask(b"")[0].body == b"True"
 
 
-def test_code_that_a_link_leads_to_outside_is_not_run(start_worker: StartWorker, tmp_path) -> None:
+def test_code_outside_the_model_is_not_run(start_worker: StartWorker, tmp_path) -> None:
     (tmp_path / "x.py").write_text("def handle(data, context):\n    return data\n")
     worker = start_worker(
         handler="x.py", files={"handler.py": ""}, model_dir=str(tmp_path / "model-0")

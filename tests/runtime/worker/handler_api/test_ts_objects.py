@@ -1,4 +1,4 @@
-"""Objects of TorchServe's `ts` that tsx itself does not use."""
+"""Objects of TorchServe's package `ts` that tsx does not use itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.worker.handler_api.ts_objects import (
 )
 
 
-def test_metrics_of_a_file_are_there_before_a_handler_reports(tmp_path: Path) -> None:
+def test_metrics_declared_in_a_file_exist_before_a_handler_reports(tmp_path: Path) -> None:
     path = tmp_path / "metrics.yaml"
     path.write_text(
         "model_metrics:\n  gauge:\n  - {name: HandlerTime, unit: ms, dimensions: [ModelName, Level]}\n"
@@ -41,7 +41,7 @@ def test_metrics_of_a_file_are_there_before_a_handler_reports(tmp_path: Path) ->
         (None, MetricsCacheIOError),
     ],
 )
-def test_a_file_that_declares_no_metrics_is_an_error_of_its_kind(
+def test_a_file_without_metrics_is_an_error(
     tmp_path: Path, content: str | None, error: type[Exception]
 ) -> None:
     path = tmp_path / "metrics.yaml"
@@ -51,5 +51,5 @@ def test_a_file_that_declares_no_metrics_is_an_error_of_its_kind(
         MetricsCacheYamlImpl(path).initialize_cache()
 
 
-def test_a_backend_is_its_name() -> None:
+def test_a_backend_equals_its_name() -> None:
     assert PT2Backend("inductor") == "inductor"

@@ -1,4 +1,4 @@
-"""The package `ts` in workers and in scripts of users."""
+"""The package `ts` in workers and in users' scripts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tsx_runtime.worker.handler_api.utils import (
 ROOT = Path(__file__).parents[4]
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
 MODULES = {module: listed for module, listed in names().items() if module.startswith("ts.")}
-# Names that modules of TorchServe import, and users import from there.
-ALSO = {
+# Names that TorchServe's modules import, and that users import from these modules.
+REEXPORTED_NAMES = {
     "ts": ["__version__"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
@@ -46,12 +46,12 @@ NAMES = {
                 for name in MODULES.get(module, [])
                 if not ts_shim.find_replacement(f"{module}.{name}")
             ),
-            *ALSO.get(module, []),
+            *REEXPORTED_NAMES.get(module, []),
         ]
     )
     for module in ts_shim.NAMES
 }
-EVERY_WAY = """
+ALL_IMPORTS = """
 import importlib, importlib.util, json, pickle, sys
 import ts.context, ts.handler_utils.utils, ts.metrics.process_memory_metric, ts.service, ts.utils.util
 
@@ -91,7 +91,7 @@ def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
     assert worker.values(b"")[0] == ["0.12.0", True, True]
 
 
-def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(
+def test_metrics_and_settings_work_as_in_torchserve(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "own.yaml").write_text("a: [1]\n")
@@ -104,9 +104,9 @@ def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(
 
 @pytest.fixture(scope="module")
 def script(processes: None) -> subprocess.CompletedProcess[str]:
-    """Run EVERY_WAY in a new interpreter, as a user's script outside of a worker."""
+    """Run ALL_IMPORTS in a new interpreter, like a user's script outside a worker."""
     return subprocess.run(
-        [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES)), json.dumps(names())],
+        [sys.executable, "-c", ALL_IMPORTS, json.dumps(list(NAMES)), json.dumps(names())],
         env={**os.environ, "PYTHONPATH": str(SHIMS)},
         capture_output=True,
         text=True,
@@ -115,19 +115,21 @@ def script(processes: None) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it(
+def test_scripts_can_import_every_name_without_heavy_packages(
     script: subprocess.CompletedProcess[str],
 ) -> None:
     assert json.loads(script.stdout)[:3] == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
     assert "TorchServe's module 'ts.wfdl'" in script.stderr
 
 
-def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead(
+def test_every_public_name_of_torchserve_exists_or_names_an_alternative(
     script: subprocess.CompletedProcess[str],
 ) -> None:
-    refused = json.loads(script.stdout)[3]
+    refused_names = json.loads(script.stdout)[3]
     all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
-    included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
+    included = {
+        f"{module}.{name}" for module in REEXPORTED_NAMES for name in REEXPORTED_NAMES[module]
+    }
     hints = {
         name: hint
         for name in all_names
@@ -138,28 +140,30 @@ def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead
         for name in listed
         if module.startswith(PARTS)
     }
-    assert refused.keys() == hints.keys()
-    assert all(hint in refused[name] for name, hint in hints.items())
+    assert refused_names.keys() == hints.keys()
+    assert all(hint in refused_names[name] for name, hint in hints.items())
     documented = (ROOT / "docs" / "reference" / "torchserve.md").read_text(encoding="utf-8")
     assert [name for name in [*ts_shim.REPLACEMENTS, PARTS] if f"`{name}`" not in documented] == []
 
 
-def test_a_private_name_is_no_import_error() -> None:
+def test_a_private_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.service", "no_such_name")
-    # pickle looks in all modules for a function that does not name its module.
+    # pickle searches all modules for a function without `__module__`.
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.protocol.otf_message_handler", "log1p")
 
 
-def test_nothing_of_it_is_seen_outside_of_workers(processes: None) -> None:
+def test_the_server_process_does_not_import_ts(processes: None) -> None:
     names = "import sys, tsx_runtime.targets.server.server; print(*sys.modules, *sys.meta_path)"
-    seen = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
-    assert "tsx_runtime.targets.server.server" in seen.stdout
-    assert not {"ts", "ts.torch_handler"} & set(seen.stdout.split())
-    assert ts_shim.ShimFinder.__name__ not in seen.stdout
+    process = subprocess.run(
+        [sys.executable, "-c", names], capture_output=True, text=True, check=True
+    )
+    assert "tsx_runtime.targets.server.server" in process.stdout
+    assert not {"ts", "ts.torch_handler"} & set(process.stdout.split())
+    assert ts_shim.ShimFinder.__name__ not in process.stdout
 
 
 def test_a_handler_that_is_named_by_its_module_in_ts_is_served(start_worker: StartWorker) -> None:
@@ -207,7 +211,7 @@ def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
 
 
 @pytest.mark.parametrize("name", ["NoSuchClass", "json.NoSuchClass"])
-def test_a_class_that_is_not_there_is_an_import_error(name: str) -> None:
+def test_a_missing_class_is_an_import_error(name: str) -> None:
     with pytest.raises(ImportError, match="NoSuchClass"):
         import_class(name)
 
@@ -221,7 +225,7 @@ def test_processes_are_reported_with_their_resident_bytes(
     assert int(size) > 1 << 20
 
 
-def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> None:
+def test_the_model_of_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> None:
     class Weights(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)

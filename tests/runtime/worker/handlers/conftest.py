@@ -1,4 +1,4 @@
-"""Small models, in every format that is served."""
+"""Small models in all supported formats."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tsx_runtime.worker import model_loading
 
 
 def torch_bytes(value: Any) -> bytes:
-    """Return what torch.save writes."""
+    """Return the bytes that torch.save writes."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
 
 
 def script_bytes(module: torch.nn.Module) -> bytes:
-    """Return the file of a module as TorchScript."""
+    """Return a module as the bytes of a TorchScript file."""
     file = io.BytesIO()
     torch.jit.save(torch.jit.script(module), file)
     return file.getvalue()
 
 
 def encoded(image: Image.Image, form: str = "PNG") -> bytes:
-    """Return the file of an image."""
+    """Return an image as the bytes of a file."""
     file = io.BytesIO()
     image.save(file, form)
     return file.getvalue()
@@ -48,7 +48,7 @@ class Net(torch.nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]  # torch's modules
 
 
-# The content of a model file.
+# the content of a model file
 MODEL = f"import torch\n\n\n{inspect.getsource(Net)}"
 
 
@@ -92,7 +92,7 @@ def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="session")
 def onnx_bytes(net: Net) -> bytes:
-    """Return the model as ONNX, written node by node: exporting needs onnxscript."""
+    """Return the model as ONNX, made node by node, since exporting needs onnxscript."""
     from onnx import TensorProto, helper, numpy_helper
 
     weights = {name: value.numpy() for name, value in net.state_dict().items() if value.ndim}

@@ -1,4 +1,4 @@
-"""BaseHandler serves every kind of model file, and explains why it cannot load one."""
+"""BaseHandler, which serves every kind of model file and explains why one cannot be loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Broken(nn.Module):
         raise RuntimeError("needs a GPU")
 """
 TWIN = "\nclass Twin(Net):\n    pass\n"
-OWN_LOADING = (
+CUSTOM_LOADING = (
     MODEL
     + """
     def load_state_dict(self, state_dict, strict=True):
@@ -62,9 +62,9 @@ Serve = Callable[..., Worker]
 
 @pytest.fixture
 def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
-    """Return a function that starts a worker that takes rows.
+    """Return a function that starts a worker whose requests are rows.
 
-    `file` is one of `model_bytes` or of `files`; `model_py` is the source of the model file.
+    `file` is a key of `model_bytes` or of `files`; `model_py` is the source of the model file.
     """
 
     def start(
@@ -109,26 +109,26 @@ def assert_numbers_of(worker: Worker, net: Net) -> None:
         ("script.pt", MODEL),
         ("frozen.pt", None),
         ("program.pt2", None),
-        ("parallel.pth", OWN_LOADING),
+        ("parallel.pth", CUSTOM_LOADING),
         ("weights.pth", MODEL + "\nclass Helper: pass\n"),
         ("checkpoint.pth", MODEL + BLOCK + OTHER + BROKEN),
     ],
 )
-def test_every_kind_of_model_gives_the_models_own_numbers(
+def test_every_kind_of_model_file_gives_the_models_values(
     serve: Serve, net: Net, file: str, model_py: str | None
 ) -> None:
-    """Take the class that the weights fit if the model file has several."""
+    """Include a model file with several classes, of which one fits the weights."""
     assert_numbers_of(serve(file, model_py), net)
 
 
-def test_a_handler_may_ask_for_its_device() -> None:
+def test_a_handler_can_read_its_device() -> None:
     handler = BaseHandler()
     handler.device = torch.device("cpu")
     assert handler.get_device() == torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_program_exported_for_one_batch_size_takes_every_other(
+def test_a_program_exported_for_one_batch_size_accepts_others(
     serve: Serve, net: Net, tmp_path: Any, size: int
 ) -> None:
     path = tmp_path / "fixed.pt2"
@@ -138,7 +138,7 @@ def test_a_program_exported_for_one_batch_size_takes_every_other(
 
 @pytest.fixture
 def onnx_files(onnx_bytes: bytes, tmp_path: Path) -> dict[str, bytes]:
-    """Return a model as torch.onnx.export writes it: its weights are in a second file."""
+    """Return a model as torch.onnx.export writes it, with its weights in a second file."""
     pytest.importorskip("onnxruntime")
     import onnx
 
@@ -147,7 +147,7 @@ def onnx_files(onnx_bytes: bytes, tmp_path: Path) -> dict[str, bytes]:
     return {name: (tmp_path / name).read_bytes() for name in ("lin.onnx", "lin.onnx.data")}
 
 
-def test_onnx_models_are_served_also_with_weights_in_a_second_file(
+def test_onnx_models_may_have_their_weights_in_a_second_file(
     serve: Serve, net: Net, onnx_bytes: bytes, onnx_files: dict[str, bytes]
 ) -> None:
     assert_numbers_of(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
@@ -161,7 +161,7 @@ def test_onnx_models_are_served_also_with_weights_in_a_second_file(
         (b"../onnx.dataX", "'../onnx.dataX', which is refused"),
     ],
 )
-def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
+def test_the_error_names_missing_or_outside_onnx_weights(
     serve: Serve, onnx_files: dict[str, bytes], location: bytes, message: str
 ) -> None:
     content = onnx_files["lin.onnx"].replace(b"lin.onnx.data", location)
@@ -190,15 +190,15 @@ def test_a_handler_may_call_an_onnx_session_itself(serve: Serve, onnx_bytes: byt
     assert len(ask(worker, 1)[0]) == 2
 
 
-def test_without_onnxruntime_the_pip_command_is_named(serve: Serve, onnx_bytes: bytes) -> None:
+def test_without_onnxruntime_the_error_has_the_pip_command(serve: Serve, onnx_bytes: bytes) -> None:
     source = "import sys\nsys.modules['onnxruntime'] = None\nfrom ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): pass"
     worker = serve("model.onnx", source=source, files={"model.onnx": onnx_bytes})
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
-# Settings for one compilation. Precompiled headers and tests of vector instructions pay only for
-# many.
-QUICK = """
+# These settings avoid precompiled headers and tests of vector instructions, which would slow down a
+# single compilation.
+FAST_COMPILATION = """
 import torch._inductor.config
 if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):
     torch._inductor.config.aot_inductor.precompile_headers = False
@@ -229,14 +229,16 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
         )
         return ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
 
-    assert answers_double("double.pt2", exported.read_bytes(), ahead, QUICK + textwrap.dedent(ROWS))
+    assert answers_double(
+        "double.pt2", exported.read_bytes(), ahead, FAST_COMPILATION + textwrap.dedent(ROWS)
+    )
     (package,) = (tmp_path / "cache" / "tsx").iterdir()
-    written = package.stat()
-    # The second worker loads what the first one compiled.
+    old_stat = package.stat()
+    # The second worker loads the file that the first one has compiled.
     assert answers_double("double.pt2", exported.read_bytes(), ahead)
     assert (package.stat().st_ino, package.stat().st_mtime_ns) == (
-        written.st_ino,
-        written.st_mtime_ns,
+        old_stat.st_ino,
+        old_stat.st_mtime_ns,
     )
     description = describe_model_file(package)
     assert (description.kind, description.device, description.detail) == (
@@ -244,7 +246,7 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
         "cpu",
         "compiled for cpu",
     )
-    # Older releases of torch wrote the library alone.
+    # Older releases of torch wrote only the library.
     with zipfile.ZipFile(package) as archive:
         library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
     assert answers_double("double.pt2", package.read_bytes(), {})
@@ -274,7 +276,7 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
         (None, MODEL + TWIN, "there are no weights to choose by"),
     ],
 )
-def test_weights_and_model_files_that_do_not_fit_are_explained(
+def test_the_error_explains_weights_that_do_not_fit_the_model_file(
     serve: Serve, file: str | None, model_py: str, message: str
 ) -> None:
     worker = serve(file, model_py)
@@ -282,11 +284,11 @@ def test_weights_and_model_files_that_do_not_fit_are_explained(
     assert message in worker.report["message"]
     assert len(worker.report["message"]) < 1000
     if "does not fit" in message:
-        # torch's traceback only repeats the message, at length.
+        # There is no traceback, because torch's would only repeat the message.
         assert worker.report["traceback"] == ""
 
 
-def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
+def test_without_a_serialized_file_the_class_loads_its_own_weights(
     serve: Serve, net: Net, model_bytes: dict[str, bytes]
 ) -> None:
     source = MODEL.replace(
@@ -328,7 +330,7 @@ def test_a_model_class_gets_its_arguments_from_the_configuration(
 
 
 @pytest.mark.parametrize("manifest", [{}, {"model": None}, {"model": {}}])
-def test_a_manifest_that_names_no_weights_is_explained(
+def test_the_error_explains_a_manifest_without_weights(
     start_worker: StartWorker, manifest: dict[str, Any]
 ) -> None:
     worker = start_worker(handler="base_handler", manifest=manifest)
@@ -371,7 +373,7 @@ def test_the_class_that_the_manifest_names_is_served(
         ("junk.pt", "junk.pt"),
     ],
 )
-def test_a_model_file_that_cannot_be_served_is_explained(
+def test_the_error_explains_an_unusable_model_file(
     serve: Serve, model_bytes: dict[str, bytes], file: str, message: str
 ) -> None:
     broken = {
@@ -382,13 +384,11 @@ def test_a_model_file_that_cannot_be_served_is_explained(
     worker = serve(file, files={name: broken[name] for name in [file] if name in broken})
     assert not worker.loaded
     assert message in worker.report["message"]
-    # The path of the cache would not help the user.
+    # The message has no path of the cache, which would not help the user.
     assert f"/{file}" not in worker.report["message"]
 
 
-def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
-    serve: Serve, tmp_path: Any
-) -> None:
+def test_a_file_that_contains_code_is_refused_unless_trusted(serve: Serve, tmp_path: Any) -> None:
     script = tmp_path / "whole.py"
     script.write_text(
         "import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x): return x * 2\n"
@@ -403,22 +403,24 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
         sys.modules.pop("whole", None)
     files = {"whole.pth": (tmp_path / "whole.pth").read_bytes(), "whole.py": script.read_bytes()}
     start = partial(serve, "whole.pth", files=files)
-    refused = start(model={"modelFile": "whole.py"})
-    assert "would run code from it" in refused.report["message"]
-    assert "`weightsOnly: false`" in refused.report["message"]
+    refused_worker = start(model={"modelFile": "whole.py"})
+    assert "would run code from it" in refused_worker.report["message"]
+    assert "`weightsOnly: false`" in refused_worker.report["message"]
     for names in ({"modelFile": "whole.py"}, {}):
         trusted = start(model=names, model_config={"weightsOnly": False})
         assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
-    wrong = start(model_config={"weightsOnly": "no"})
-    assert "weightsOnly in model-config.yaml is 'no'" in wrong.report["message"]
+    misconfigured_worker = start(model_config={"weightsOnly": "no"})
+    assert "weightsOnly in model-config.yaml is 'no'" in misconfigured_worker.report["message"]
 
 
-def test_handling_time_is_reported_and_the_steps_where_profiling_is_asked_for(
+def test_handling_time_is_reported_and_with_profiling_also_the_steps(
     serve: Serve,
 ) -> None:
-    plain = serve("script.pt")
-    ask(plain, QUESTIONS[0])
-    assert [(metric["name"], metric["unit"]) for metric in plain.metrics] == [("HandlerTime", "ms")]
+    worker = serve("script.pt")
+    ask(worker, QUESTIONS[0])
+    assert [(metric["name"], metric["unit"]) for metric in worker.metrics] == [
+        ("HandlerTime", "ms")
+    ]
     profiled = serve("script.pt", model_config={"handler": {"profile": True}})
     ask(profiled, QUESTIONS[0])
     names = [metric["name"] for metric in profiled.metrics]
@@ -449,7 +451,7 @@ def test_describe_and_explain_requests_reach_their_methods(serve: Serve) -> None
 
 
 @pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
-def test_an_explanation_tells_what_each_number_of_a_row_weighs(
+def test_an_explanation_has_a_weight_for_each_number_of_a_row(
     serve: Serve, net: Net, file: str
 ) -> None:
     worker = serve(file, MODEL if file == "weights.pth" else None)
@@ -457,14 +459,14 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
     row = torch.tensor([[1.0, 2.0, 3.0]])
     with torch.inference_mode():
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
-    # Integrated gradients promise this.
+    # Integrated gradients have this property.
     assert sum(weights) == pytest.approx(change, rel=0.1)
-    wrong = worker.ask(a_request([1, 2, 3], query=b"target=2", explain="True"))[0]
-    assert wrong.status == 400
-    assert "target 2 is not a class" in wrong.message
+    bad_answer = worker.ask(a_request([1, 2, 3], query=b"target=2", explain="True"))[0]
+    assert bad_answer.status == 400
+    assert "target 2 is not a class" in bad_answer.message
 
 
-def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
+def test_the_error_for_a_model_without_gradients_names_an_alternative(
     serve: Serve, onnx_bytes: bytes
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -479,7 +481,7 @@ def start_profiled(serve: Serve, tmp_path: Path) -> Worker:
     return serve("script.pt", source=source, variables={"ENABLE_TORCH_PROFILER": "1"})
 
 
-def test_torchs_profiler_leaves_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
+def test_torchs_profiler_writes_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
     assert_numbers_of(start_profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
 
@@ -503,15 +505,15 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
     [
         "eager",
         {"compile": {"enable": True, "backend": "aot_eager"}},
-        # Weights alone cannot be compiled ahead.
+        # Weights without a model file cannot be compiled in advance.
         {"export": {"aot_compile": True}},
     ],
 )
-def test_a_model_gives_the_same_numbers_compiled_or_not(serve: Serve, net: Net, pt2: Any) -> None:
+def test_a_compiled_model_gives_the_same_values(serve: Serve, net: Net, pt2: Any) -> None:
     assert_numbers_of(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
 
 
-def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) -> None:
+def test_without_a_gpu_the_cpu_is_used(serve: Serve, net: Net) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     worker = serve("script.pt", gpu_id=0)

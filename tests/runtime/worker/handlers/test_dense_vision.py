@@ -15,7 +15,7 @@ from tests.runtime.worker.handlers.steps.image_samples import sample
 
 
 class Bright(torch.nn.Module):
-    """A model of two classes a pixel: dark and bright."""
+    """A model with two classes per pixel: dark and bright."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         red = x[:, 0]
@@ -63,7 +63,7 @@ def segmenter(start_shared_worker: StartWorker) -> Worker:
     )
 
 
-def test_every_pixel_gets_its_likeliest_class_and_the_probability_of_it(
+def test_every_pixel_gets_its_most_likely_class_and_probability(
     segmenter: Worker,
 ) -> None:
     dark, bright = ask(segmenter, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
@@ -81,7 +81,7 @@ def test_an_explanation_has_a_weight_for_each_pixel(segmenter: Worker) -> None:
     (answer,) = segmenter.values(a_request(image, query=b"target=1", explain="True"))
     weights = torch.tensor(answer)
     assert weights.shape == (3, 224, 224)
-    # Only the red channel counts.
+    # Only the red channel affects the result.
     assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)
     assert weights[1:].abs().max() == 0
 
@@ -99,13 +99,15 @@ def test_objects_above_the_threshold_are_named_with_their_boxes(
     )
     (small,) = ask(worker, sample(30, 20))
     assert small == [{"person": [0.0, 0.0, 30.0, 20.0], "score": pytest.approx(0.75)}]
-    several = ask(worker, sample(30, 20), sample(50, 40, "L"))
-    assert several == [small, [{"person": [0.0, 0.0, 50.0, 40.0], "score": pytest.approx(0.75)}]]
-    before, bad, after = worker.ask(encoded(sample(30, 20)), b"no image", encoded(sample(30, 20)))
-    assert (before.status, bad.status, after.status) == (200, 400, 200)
+    answers = ask(worker, sample(30, 20), sample(50, 40, "L"))
+    assert answers == [small, [{"person": [0.0, 0.0, 50.0, 40.0], "score": pytest.approx(0.75)}]]
+    first_answer, bad_answer, last_answer = worker.ask(
+        encoded(sample(30, 20)), b"no image", encoded(sample(30, 20))
+    )
+    assert (first_answer.status, bad_answer.status, last_answer.status) == (200, 400, 200)
 
 
-def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(
+def test_images_of_one_size_become_one_tensor_and_the_threshold_is_configurable(
     start_worker: StartWorker,
 ) -> None:
     source = """

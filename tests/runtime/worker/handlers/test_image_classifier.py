@@ -46,7 +46,7 @@ def classifier(start_shared_worker: StartWorker) -> Worker:
 PHOTO = encoded(sample(300, 200))
 
 
-def test_an_image_in_each_form_gets_its_five_likeliest_classes(classifier: Worker) -> None:
+def test_an_image_in_each_format_gets_its_five_most_likely_classes(classifier: Worker) -> None:
     text = base64.b64encode(PHOTO)
     form = (
         b'--x\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
@@ -69,7 +69,7 @@ def test_an_image_in_each_form_gets_its_five_likeliest_classes(classifier: Worke
         assert answer == pytest.approx(expected)
 
 
-def test_images_come_in_kserves_envelopes(start_worker: StartWorker, classifier: Worker) -> None:
+def test_images_may_come_in_kserve_envelopes(start_worker: StartWorker, classifier: Worker) -> None:
     text = base64.b64encode(PHOTO).decode()
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
     instances = a_request({"instances": [{"data": text}, {"b64": text}]})
@@ -81,7 +81,7 @@ def test_images_come_in_kserves_envelopes(start_worker: StartWorker, classifier:
     assert (output["name"], output["datatype"], output["data"]) == ("image", "BYTES", [expected])
 
 
-def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
+def test_nested_lists_are_used_without_preprocessing(classifier: Worker) -> None:
     (answer,) = classifier.values(a_request([[[0.5] * 4] * 4] * 3))
     expected = torch.softmax(0.5 * torch.arange(CLASSES), 0).topk(5)
     assert list(answer.values()) == pytest.approx(expected.values.tolist())
@@ -100,24 +100,24 @@ def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
         (a_request(encoded(Image.new("1", (60_000, 1)))), "its 60000 x 1 pixels"),
     ],
 )
-def test_a_request_without_an_image_is_refused_and_its_neighbours_are_answered(
+def test_a_request_without_an_image_fails_alone(
     classifier: Worker, request_: Request, message: str
 ) -> None:
-    before, bad, after = classifier.ask(PHOTO, request_, PHOTO)
-    assert before == after
-    assert before.status == 200
-    assert bad.status == 400
-    assert message in bad.message
+    first_answer, bad_answer, last_answer = classifier.ask(PHOTO, request_, PHOTO)
+    assert first_answer == last_answer
+    assert first_answer.status == 200
+    assert bad_answer.status == 400
+    assert message in bad_answer.message
 
 
 def bomb(width: int, height: int) -> bytes:
-    """Return a PNG header that claims a size; the pixels are never read."""
+    """Return a PNG file whose header has a given size; its pixels must not be read."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     checksum = struct.pack(">I", zlib.crc32(head))
     return b"\x89PNG\r\n\x1a\n\0\0\0\r" + head + checksum + b"\0" * 4 + b"IDAT" + b"\0" * 4
 
 
-def test_gigantic_images_are_refused_unless_the_limit_is_off(
+def test_huge_images_are_refused_unless_the_limit_is_off(
     start_worker: StartWorker, classifier: Worker
 ) -> None:
     limited = classifier.ask(bomb(20_000, 20_000))[0]
@@ -139,7 +139,7 @@ def test_classes_have_the_names_of_the_mapping(start_worker: StartWorker) -> Non
     }
 
 
-def test_more_classes_can_be_asked_for_than_there_are(start_worker: StartWorker) -> None:
+def test_asking_for_too_many_classes_returns_all(start_worker: StartWorker) -> None:
     source = """
         from ts.torch_handler.image_classifier import ImageClassifier
         class All(ImageClassifier):

@@ -25,7 +25,7 @@ WORDS = ["<unk>", "good", "bad", "day", "it", "is", "cafe", "good day"]
 
 
 class Net(torch.nn.Module):
-    """A model in which `good` counts for class 1, `bad` for class 2, other words for class 0."""
+    """A model in which `good` adds to class 1, `bad` to class 2, and other words to class 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def probabilities(*counts: float) -> dict[str, Any]:
     )
 
 
-def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: StartWorker) -> None:
+def test_each_text_of_a_batch_gets_the_models_probabilities(start_worker: StartWorker) -> None:
     worker = start(start_worker)
     assert worker.loaded, worker.report
     form = b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\na good day\r\n--x--\r\n'
@@ -102,7 +102,7 @@ def test_an_explanation_names_the_words_and_their_weights(start_worker: StartWor
         request = a_request(b"It is a good day", query=b"target=1", explain="True")
         (insight,) = start(start_worker, files, model=model).values(request)
         assert insight["words"] == ["it", "is", "a", "good", "day"]
-        # The pair "good day" weighs 1, a half for each of its words.
+        # The pair "good day" has the weight 1: one half for each of its words.
         length = (2.5**2 + 0.5**2) ** 0.5
         assert insight["importances"] == pytest.approx(
             [0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4
@@ -141,7 +141,7 @@ def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
         assert message in worker.report["message"]
 
 
-def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
+def test_the_vocabulary_may_have_its_name_in_old_archives(
     start_worker: StartWorker,
 ) -> None:
     files = {"vocab.pt": torch_bytes({"good": 1})}
@@ -149,7 +149,7 @@ def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
     assert worker.values(b"a good bad day")[0] == pytest.approx(probabilities(0, 2, 0))
 
 
-def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> None:
+def test_the_error_names_a_missing_vocabulary(start_worker: StartWorker) -> None:
     worker = start_worker(
         files={name: FILES[name] for name in ("model.py", "weights.pth")},
         model=EAGER,
@@ -182,11 +182,9 @@ def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> Non
         ),
     ],
 )
-def test_each_step_of_cleaning_does_what_torchserves_does(
-    step: Any, text: str, result: Any
-) -> None:
+def test_each_cleaning_step_equals_torchserves(step: Any, text: str, result: Any) -> None:
     assert step(text) == result
 
 
-def test_runs_of_words_come_by_length() -> None:
+def test_ngrams_are_sorted_by_length() -> None:
     assert list(ngrams_iterator(["a", "b", "c"], 3)) == ["a", "b", "c", "a b", "b c", "a b c"]

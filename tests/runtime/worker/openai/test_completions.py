@@ -1,4 +1,4 @@
-"""The log probabilities of OpenAI's completions, which name tokens by their text."""
+"""The log probabilities of OpenAI's completions, which identify tokens by their text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tsx_runtime.worker.openai.completions import CompletionReply
 
 
 class Bytes:
-    """A generator whose tokens are bytes: those of longer characters all read the same."""
+    """A generator whose tokens are bytes; all bytes of longer characters have the same text."""
 
     context_length = 100
     adapters = ()
@@ -24,7 +24,7 @@ class Bytes:
         return None
 
 
-def test_the_likeliest_of_tokens_with_the_same_text_is_shown() -> None:
+def test_only_the_most_likely_token_of_each_text_is_shown() -> None:
     generator: Any = Bytes()
     reply = CompletionReply({"prompt": "a", "max_tokens": 1, "logprobs": 3}, generator, "m")
     reply.add(
@@ -36,8 +36,8 @@ def test_the_likeliest_of_tokens_with_the_same_text_is_shown() -> None:
             [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])],
         ),
     )
-    shown = reply.body()["choices"][0]["logprobs"]
-    assert (shown["token_logprobs"], shown["top_logprobs"]) == (
+    logprobs = reply.body()["choices"][0]["logprobs"]
+    assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == (
         [-1.0],
         [{"\ufffd": -1.0, "a": -2.0}],
     )

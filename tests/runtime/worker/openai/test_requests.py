@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's API: the fields that are read, taken and refused."""
+"""Bodies of OpenAI's API, with fields that are used, ignored or refused."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ from tsx_runtime.worker.openai.responses import ResponseRequest
         ("org/other", {}),
     ],
 )
-def test_an_adapter_is_named_behind_this_models_name(
-    model: str, parameters: dict[str, Any]
-) -> None:
+def test_an_adapter_follows_the_models_name(model: str, parameters: dict[str, Any]) -> None:
     request = tasks.read("v1/embeddings", {"model": model, "input": "a"}).task_request("m")
     assert request == (["a"], {"normalize": True} | parameters)
 
 
-def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:
+def test_fields_without_effect_are_accepted_and_unsupported_ones_refused() -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "made_up": None, "max_tokens": None}
     assert read(CompletionRequest, {"prompt": "a", **NEUTRAL_VALUES, **harmless}).prompt == ["a"]
-    with pytest.raises(RefusedField, match="'min_tokens' is not supported here") as caught:
+    with pytest.raises(RefusedField, match="'min_tokens' is not supported here") as exc_info:
         read(CompletionRequest, {"prompt": "a", "min_tokens": 2})
-    assert (caught.value.param, caught.value.code) == ("min_tokens", "unsupported_parameter")
+    assert (exc_info.value.param, exc_info.value.code) == ("min_tokens", "unsupported_parameter")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:
         {"top_logprobs": 0},
     ],
 )
-def test_values_of_responses_that_mean_none_are_taken(fields: dict[str, Any]) -> None:
+def test_values_of_responses_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     assert len(read(ResponseRequest, {"input": "a", **fields}).input) == 1
 
 
@@ -70,16 +68,16 @@ def test_values_of_responses_that_mean_none_are_taken(fields: dict[str, Any]) ->
 def test_values_of_responses_that_would_change_the_answer_are_refused(
     fields: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(RefusedField) as caught:
+    with pytest.raises(RefusedField) as exc_info:
         read(ResponseRequest, {"input": "a", **fields})
-    assert caught.value.param == param
+    assert exc_info.value.param == param
 
 
 @pytest.mark.parametrize("body", [{"prompt": None}, '{"prompt": null}', {}])
-def test_a_field_that_is_null_counts_as_not_given(body: Any) -> None:
-    with pytest.raises(RefusedField, match="'prompt' is missing") as caught:
+def test_a_null_field_counts_as_missing(body: Any) -> None:
+    with pytest.raises(RefusedField, match="'prompt' is missing") as exc_info:
         read(CompletionRequest, body)
-    assert caught.value.code == "missing_required_parameter"
+    assert exc_info.value.code == "missing_required_parameter"
     asked = {
         "prompt": "a",
         "stream_options": {"include_usage": True, "made_up": None},
@@ -108,7 +106,7 @@ def test_penalties_and_biases_reach_the_engine(as_json: bool) -> None:
     ("prompt", "prompts"),
     [("a", ["a"]), (["a", [1, 2]], ["a", [1, 2]]), ([1, 2], [[1, 2]])],
 )
-def test_a_prompt_is_a_text_or_tokens_or_several(prompt: Any, prompts: Any) -> None:
+def test_a_prompt_is_one_or_several_texts_or_token_lists(prompt: Any, prompts: Any) -> None:
     assert read(CompletionRequest, {"prompt": prompt}).prompt == prompts
 
 
@@ -117,7 +115,7 @@ def test_a_prompt_is_a_text_or_tokens_or_several(prompt: Any, prompts: Any) -> N
     ["", [], [""], [[]], [1, "a"], ["a", 1], [-1], [True], [1.0], 5, {}, ["a"] * 65],
     ids=str,
 )
-def test_another_prompt_is_refused(prompt: Any) -> None:
-    with pytest.raises(RefusedField, match=r"'prompt' is .*: it must ") as caught:
+def test_an_invalid_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(RefusedField, match=r"'prompt' is .*: it must ") as exc_info:
         read(CompletionRequest, {"prompt": prompt})
-    assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
+    assert (exc_info.value.param, exc_info.value.code) == ("prompt", "invalid_value")

@@ -93,12 +93,12 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         if not await jobs.is_open():
             return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
         stored_state: JobState | None = "done" if state == "failed" else state
-        least_status = 400 if state == "failed" else None
+        min_status = 400 if state == "failed" else None
         records = await jobs.store.list_jobs(
             state=stored_state,
             model=model,
-            least_status=least_status,
-            before=before_number,
+            min_status=min_status,
+            before_number=before_number,
             limit=limit + 1,
         )
         queue, oldest = await jobs.queue()

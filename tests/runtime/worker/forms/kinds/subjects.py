@@ -1,4 +1,4 @@
-"""Small models that forms are built from, and their inputs."""
+"""Small models from which forms are built, and their inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.forms import tensor_inputs
 
 
 class Tied(nn.Module):
-    """A model with two names for one weight, and a buffer outside of the state dict."""
+    """A model with two names for one weight, and a buffer outside the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def encoder() -> nn.Module:
 
 
 def sentences(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return token ids of lengths that differ from batch to batch."""
+    """Return token ids; their length differs between batches."""
     ids = torch.randint(0, 50, (rows, 5 + rows % 4), generator=torch.Generator().manual_seed(rows))
     return (ids, torch.zeros_like(ids)), {"mask": torch.ones_like(ids)}
 

@@ -1,4 +1,4 @@
-"""Forms answer as the model that they are built from, whatever the size of the batch."""
+"""Results of forms, which must equal those of the model for every batch size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.forms import Inputs, built, compared, loaded, subject_of, ten
 from tsx_runtime.worker.forms.kinds import known_forms
 
 EXACT = 1e-5
-# The largest error is a share of the model's largest number.
+# The last field is the allowed error, relative to the model's largest number.
 FORMS: list[tuple[str, Any, Inputs, float]] = [
     ("channels-last", images, IMAGES, EXACT),
     ("torchscript", images, IMAGES, EXACT),
@@ -46,21 +46,21 @@ FORMS: list[tuple[str, Any, Inputs, float]] = [
 
 
 def require_packages(name: str) -> None:
-    """Skip the test where a form's packages are missing.
+    """Skip the test if a form's packages are missing.
 
-    importorskip would import openvino with its telemetry.
+    Unlike importorskip, this does not import openvino with its telemetry.
     """
     packages = {"onnx": ["onnxscript"], "openvino": ["openvino", "nncf"]}
     if not all(map(find_spec, packages.get(name.partition("-")[0], []))):
         pytest.skip(f"needs the packages of {name}")
 
 
-@pytest.mark.parametrize(("name", "make", "inputs", "bound"), FORMS)
-def test_a_form_answers_as_the_model_does(
+@pytest.mark.parametrize(("name", "make", "inputs", "max_error"), FORMS)
+def test_a_form_gives_the_results_of_the_model(
     name: str,
     make: Any,
     inputs: Inputs,
-    bound: float,
+    max_error: float,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -68,8 +68,8 @@ def test_a_form_answers_as_the_model_does(
     if reason := known_forms()[name].applies(subject_of(make(), inputs)):
         pytest.skip(reason)
     comparison = compared(known_forms()[name], make, inputs, tmp_path)
-    assert comparison.worst < bound
-    assert bound == EXACT or comparison.worst > 0
+    assert comparison.worst < max_error
+    assert max_error == EXACT or comparison.worst > 0
     args, kwargs = inputs(2)
     for tensor in torch.utils._pytree.tree_leaves(comparison.loaded.model(*args, **kwargs)):
         assert tensor.dtype == torch.float32
@@ -78,7 +78,7 @@ def test_a_form_answers_as_the_model_does(
 
 
 @pytest.mark.parametrize("name", [name for name in known_forms() if name.startswith("onnx")])
-def test_a_row_keeps_its_answer_beside_an_outlier(name: str, tmp_path: Path) -> None:
+def test_an_outlier_in_the_batch_does_not_change_a_rows_result(name: str, tmp_path: Path) -> None:
     require_packages(name)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
     built(known_forms()[name], model, tensor_inputs(8), tmp_path)
@@ -88,7 +88,7 @@ def test_a_row_keeps_its_answer_beside_an_outlier(name: str, tmp_path: Path) -> 
         torch.testing.assert_close(form(torch.cat([row, 1e4 * row]))[:1], form(row))
 
 
-def test_openvino_overwrites_no_answer_with_the_next_batch_or_that_of_another_thread(
+def test_openvino_results_are_not_overwritten_by_later_or_parallel_batches(
     tmp_path: Path,
 ) -> None:
     require_packages("openvino")
@@ -117,5 +117,5 @@ def test_weights_of_convolutions_are_channels_last(name: str, tmp_path: Path) ->
         ("tensorrt", torch.jit.script(nn.Linear(4, 2)), "the model is TorchScript"),
     ],
 )
-def test_a_form_tells_why_it_does_not_apply(name: str, model: Any, reason: str) -> None:
+def test_a_form_gives_the_reason_why_it_does_not_apply(name: str, model: Any, reason: str) -> None:
     assert reason in str(known_forms()[name].applies(subject_of(model, tensor_inputs(4))))

@@ -1,4 +1,4 @@
-"""Forms of AOTInductor: machine code that is compiled when the form is built."""
+"""Forms of AOTInductor, whose machine code is compiled when the form is built."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def scaled_images(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_path: Path) -> None:
+def test_it_gives_the_models_results_for_any_memory_format(tmp_path: Path) -> None:
     comparison = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
     assert comparison.worst < 1e-5
-    turned, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
+    images, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
     torch.testing.assert_close(
-        comparison.loaded.model(turned, scale=scale),
-        scaled()(turned, scale=scale),
+        comparison.loaded.model(images, scale=scale),
+        scaled()(images, scale=scale),
         rtol=1e-4,
         atol=1e-4,
     )
     # The model itself raises the same error.
     with pytest.raises(RuntimeError, match="size of tensor"):
-        comparison.loaded.model(turned, scale=torch.ones(3, 1))
+        comparison.loaded.model(images, scale=torch.ones(3, 1))
 
 
-def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> None:
+def test_the_bf16_form_takes_several_tensors_and_returns_float32() -> None:
     form = known_forms()["aotinductor-bf16"]
     assert isinstance(form, AotInductorForm)
     program = form.program(subject_of(tied(), texts))

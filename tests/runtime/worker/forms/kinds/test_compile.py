@@ -1,4 +1,4 @@
-"""Forms of torch.compile: machine code that is compiled when a worker loads."""
+"""Forms of torch.compile, whose machine code is compiled when a worker loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime.worker.forms.kinds import known_forms
 
 
 @pytest.mark.usefixtures("processes")
-def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) -> None:
+def test_every_batch_size_runs_the_code_compiled_at_load(tmp_path: Path) -> None:
     built(known_forms()["compile"], images(), IMAGES, tmp_path)
     model = loaded(known_forms()["compile"], images, tmp_path).model
     with torch.inference_mode(), torch.compiler.set_stance("default"):
@@ -34,10 +34,10 @@ def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) ->
     "LINE_COVERAGE" in os.environ,
     reason="line coverage adds calls to the product's code, which dynamo does not trace",
 )
-def test_in_bf16_it_takes_several_tensors_and_gives_float32(
+def test_the_bf16_form_takes_several_tensors_and_returns_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run dynamo without its compiler, whose machine code other forms prove."""
+    """Run dynamo without its compiler, which the tests of other forms cover."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     comparison = compared(known_forms()["compile-bf16"], tied, texts, tmp_path)
     assert 0 < comparison.worst < 0.02

@@ -1,4 +1,4 @@
-"""CUDA graphs: one captured graph for each size of a batch."""
+"""CUDA graphs, of which one is captured for each batch size."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def small(device: str = "cuda:0") -> nn.Module:
     )
 
 
-def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(
+def test_a_replay_pads_the_batch_and_keeps_earlier_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Replay on the CPU, with a stand-in for CUDA's graphs."""
+    """Replay on the CPU, with a fake of CUDA's graphs."""
     use_recorded_graphs(monkeypatch)
     form, model = known_forms()["cuda-graphs"], small("cpu")
     loaded_form = compared(
@@ -41,14 +41,14 @@ def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(
     ).loaded
     ((first,), _), ((second,), _) = (tensor_inputs(8)(rows) for rows in (3, 4))
     with torch.inference_mode():
-        earlier = loaded_form.model(first)
+        first_result = loaded_form.model(first)
         assert torch.allclose(loaded_form.model(second), model(second))
-        # Both ran in one graph.
-        assert torch.allclose(earlier, model(first))
+        # Both calls used the same graph.
+        assert torch.allclose(first_result, model(first))
 
 
 @needs_gpu
-def test_batches_are_replayed_and_larger_ones_go_to_the_archives_own_model(
+def test_batches_are_replayed_and_larger_ones_run_in_the_archives_model(
     tmp_path: Path,
 ) -> None:
     comparison = compared(
@@ -62,22 +62,22 @@ def test_results_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     form = known_forms()["cuda-graphs"]
     built(form, small(), inputs, tmp_path, device=GPU)
     graphs, model = loaded(form, small, tmp_path, device=GPU).model, small()
-    wrong: list[int] = []
+    wrong_results: list[int] = []
 
     def ask(rows: int) -> None:
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
             (batch,), _ = inputs(rows)
             if not all(torch.allclose(graphs(batch), model(batch), atol=1e-5) for _ in range(50)):
-                wrong.append(rows)
+                wrong_results.append(rows)
 
     threads = [threading.Thread(target=ask, args=(rows,)) for rows in (3, 4, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not wrong_results
 
 
-def test_it_runs_on_gpus_alone_and_needs_no_package() -> None:
+def test_it_runs_only_on_gpus_and_needs_no_package() -> None:
     form = known_forms()["cuda-graphs"]
     assert (form.devices, form.missing()) == ({"cuda"}, None)

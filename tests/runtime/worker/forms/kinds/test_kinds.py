@@ -1,4 +1,4 @@
-"""The list of all forms: valid names, and no imports of their packages."""
+"""The list of all forms, with valid names and without imports of their packages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from tsx_archiver.metadata.forms import NAME, REFERENCE
 from tsx_runtime.worker.forms.kinds import known_forms
 
-# Packages whose import takes a second and more.
-HEAVY = (
+# packages whose import takes a second or more
+SLOW_PACKAGES = (
     "sympy",
     "torch._dynamo",
     "torch._inductor.compile_fx",
@@ -28,7 +28,7 @@ def test_names_are_those_that_an_archive_may_have() -> None:
     )
 
 
-def test_a_worker_that_looks_for_a_form_imports_none_of_their_packages(processes: None) -> None:
+def test_finding_a_form_does_not_import_the_packages_of_forms(processes: None) -> None:
     code = f"""
 import sys
 import tsx_runtime.worker.handlers.base
@@ -36,9 +36,9 @@ from tsx_runtime.worker.forms.kinds import known_forms
 
 before = set(sys.modules)
 known_forms()
-print([name for name in {HEAVY!r} if name in set(sys.modules) - before])
+print([name for name in {SLOW_PACKAGES!r} if name in set(sys.modules) - before])
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=True
     )
-    assert done.stdout == "[]\n"
+    assert process.stdout == "[]\n"

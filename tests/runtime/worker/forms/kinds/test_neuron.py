@@ -1,4 +1,4 @@
-"""Forms for AWS's accelerators, against the documented interface of torch-neuronx."""
+"""Forms for AWS's accelerators, tested with a fake of torch-neuronx's documented interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.worker.forms.kinds import known_forms, neuron
 
 @pytest.fixture
 def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Install a double of torch_neuronx on a machine with one device."""
+    """Install a fake of torch_neuronx, and a device."""
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron, "DEVICE_DIRECTORY", tmp_path)
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
@@ -32,7 +32,7 @@ def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[A
         ("neuron-bf16", ["--auto-cast", "all", "--auto-cast-type", "bf16"]),
     ],
 )
-def test_a_module_is_compiled_for_each_size_and_batches_between_are_padded(
+def test_a_module_is_compiled_per_size_and_other_batches_are_padded(
     torch_neuronx: Any, name: str, arguments: list[str], tmp_path: Path
 ) -> None:
     comparison = compared(
@@ -43,11 +43,11 @@ def test_a_module_is_compiled_for_each_size_and_batches_between_are_padded(
         [(size, 3, 9, 9)] for size in (1, 2, 4, 8, 16, 32)
     ]
     assert all(call["compiler_args"] == arguments for call in torch_neuronx.CALLS)
-    # A worker leaves the other cores to other workers.
+    # A worker uses one core, so that other workers can use the others.
     assert os.environ["NEURON_RT_NUM_CORES"] == "1"
 
 
-def test_a_machine_without_a_device_runs_the_archives_own_model(
+def test_a_machine_without_a_device_runs_the_archives_model(
     torch_neuronx: Any, tmp_path: Path
 ) -> None:
     form = known_forms()["neuron"]
@@ -59,8 +59,8 @@ def test_a_machine_without_a_device_runs_the_archives_own_model(
     assert form.applies(subject_of(images(), IMAGES)) == neuron.NO_DEVICE
 
 
-def test_it_says_how_to_install_what_is_missing() -> None:
+def test_the_error_tells_how_to_install_the_missing_package() -> None:
     missing = known_forms()["neuron"].missing()
     assert "'torch-neuronx==2.9.*'" in str(missing)
-    # A traced module takes and returns tensors of the CPU.
+    # A traced module takes and returns CPU tensors, so its device is the CPU.
     assert known_forms()["neuron"].devices == {"cpu"}

@@ -1,4 +1,4 @@
-"""Forms in half precision, by converted weights or by autocast."""
+"""Forms in half precision, with converted weights or autocast."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tsx_runtime.worker.forms.kinds.precision import FILE
 from tsx_runtime.worker.handlers.steps.explaining import input_attributions
 
 
-def test_converted_weights_are_the_pages_of_the_forms_file(tmp_path: Path) -> None:
+def test_converted_weights_are_mapped_from_the_forms_file(tmp_path: Path) -> None:
     form = known_forms()["bf16"]
     built(form, tied(), texts, tmp_path)
     model = loaded(form, tied, tmp_path).model
     path = str(tmp_path / "tsx-forms" / "bf16" / FILE)
-    mapped = [
+    mapped_ranges = [
         range(*(int(end, 16) for end in region.addr.split("-")))
         for region in psutil.Process().memory_maps(grouped=False)
         if region.path == path
     ]
-    assert any(model.embed.weight.data_ptr() in pages for pages in mapped)
+    assert any(model.embed.weight.data_ptr() in pages for pages in mapped_ranges)
     assert model.out.weight.data_ptr() == model.embed.weight.data_ptr()
     assert (tmp_path / "tsx-forms" / "bf16" / FILE).stat().st_size < 1.1 * 2 * 64 * 96 + 1000
 
 
-def test_weights_of_another_shape_leave_the_archives_own_model_as_it_is(tmp_path: Path) -> None:
+def test_weights_of_another_shape_leave_the_archives_model_unchanged(tmp_path: Path) -> None:
     form = known_forms()["bf16"]
     built(form, nn.Linear(4, 3).eval(), tensor_inputs(4), tmp_path)
     loaded_form = loaded(form, lambda: nn.Linear(4, 2).eval(), tmp_path)
@@ -55,7 +55,7 @@ def test_autocast_casts_each_weight_once(tmp_path: Path) -> None:
     assert (2, 3, 9, 9) in casts.shapes
 
 
-def test_what_runs_by_autocast_is_explained_by_the_archives_own_model(tmp_path: Path) -> None:
+def test_explanations_of_an_autocast_form_use_the_archives_model(tmp_path: Path) -> None:
     pytest.importorskip("captum")
     form, rows = known_forms()["bf16-autocast"], torch.randn(1, 3, 9, 9)
     built(form, images(), IMAGES, tmp_path)
@@ -66,7 +66,7 @@ def test_what_runs_by_autocast_is_explained_by_the_archives_own_model(tmp_path: 
 
 
 class Casts(TorchDispatchMode):
-    """A recorder of the shapes of the tensors that are cast."""
+    """A mode that records the shapes of tensors that are cast."""
 
     def __init__(self) -> None:
         super().__init__()

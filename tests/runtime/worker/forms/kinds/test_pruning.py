@@ -1,4 +1,4 @@
-"""Pruned forms have smaller hidden layers; inputs, outputs and heads stay as they are."""
+"""Pruned forms, which have smaller hidden layers and unchanged inputs, outputs and heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES, TOKENS = tensor_inputs(3, 16, 16), tensor_inputs(8, 32)
 
 
 class Residual(nn.Module):
-    """A block with inner channels of which half have no effect."""
+    """A block with inner channels, half of which have no effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,17 +56,17 @@ class Attention(nn.Module):
         query, key, value = (
             self.heads(tokens).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
         )
-        attended = (
+        attention = (
             functional.scaled_dot_product_attention(query, key, value)
             .transpose(1, 2)
             .reshape(rows, length, width)
         )
-        tokens = self.norm(tokens + self.out(attended))
+        tokens = self.norm(tokens + self.out(attention))
         return self.answer((tokens + self.outer(functional.gelu(self.inner(tokens))))[:, 0])
 
 
 @pytest.mark.usefixtures("processes")
-def test_channels_without_effect_go_and_the_answers_stay_for_every_batch_size() -> None:
+def test_removing_channels_without_effect_keeps_the_results() -> None:
     form, model = known_forms()["pruned-50"], Residual().eval()
     assert isinstance(form, PrunedForm)
     assert form.applies(subject_of(model, IMAGES)) is None
@@ -82,7 +82,7 @@ def test_channels_without_effect_go_and_the_answers_stay_for_every_batch_size() 
 
 
 @pytest.mark.parametrize(("share", "hidden"), [(0.25, 48), (0.5, 32)])
-def test_of_an_attention_block_only_the_hidden_units_go(share: float, hidden: int) -> None:
+def test_only_the_hidden_units_of_an_attention_block_are_pruned(share: float, hidden: int) -> None:
     model = Attention().eval()
     pruned = copy.deepcopy(model)
     assert _prune(pruned, subject_of(model, TOKENS), share) == 1
@@ -101,7 +101,7 @@ def test_of_an_attention_block_only_the_hidden_units_go(share: float, hidden: in
     assert pruned(torch.randn(3, 8, 32)).shape == (3, 2)
 
 
-def test_a_model_with_nothing_to_prune_says_so(tmp_path: Path) -> None:
+def test_a_model_without_prunable_layers_is_not_built(tmp_path: Path) -> None:
     form = known_forms()["pruned-25"]
     reason = form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16)))
     assert "no two convolutions or linear layers" in str(reason)

@@ -1,4 +1,4 @@
-"""Forms of TensorRT, against the documented interface of torch-tensorrt and on a GPU."""
+"""Forms of TensorRT, with a fake of torch-tensorrt's documented interface and on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield from documented("torch_tensorrt", monkeypatch)
 
 
-def test_engines_take_a_range_of_batches_and_the_archives_own_model_larger_ones(
+def test_engines_run_a_range_of_sizes_and_the_archives_model_larger_ones(
     torch_tensorrt: Any, tmp_path: Path
 ) -> None:
     form = known_forms()["tensorrt"]
@@ -55,7 +55,7 @@ def test_engines_take_a_range_of_batches_and_the_archives_own_model_larger_ones(
     assert loaded(form, TwoInputs, tmp_path).passed_over == ()
 
 
-def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
+def test_fp16_converts_the_weights_but_no_inputs_or_outputs(
     torch_tensorrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -69,7 +69,7 @@ def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
     assert results[0][0].dtype == torch.float32
 
 
-def test_it_says_what_is_missing() -> None:
+def test_the_error_names_the_missing_package() -> None:
     form = known_forms()["tensorrt"]
     if importlib.util.find_spec("torch_tensorrt") is None:
         assert "pip install 'tsx-serve[tensorrt]'" in str(form.missing())
@@ -79,7 +79,7 @@ def test_it_says_what_is_missing() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("name", "worst"), [("tensorrt", 1e-2), ("tensorrt-fp16", 3e-2)])
-def test_it_answers_as_the_model_does(name: str, worst: float, tmp_path: Path) -> None:
+def test_it_gives_the_models_results(name: str, worst: float, tmp_path: Path) -> None:
     pytest.importorskip("torch_tensorrt")
 
     def inputs(rows: int) -> Any:

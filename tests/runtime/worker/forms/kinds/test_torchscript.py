@@ -1,4 +1,4 @@
-"""TorchScript forms: traces with a hard-coded batch size, and damaged files."""
+"""TorchScript forms, with hard-coded batch sizes and damaged files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_trace_with_a_hard_coded_batch_size_is_rejected(tmp_path: Path) -> Non
         built(known_forms()["torchscript"], HardCodedBatch(), tensor_inputs(4), tmp_path)
 
 
-def test_a_damaged_file_falls_back_to_the_archives_own_model(tmp_path: Path) -> None:
+def test_a_damaged_file_falls_back_to_the_archives_model(tmp_path: Path) -> None:
     form = known_forms()["torchscript"]
     built(form, images(), IMAGES, tmp_path)
     (tmp_path / "tsx-forms" / "torchscript" / "model.pt").write_bytes(b"PK no archive")

@@ -1,4 +1,4 @@
-"""The handler `huggingface` with tiny models, called as a worker calls it."""
+"""The handler `huggingface` with tiny models, called like in a worker."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ class Served(NamedTuple):
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
         """Answer one batch. A body that is not bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
-        raw = (body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies)
-        answers = answers_of(self.model, *map(bytearray, raw), headers=block)
+        raw_bodies = (
+            body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies
+        )
+        answers = answers_of(self.model, *map(bytearray, raw_bodies), headers=block)
         return [Answer(status, json.loads(body)) for status, _, body in answers]
 
     def values(self, *bodies: Any) -> list[Any]:
@@ -55,11 +57,11 @@ class Served(NamedTuple):
         return [answer.value for answer in answers]
 
     def values_alone(self, *bodies: Any) -> list[Any]:
-        """Return the values of batches of one request."""
+        """Return the values of requests in separate batches."""
         return [self.values(body)[0] for body in bodies]
 
     def pipeline(self) -> Any:
-        """Load transformers' own pipeline of the same directory."""
+        """Load the pipeline of transformers from the same directory."""
         import transformers
 
         return transformers.pipeline(self.task, model=str(self.directory), device="cpu")
@@ -89,11 +91,11 @@ TASKS = {
 }
 
 
-def mixed_texts(count: int, seed: int = 0, longest: int = 14) -> list[str]:
+def mixed_texts(count: int, seed: int = 0, max_words: int = 14) -> list[str]:
     """Return texts of very different lengths."""
     chance = random.Random(seed)
     return [
-        " ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, longest])))
+        " ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, max_words])))
         for _ in range(count)
     ]
 
@@ -124,17 +126,17 @@ def start(
 
 
 def assert_refused_alone(model: Served, body: Any, message: str) -> None:
-    """Assert that a bad request gets 400 and its neighbours in the batch are answered."""
+    """Assert that a bad request gets 400 and the others in its batch are answered."""
     example = model.handler.task.example()
-    good = {"inputs": example.inputs, "parameters": example.parameters}
-    first, bad, last = model.ask(good, body, good)
-    assert (first.status, bad.status, last.status) == (200, 400, 200)
-    assert message in bad.message
+    good_request = {"inputs": example.inputs, "parameters": example.parameters}
+    first, bad_answer, last = model.ask(good_request, body, good_request)
+    assert (first.status, bad_answer.status, last.status) == (200, 400, 200)
+    assert message in bad_answer.message
 
 
 @pytest.fixture(scope="session")
 def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Return `served("kind")` or `served("kind/task")`, which loads a model once in a session."""
+    """Return a function of "kind" or "kind/task" that loads each model once per session."""
 
     @cache
     def get(name: str) -> Served:
@@ -163,7 +165,7 @@ def assert_near(expected: Any, actual: Any, tolerance: float = 1e-4) -> None:
         for expected_entry, actual_entry in zip(expected, actual, strict=True):
             assert_near(expected_entry, actual_entry, tolerance)
     elif isinstance(expected, str) and expected.startswith(PNG):
-        # A value between two levels is rounded to either.
+        # A value between two levels may be rounded to either one.
         assert np.abs(pixels(expected) - pixels(actual)).max() <= 1
     elif isinstance(expected, float):
         assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance)

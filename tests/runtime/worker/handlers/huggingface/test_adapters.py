@@ -1,4 +1,4 @@
-"""PEFT adapters of one model, chosen by each request and mixed in a batch."""
+"""PEFT adapters of one model, which requests choose and batches mix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adapted(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve
     return start(base, "text-classification", directory, adapters=("news", "films"))
 
 
-def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -> None:
+def test_answers_equal_those_of_peft_in_any_batch(adapted: Served) -> None:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -42,36 +42,36 @@ def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -
     )
     tokenizer = AutoTokenizer.from_pretrained(adapted.directory)
     for adapter in ("news", "films", None):
-        bare = AutoModelForSequenceClassification.from_pretrained(adapted.directory)
+        base_model = AutoModelForSequenceClassification.from_pretrained(adapted.directory)
         model = (
-            PeftModel.from_pretrained(bare, adapted.directory / "adapters" / adapter).eval()
+            PeftModel.from_pretrained(base_model, adapted.directory / "adapters" / adapter).eval()
             if adapter
-            else bare
+            else base_model
         )
         for (text, name), answer in zip(cases, answers, strict=True):
             if name == adapter:
                 with torch.inference_mode():
-                    wanted = (
+                    expected = (
                         model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
                     )
-                assert_near(sorted(wanted), sorted(entry["score"] for entry in answer[0]))
+                assert_near(sorted(expected), sorted(entry["score"] for entry in answer[0]))
     first = {entry["label"]: entry["score"] for entry in answers[0][0]}
-    plain = {
+    base_scores = {
         entry["label"]: entry["score"] for entry in adapted.values({"inputs": cases[0][0]})[0][0]
     }
-    assert first != pytest.approx(plain, abs=1e-3)
+    assert first != pytest.approx(base_scores, abs=1e-3)
 
 
-def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
-    bad, good = adapted.ask(
+def test_an_unknown_adapter_fails_only_its_request(adapted: Served) -> None:
+    bad_answer, good_answer = adapted.ask(
         {"inputs": "x", "parameters": {"adapter": "sports"}},
         {"inputs": "x", "parameters": {"adapter": "films"}},
     )
-    assert (bad.status, good.status) == (400, 200)
-    assert "no adapter 'sports'; it has news, films" in bad.message
+    assert (bad_answer.status, good_answer.status) == (400, 200)
+    assert "no adapter 'sports'; it has news, films" in bad_answer.message
 
 
-def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: Path) -> None:
+def test_an_adapter_may_have_any_valid_archive_name(adapted: Served, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(adapted.directory, base)
     (base / "adapters" / "news").rename(base / "adapters" / "v1.2")
@@ -94,18 +94,18 @@ def test_an_adapter_that_changes_the_shared_model_is_refused(
 
 
 def test_adapters_share_the_memory_of_the_model(adapted: Served) -> None:
-    loaded = adapted.handler.loaded
-    shared = set(map(id, loaded.model.parameters()))
-    for model in loaded.adapters.values():
+    loaded_model = adapted.handler.loaded
+    shared = set(map(id, loaded_model.model.parameters()))
+    for model in loaded_model.adapters.values():
         unshared = {name for name, value in model.named_parameters() if id(value) not in shared}
         lora = {name for name in unshared if "lora_" in name}
-        # Two layers have query and value, of two matrices each.
+        # The two layers have two adapted projections (query and value), with two matrices each.
         assert len(lora) == 2 * 2 * 2
-        # The classifier was trained as a whole.
+        # The classifier was trained completely, so it is not shared.
         assert all("modules_to_save" in name for name in unshared - lora)
 
 
-def test_an_adapter_that_is_not_there_is_named(model_root: Path, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_adapter(model_root: Path, tmp_path: Path) -> None:
     directory = huggingface_models.model("bert-classification", model_root)
     with pytest.raises(LoadError, match="The adapter lost does not fit"):
         start(directory, "text-classification", tmp_path, adapters=("lost",))

@@ -61,7 +61,7 @@ def client(served: Serve) -> Iterator[Callable[[str], Any]]:
     server.server_close()
 
 
-def test_hugging_faces_client_understands_the_answers_about_texts(
+def test_hugging_faces_client_can_read_answers_for_texts(
     client: Callable[[str], Any],
 ) -> None:
     text = WORDS[0]
@@ -98,7 +98,7 @@ def test_hugging_faces_client_understands_the_answers_about_texts(
     )
 
 
-def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(
+def test_hugging_faces_client_can_read_answers_for_images_and_sounds(
     client: Callable[[str], Any],
 ) -> None:
     picture, speech = image(64, 48), sound(0.3)
@@ -117,7 +117,7 @@ def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(
     assert client("whisper").automatic_speech_recognition(speech).text is not None
 
 
-def test_openais_paths_are_answered_in_their_shapes(served: Serve) -> None:
+def test_openais_paths_have_openais_response_format(served: Serve) -> None:
     body = {"model": "m", "input": WORDS}
     embeddings = served("sentences").ask(body, url_path="v1/embeddings")[0].value
     assert_near(
@@ -130,10 +130,10 @@ def test_openais_paths_are_answered_in_their_shapes(served: Serve) -> None:
     for path in ("v1/rerank", "v2/rerank", "rerank"):
         ranking = served("bert-ranking").ask(body, url_path=path)[0].value["results"]
         assert sorted(entry["index"] for entry in ranking) == [*range(len(WORDS))]
-    bad, good = served("sentences").ask(
+    bad_answer, good_answer = served("sentences").ask(
         {"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings"
     )
-    assert (bad.status, good.status) == (400, 200)
+    assert (bad_answer.status, good_answer.status) == (400, 200)
     for path in ("v1/embeddings", "v1/chat/completions"):
         (answer,) = served("bert-classification").ask({"model": "m", "input": "x"}, url_path=path)
         assert answer.status == 400
@@ -143,7 +143,7 @@ def test_openais_paths_are_answered_in_their_shapes(served: Serve) -> None:
         )
 
 
-def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Serve) -> None:
+def test_equal_requests_in_both_apis_have_the_same_cost(served: Serve) -> None:
     for kind, openais, native in (
         ("sentences", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
         (
@@ -157,7 +157,7 @@ def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(serv
         assert tokens[0] == tokens[1] > len(WORDS)
 
 
-def test_the_cost_of_a_transcription_leaves_its_fields_alone(served: Serve) -> None:
+def test_computing_the_cost_of_a_transcription_keeps_its_fields(served: Serve) -> None:
     model = served("whisper")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error(
         start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
 
 
-def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(
+def test_the_error_for_an_incomplete_directory_tells_what_to_do(
     model_root: Path, tmp_path: Path
 ) -> None:
     source = huggingface_models.model("bert-classification", model_root)
@@ -225,7 +225,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("adapters", [(), ("films",)])
-def test_a_pickle_that_holds_more_than_weights_is_refused(
+def test_a_pickle_with_more_than_weights_is_refused(
     model_root: Path, tmp_path: Path, adapters: tuple[str, ...]
 ) -> None:
     base = tmp_path / "base"
@@ -253,7 +253,7 @@ def end_here(*_: Any) -> None:
     ("handler", "trusted", "offline"),
     [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)],
 )
-def test_a_worker_of_a_packed_model_fetches_nothing(
+def test_a_worker_of_a_packed_model_downloads_nothing(
     load_here: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,9 +262,9 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     offline: str | None,
 ) -> None:
     def error_of_load() -> str:
-        with pytest.raises(LoadError) as caught:
+        with pytest.raises(LoadError) as exc_info:
             load_here(end_here, handler=handler, trust_remote_code=trusted)
-        return str(caught.value)
+        return str(exc_info.value)
 
     monkeypatch.setattr(os, "environ", {})
     assert error_of_load() == "here"
@@ -277,7 +277,7 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     assert ("here" if handler == "own.py" else "which files have the weights") in error_of_load()
 
 
-def test_the_log_tells_the_progress_of_loading(
+def test_the_progress_of_loading_is_logged(
     model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_INTERVAL_S", 0.0)
@@ -332,11 +332,11 @@ def test_a_server_answers_many_clients_in_batches(server: Any, served: Serve) ->
     )
     version = server.registry.models["classes"].default
     assert max(server.registry.models["classes"].versions[version].stats.batch_sizes) > 1
-    refused = server.inference.post(
+    response = server.inference.post(
         "/predictions/classes", json={"inputs": "x", "parameters": {"topk": 1}}
     )
-    assert refused.status_code == 400
-    assert "has no parameter 'topk'" in refused.json()["message"]
+    assert response.status_code == 400
+    assert "has no parameter 'topk'" in response.json()["message"]
 
 
 def test_the_weights_of_two_workers_are_one_mapped_file(server: Any) -> None:
@@ -345,18 +345,18 @@ def test_the_weights_of_two_workers_are_one_mapped_file(server: Any) -> None:
     assert len(pids) == 2
     for pid in pids:
         blocks = Path(f"/proc/{pid}/smaps").read_text().split("\nVmFlags")
-        mapped = [block for block in blocks if "model.safetensors" in block]
-        assert mapped, "the file of the weights is not mapped"
+        mapped_blocks = [block for block in blocks if "model.safetensors" in block]
+        assert mapped_blocks, "the file of the weights is not mapped"
         dirty = sum(
             int(line.split()[1])
-            for block in mapped
+            for block in mapped_blocks
             for line in block.splitlines()
             if line.startswith("Private_Dirty")
         )
         assert dirty == 0
 
 
-def test_raw_bodies_reach_a_model(server: Any) -> None:
+def test_raw_bodies_are_accepted(server: Any) -> None:
     assert (
         server.inference.post("/predictions/classes", content=b"the file is read").status_code
         == 200

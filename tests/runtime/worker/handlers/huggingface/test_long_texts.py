@@ -1,4 +1,4 @@
-"""The tokenizer reads only the part of a long text that the model takes."""
+"""Long texts, of which the tokenizer reads only the part that the model can take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.huggingface_models import WORDS, byte_pairs, corpus, wordpiec
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.texts import cut_long_pair, cut_long_text
 
-MOST = 16
+MAX_TOKENS = 16
 LETTERS = [
     "abcXYZ",
     "0123456789",
@@ -32,7 +32,7 @@ LONG = "the file is read. " * 50_000
 
 
 def unigram(split: bool) -> Any:
-    """Make a tokenizer like those of sentencepiece. Without `split` a text is one word."""
+    """Make a tokenizer like sentencepiece's. Without `split`, a text is one word."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -84,39 +84,45 @@ def random_text(chance: random.Random) -> str:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(
-    served: Serve, name: str
-) -> None:
+def test_the_tokens_of_a_shortened_text_equal_those_of_the_whole(served: Serve, name: str) -> None:
     tokenizer = TOKENIZERS[name]()
-    tokenizer.model_max_length = MOST
-    loaded, chance, cut = (
+    tokenizer.model_max_length = MAX_TOKENS
+    loaded, chance, shortened_count = (
         served("bert").handler.loaded._replace(tokenizer=tokenizer),
         random.Random(5),
         0,
     )
     for _ in range(10):
         text = "".join(random_text(chance) for _ in range(chance.randrange(1, 20)))
-        used = cut_long_text(loaded, text)
-        whole_ids, ids = (tokenizer(source, verbose=False)["input_ids"] for source in (text, used))
-        assert (whole_ids[:MOST], len(whole_ids) > MOST) == (ids[:MOST], len(ids) > MOST)
-        cut += len(used) < len(text) / 8
-    assert cut > 2
+        used_text = cut_long_text(loaded, text)
+        whole_ids, ids = (
+            tokenizer(source, verbose=False)["input_ids"] for source in (text, used_text)
+        )
+        assert (whole_ids[:MAX_TOKENS], len(whole_ids) > MAX_TOKENS) == (
+            ids[:MAX_TOKENS],
+            len(ids) > MAX_TOKENS,
+        )
+        shortened_count += len(used_text) < len(text) / 8
+    assert shortened_count > 2
 
 
 def test_the_end_of_a_long_text_is_not_tokenized(served: Serve) -> None:
     loaded: Loaded = served("bert").handler.loaded
-    most = loaded.max_tokens or 0
-    assert cut_long_text(loaded, LONG) == LONG[: 8 * most]
-    assert cut_long_pair(loaded, "the file", LONG) == ("the file", LONG[: 8 * most])
-    assert cut_long_pair(loaded, LONG, LONG + "x") == (LONG[: 8 * most], LONG[: 8 * most])
-    # The tokenizer would take half a minute for two such words.
+    max_tokens = loaded.max_tokens or 0
+    assert cut_long_text(loaded, LONG) == LONG[: 8 * max_tokens]
+    assert cut_long_pair(loaded, "the file", LONG) == ("the file", LONG[: 8 * max_tokens])
+    assert cut_long_pair(loaded, LONG, LONG + "x") == (
+        LONG[: 8 * max_tokens],
+        LONG[: 8 * max_tokens],
+    )
+    # The tokenizer would need half a minute for two such words.
     letters = "x" * 100_000
     assert [len(piece or "") for piece in cut_long_pair(loaded, letters, letters)] == [
-        64 * most,
-        64 * most,
+        64 * max_tokens,
+        64 * max_tokens,
     ]
-    short = "x" * 8 * most
-    assert cut_long_text(loaded, short) is short
+    short_text = "x" * 8 * max_tokens
+    assert cut_long_text(loaded, short_text) is short_text
     try:
         loaded.tokenizer.truncation_side = "left"
         assert cut_long_text(loaded, LONG) is LONG
@@ -124,16 +130,16 @@ def test_the_end_of_a_long_text_is_not_tokenized(served: Serve) -> None:
         loaded.tokenizer.truncation_side = "right"
 
 
-def test_answers_are_those_of_the_whole_text(served: Serve) -> None:
-    model, cut = served("bert-classification"), {"truncation": True}
+def test_answers_equal_those_of_the_whole_text(served: Serve) -> None:
+    model, truncation = served("bert-classification"), {"truncation": True}
     assert_near(
-        [model.pipeline()(LONG[:10_000], top_k=None, **cut)],
-        model.values({"inputs": LONG, "parameters": cut})[0],
+        [model.pipeline()(LONG[:10_000], top_k=None, **truncation)],
+        model.values({"inputs": LONG, "parameters": truncation})[0],
     )
     pair = {"text": "the file", "text_pair": LONG}
     assert_near(
-        [model.pipeline()(pair, top_k=None, **cut)],
-        model.values({"inputs": pair, "parameters": cut})[0],
+        [model.pipeline()(pair, top_k=None, **truncation)],
+        model.values({"inputs": pair, "parameters": truncation})[0],
     )
     for kind in ("bert-tokens", "sentences"):
         assert_near(*served(kind).values({"inputs": LONG[:10_000]}, {"inputs": LONG}))
@@ -144,7 +150,7 @@ def test_answers_are_those_of_the_whole_text(served: Serve) -> None:
     }
 
 
-def test_a_long_text_that_is_refused_is_not_tokenized_to_its_end(served: Serve) -> None:
+def test_a_refused_long_text_is_not_tokenized_completely(served: Serve) -> None:
     for kind, text, message in (
         ("bert-classification", LONG, "tokens; the model takes at most 128"),
         ("t5", LONG, "tokens; the model takes at most 128"),

@@ -1,4 +1,4 @@
-"""Tasks for images and sounds answer as transformers' pipelines, and refuse bad requests."""
+"""Tasks for images and sounds: answers equal transformers' pipelines; bad requests are refused."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def base64_of(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(("kind", "parameters"), VISION)
-def test_images_are_answered_as_by_the_pipeline(
+def test_answers_for_images_equal_the_pipelines(
     served: Serve, kind: str, parameters: dict[str, Any]
 ) -> None:
     model = served(kind)
     pipeline = model.pipeline()
-    wanted = [to_json_value(pipeline(decoded(data), **parameters)) for data in IMAGES]
+    expected = [to_json_value(pipeline(decoded(data), **parameters)) for data in IMAGES]
     assert_near(
-        wanted,
+        expected,
         model.values(*[{"inputs": base64_of(data), "parameters": parameters} for data in IMAGES]),
         1e-3,
     )
     assert_near(
-        wanted[:2],
+        expected[:2],
         model.values(
             {"inputs": [base64_of(data) for data in IMAGES[:2]], "parameters": parameters}
         )[0],
@@ -63,13 +63,15 @@ def test_images_are_answered_as_by_the_pipeline(
     )
 
 
-def test_an_image_may_come_as_bytes_or_as_a_data_url(served: Serve) -> None:
+def test_an_image_may_be_bytes_or_a_data_url(served: Serve) -> None:
     model = served("vit")
-    raw, url = model.values(IMAGES[0], {"inputs": f"data:image/png;base64,{base64_of(IMAGES[0])}"})
-    assert_near(raw, url)
+    bytes_answer, url = model.values(
+        IMAGES[0], {"inputs": f"data:image/png;base64,{base64_of(IMAGES[0])}"}
+    )
+    assert_near(bytes_answer, url)
 
 
-def test_labels_and_templates_of_zero_shot_may_differ_between_requests(served: Serve) -> None:
+def test_zero_shot_labels_and_templates_may_differ_between_requests(served: Serve) -> None:
     model = served("clip")
     pipeline = model.pipeline()
     labels = ["the file", "a name"]
@@ -84,50 +86,54 @@ def test_labels_and_templates_of_zero_shot_may_differ_between_requests(served: S
     assert_near([pipeline(decoded(data), **options) for data, options in calls], answers)
 
 
-def test_a_small_file_of_much_silence_is_refused(
+def test_a_small_file_that_decodes_to_a_long_sound_is_refused(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MAX_SAMPLES", 1000)
     assert "at most 1000 are taken" in served("whisper").ask(SOUNDS[0])[0].message
 
 
-def test_the_images_of_a_request_are_bounded_together(
+def test_the_total_size_of_a_requests_images_is_limited(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, chatting = served("vit"), served("llava")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 33)
-    several = [base64_of(IMAGES[0])] * 2
-    fit, bad, alone = model.ask({"inputs": several}, {"inputs": [*several, several[0]]}, IMAGES[0])
-    assert (fit.status, bad.status, alone.status) == (200, 400, 200)
-    assert "more than 2640 pixels together" in bad.message
-    content = [{"type": "image", "image": data} for data in [*several, several[0]]]
+    images = [base64_of(IMAGES[0])] * 2
+    good_answer, bad_answer, single_answer = model.ask(
+        {"inputs": images}, {"inputs": [*images, images[0]]}, IMAGES[0]
+    )
+    assert (good_answer.status, bad_answer.status, single_answer.status) == (200, 400, 200)
+    assert "more than 2640 pixels together" in bad_answer.message
+    content = [{"type": "image", "image": data} for data in [*images, images[0]]]
     (chat,) = chatting.ask({"messages": [{"role": "user", "content": content}]})
-    assert (chat.status, chat.message) == (400, bad.message)
+    assert (chat.status, chat.message) == (400, bad_answer.message)
 
 
-def test_the_parts_of_a_sound_are_bounded(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_chunks_of_a_sound_is_limited(
+    served: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, body = (
         served("whisper"),
         {"array": [0.1] * 1500, "sampling_rate": 1000},
     )
     monkeypatch.setattr(model.handler.task, "max_parts", 3)
-    (bad,) = model.ask(
+    (bad_answer,) = model.ask(
         {"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}}
     )
-    assert bad.status == 400
-    assert "more than 3 parts" in bad.message
+    assert bad_answer.status == 400
+    assert "more than 3 parts" in bad_answer.message
 
 
-def test_the_sounds_of_a_request_are_bounded_together(
+def test_the_total_length_of_a_requests_sounds_is_limited(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MAX_SOUND_S", 1)
-    fit, bad = served("wav2vec2-classification").ask(
+    good_answer, bad_answer = served("wav2vec2-classification").ask(
         {"inputs": [base64_of(SOUNDS[0]), base64_of(SOUNDS[1])]},
         {"inputs": [base64_of(SOUNDS[0])] * 3},
     )
-    assert (fit.status, bad.status) == (200, 400)
-    assert "has 2 s of sound; at most 1 s" in bad.message
+    assert (good_answer.status, bad_answer.status) == (200, 400)
+    assert "has 2 s of sound; at most 1 s" in bad_answer.message
 
 
 @pytest.mark.parametrize(
@@ -141,23 +147,23 @@ def test_the_sounds_of_a_request_are_bounded_together(
         ("whisper", {"return_timestamps": True}),
     ],
 )
-def test_sounds_are_answered_as_by_the_pipeline(
+def test_answers_for_sounds_equal_the_pipelines(
     served: Serve, kind: str, parameters: dict[str, Any]
 ) -> None:
     import soundfile
 
     model = served(kind)
     pipeline = model.pipeline()
-    wanted = [
+    expected = [
         to_json_value(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters))
         for data in SOUNDS
     ]
     assert_near(
-        wanted,
+        expected,
         model.values(*[{"inputs": base64_of(data), "parameters": parameters} for data in SOUNDS]),
     )
     if not parameters:
-        assert_near(wanted, model.values(*SOUNDS))
+        assert_near(expected, model.values(*SOUNDS))
 
 
 def test_speech_may_be_generated_with_parameters(served: Serve) -> None:
@@ -166,23 +172,23 @@ def test_speech_may_be_generated_with_parameters(served: Serve) -> None:
     import soundfile
 
     options = {"max_new_tokens": 5, "num_beams": 1, "language": "de", "task": "translate"}
-    wanted = pipeline(
+    expected = pipeline(
         soundfile.read(io.BytesIO(SOUNDS[0]), dtype="float32")[0], generate_kwargs=dict(options)
     )
     assert (
         model.values(
             {"inputs": base64_of(SOUNDS[0]), "parameters": {"generation_parameters": options}}
         )[0]
-        == wanted
+        == expected
     )
 
 
 def test_a_sound_of_another_rate_is_resampled() -> None:
     times = np.arange(44100) / 44100
-    wanted = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
+    expected = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
     samples = resample(np.sin(2 * np.pi * 440 * times).astype(np.float32), 44100, 16000)
     assert len(samples) == 16000
-    assert np.abs(samples - wanted).max() < 1e-3
+    assert np.abs(samples - expected).max() < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -198,14 +204,14 @@ def test_texts_about_images_equal_the_pipeline(served: Serve, options: dict[str,
         for data, prompt in cases
     ]
     arguments = {"return_full_text": False, **options}
-    wanted = [
+    expected = [
         pipeline(images=decoded(data), text=prompt, **arguments)[0]["generated_text"]
         for data, prompt in cases
     ]
-    assert [answer[0]["generated_text"] for answer in model.values(*bodies)] == wanted
+    assert [answer[0]["generated_text"] for answer in model.values(*bodies)] == expected
 
 
-def test_a_chat_holds_its_images(served: Serve) -> None:
+def test_a_chat_may_contain_images(served: Serve) -> None:
     model = served("llava")
     url = f"data:image/png;base64,{base64_of(IMAGES[0])}"
     content = [
@@ -215,16 +221,16 @@ def test_a_chat_holds_its_images(served: Serve) -> None:
     chat = [
         {"role": "user", "content": [{"type": "image", "image": decoded(IMAGES[0])}, content[1]]}
     ]
-    wanted = model.pipeline()(text=chat, max_new_tokens=4, return_full_text=False)
+    expected = model.pipeline()(text=chat, max_new_tokens=4, return_full_text=False)
     answer = model.values(
         {"messages": [{"role": "user", "content": content}], "parameters": {"max_new_tokens": 4}}
     )[0]
     assert [entry["generated_text"] for entry in answer] == [
-        entry["generated_text"] for entry in wanted
+        entry["generated_text"] for entry in expected
     ]
 
 
-def test_a_chat_template_that_writes_without_bound_is_refused(
+def test_a_chat_template_that_writes_without_end_is_refused(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = served("llava")
@@ -234,9 +240,9 @@ def test_a_chat_template_that_writes_without_bound_is_refused(
         "{{ messages[0].role * 1000000000 }}",
     )
     content = [{"type": "image", "image": base64_of(IMAGES[0])}]
-    (bad,) = model.ask({"messages": [{"role": "user", "content": content}]})
-    assert bad.status == 400
-    assert "much more than the model's context holds" in bad.message
+    (bad_answer,) = model.ask({"messages": [{"role": "user", "content": content}]})
+    assert bad_answer.status == 400
+    assert "much more than the model's context holds" in bad_answer.message
 
 
 IMAGE, SOUND = base64_of(IMAGES[0]), base64_of(SOUNDS[0])
@@ -289,5 +295,5 @@ BAD = {
 @pytest.mark.parametrize(
     ("kind", "body", "message"), [(kind, *row) for kind, rows in BAD.items() for row in rows]
 )
-def test_a_bad_request_is_refused_alone(served: Serve, kind: str, body: Any, message: str) -> None:
+def test_an_invalid_request_fails_alone(served: Serve, kind: str, body: Any, message: str) -> None:
     assert_refused_alone(served(kind), body, message)

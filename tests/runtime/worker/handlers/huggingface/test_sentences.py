@@ -1,4 +1,4 @@
-"""Vectors, similarities and rankings equal those of sentence-transformers."""
+"""Vectors, similarities and rankings, which must equal those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
 def test_vectors_equal_those_of_sentence_transformers(minilm: Served) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = [*ANIMALS, *OTHERS, "short", "a rather long text " * 80]
-    wanted = sentence_transformers.SentenceTransformer(str(minilm.directory), device="cpu").encode(
-        texts
-    )
+    expected = sentence_transformers.SentenceTransformer(
+        str(minilm.directory), device="cpu"
+    ).encode(texts)
     assert (
-        np.abs(np.array(minilm.values(*[{"inputs": text} for text in texts])) - wanted).max() < 1e-5
+        np.abs(np.array(minilm.values(*[{"inputs": text} for text in texts])) - expected).max()
+        < 1e-5
     )
-    assert np.abs(np.array(minilm.values({"inputs": texts})[0]) - wanted).max() < 1e-5
+    assert np.abs(np.array(minilm.values({"inputs": texts})[0]) - expected).max() < 1e-5
 
 
 def test_the_nearest_sentence_has_the_same_meaning(minilm: Served) -> None:
-    alike, ranking = minilm.values(
+    similarities, ranking = minilm.values(
         {"inputs": {"source_sentence": ANIMALS[0], "sentences": [*OTHERS, ANIMALS[2], ANIMALS[1]]}},
         {
             "query": "finance and economy",
@@ -67,13 +68,13 @@ def test_the_nearest_sentence_has_the_same_meaning(minilm: Served) -> None:
             "top_n": 2,
         },
     )
-    assert alike.index(max(alike)) == 4
-    assert alike[3] > max(alike[:3])
+    assert similarities.index(max(similarities)) == 4
+    assert similarities[3] > max(similarities[:3])
     assert {entry["text"] for entry in ranking} == {*OTHERS[:2]}
     assert ranking[0]["score"] > ranking[1]["score"]
 
 
-def test_one_text_gives_one_vector_and_a_list_a_list(served: Serve) -> None:
+def test_one_text_gives_a_vector_and_a_list_gives_a_list(served: Serve) -> None:
     vector, vectors = served("sentences").values({"inputs": WORDS[0]}, {"inputs": WORDS})
     assert np.array(vector).shape == (32,)
     assert np.array(vectors).shape == (len(WORDS), 32)
@@ -81,19 +82,19 @@ def test_one_text_gives_one_vector_and_a_list_a_list(served: Serve) -> None:
     assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_prompts_and_dimensions_are_the_requests_own(served: Serve) -> None:
+def test_each_request_may_set_prompt_and_dimensions(served: Serve) -> None:
     model = served("sentences")
-    prompted, plain, cut, unknown = model.ask(
+    prompted_answer, plain_answer, shortened_answer, bad_answer = model.ask(
         {"inputs": "x", "prompt_name": "query"},
         {"inputs": "the name: x"},
         {"inputs": "x", "dimensions": 8},
         {"inputs": "x", "prompt_name": "no"},
     )
-    assert_near(prompted.value, plain.value)
-    assert len(cut.value) == 8
-    assert np.linalg.norm(cut.value) == pytest.approx(1.0, abs=1e-5)
-    assert unknown.status == 400
-    assert "it has query" in unknown.message
+    assert_near(prompted_answer.value, plain_answer.value)
+    assert len(shortened_answer.value) == 8
+    assert np.linalg.norm(shortened_answer.value) == pytest.approx(1.0, abs=1e-5)
+    assert bad_answer.status == 400
+    assert "it has query" in bad_answer.message
 
 
 @pytest.mark.parametrize(
@@ -125,14 +126,14 @@ def test_ranking_equals_a_cross_encoder(served: Serve) -> None:
     model = served("bert-ranking")
     encoder = sentence_transformers.CrossEncoder(str(model.directory), device="cpu")
     texts = mixed_texts(7, seed=9)
-    wanted = encoder.predict([("the name", text) for text in texts]).tolist()
+    expected = encoder.predict([("the name", text) for text in texts]).tolist()
     body = {"query": "the name", "texts": texts}
-    ranking, short = model.values(body, {"inputs": body, "parameters": {"top_n": 2}})
-    assert_near(sorted(wanted, reverse=True), [entry["score"] for entry in ranking])
+    ranking, top_ranking = model.values(body, {"inputs": body, "parameters": {"top_n": 2}})
+    assert_near(sorted(expected, reverse=True), [entry["score"] for entry in ranking])
     assert_near(
-        wanted, [entry["score"] for entry in sorted(ranking, key=lambda entry: entry["index"])]
+        expected, [entry["score"] for entry in sorted(ranking, key=lambda entry: entry["index"])]
     )
-    assert_near(ranking[:2], short)
+    assert_near(ranking[:2], top_ranking)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_ranking_equals_a_cross_encoder(served: Serve) -> None:
         ),
     ],
 )
-def test_a_module_that_is_unknown_or_elsewhere_is_named(
+def test_the_error_names_an_unknown_or_outside_module(
     model_root: Path, tmp_path: Path, module: dict[str, str], reason: str
 ) -> None:
     shutil.copytree(huggingface_models.model("sentences", model_root), tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""Tasks for texts answer as transformers' pipelines, and refuse bad requests."""
+"""Tasks for texts: answers equal transformers' pipelines; bad requests are refused."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(
     served: Serve, kind: str
 ) -> None:
     model = served(kind)
-    texts = mixed_texts(24, longest=9)
-    wanted = model.pipeline()(texts, top_k=None)
-    assert_near([[entry] for entry in wanted], model.values(*[{"inputs": text} for text in texts]))
-    assert_near(wanted, model.values({"inputs": texts})[0])
-    # An envelope hands over a parsed request.
+    texts = mixed_texts(24, max_words=9)
+    expected = model.pipeline()(texts, top_k=None)
+    assert_near(
+        [[entry] for entry in expected], model.values(*[{"inputs": text} for text in texts])
+    )
+    assert_near(expected, model.values({"inputs": texts})[0])
+    # With an envelope, the handler gets a parsed request.
     (instance,) = model.model.entry.call([{"inputs": texts[0]}], model.model.context)
-    assert_near([wanted[0]], json.loads(instance))
+    assert_near([expected[0]], json.loads(instance))
 
 
-def test_parameters_are_each_requests_own(served: Serve) -> None:
+def test_parameters_apply_to_one_request_only(served: Serve) -> None:
     model = served("bert-classification")
     pipeline = model.pipeline()
     default, best, raw, pair = model.values(
@@ -55,22 +57,22 @@ def test_parameters_are_each_requests_own(served: Serve) -> None:
 def test_token_classification_equals_the_pipeline(served: Serve, strategy: str) -> None:
     model = served("bert-tokens")
     texts = mixed_texts(9, seed=1)
-    wanted = model.pipeline()(texts, aggregation_strategy=strategy)
+    expected = model.pipeline()(texts, aggregation_strategy=strategy)
     bodies = [{"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in texts]
-    assert_near(to_json_value(wanted), model.values(*bodies))
+    assert_near(to_json_value(expected), model.values(*bodies))
 
 
-def test_token_classification_reads_a_long_text_in_parts_where_stride_is_given(
+def test_token_classification_splits_a_long_text_if_stride_is_set(
     served: Serve,
 ) -> None:
     model = served("bert-tokens")
     text = " ".join(WORDS * 12)
-    wanted = model.pipeline()(text, stride=16, aggregation_strategy="simple")
+    expected = model.pipeline()(text, stride=16, aggregation_strategy="simple")
     answer = model.values(
         {"inputs": "the file"},
         {"inputs": text, "parameters": {"stride": 16, "aggregation_strategy": "simple"}},
     )[1]
-    assert_near(to_json_value(wanted), answer)
+    assert_near(to_json_value(expected), answer)
 
 
 def test_masked_words_equal_the_pipeline(served: Serve) -> None:
@@ -84,7 +86,7 @@ def test_masked_words_equal_the_pipeline(served: Serve) -> None:
     assert_near(pipeline("the [MASK]", targets=["file", "name"], top_k=2), model.values(body)[0])
 
 
-def test_zero_shot_equals_the_pipeline_with_labels_of_each_request(served: Serve) -> None:
+def test_zero_shot_equals_the_pipeline_with_different_labels(served: Serve) -> None:
     model = served("bert-nli")
     pipeline = model.pipeline()
     cases = [
@@ -96,11 +98,11 @@ def test_zero_shot_equals_the_pipeline_with_labels_of_each_request(served: Serve
         for text, labels, multi in cases
     ]
     for (text, labels, multi), answer in zip(cases, model.values(*bodies), strict=True):
-        wanted = pipeline(text, candidate_labels=labels, multi_label=multi)
+        expected = pipeline(text, candidate_labels=labels, multi_label=multi)
         assert_near(
             [
                 {"label": label, "score": score}
-                for label, score in zip(wanted["labels"], wanted["scores"], strict=True)
+                for label, score in zip(expected["labels"], expected["scores"], strict=True)
             ],
             answer,
         )
@@ -113,7 +115,7 @@ def test_token_vectors_equal_the_pipeline(served: Serve) -> None:
 
 
 def test_an_answer_is_the_most_likely_span_of_whole_words(served: Serve) -> None:
-    """Compare with all spans of the model: transformers 5 has no pipeline for it."""
+    """Compare with all spans of the model, since transformers 5 has no pipeline for this task."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     model = served("bert-answers")
@@ -130,7 +132,7 @@ def test_an_answer_is_the_most_likely_span_of_whole_words(served: Serve) -> None
         offsets, sequences = encoded.pop("offset_mapping")[0].tolist(), encoded.sequence_ids(0)
         with torch.inference_mode():
             output = bare(**encoded)
-        positions = [at for at, sequence in enumerate(sequences) if sequence == 1]
+        positions = [index for index, sequence in enumerate(sequences) if sequence == 1]
         start, end = (
             logits[0, [0, *positions]].softmax(0)[1:].tolist()
             for logits in (output.start_logits, output.end_logits)
@@ -148,7 +150,7 @@ def test_an_answer_is_the_most_likely_span_of_whole_words(served: Serve) -> None
         assert context[answer["start"] - 1 : answer["start"]] in ("", " ")
 
 
-def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: Serve) -> None:
+def test_a_long_context_is_split_and_may_give_several_answers(served: Serve) -> None:
     model = served("bert-answers")
     context = " ".join(mixed_texts(30, seed=6))
     body = {
@@ -156,16 +158,19 @@ def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: S
         "context": context,
         "parameters": {"top_k": 3, "doc_stride": 16},
     }
-    short, long = model.values({"question": "the name", "context": "the file is read"}, body)
-    assert len(long) == 3
-    assert long == sorted(long, key=lambda entry: -entry["score"])
-    assert all(entry["answer"] == context[entry["start"] : entry["end"]] for entry in long)
+    short_answer, long_answers = model.values(
+        {"question": "the name", "context": "the file is read"}, body
+    )
+    assert len(long_answers) == 3
+    assert long_answers == sorted(long_answers, key=lambda entry: -entry["score"])
+    assert all(entry["answer"] == context[entry["start"] : entry["end"]] for entry in long_answers)
     assert_near(
-        short, model.values({"inputs": {"question": "the name", "context": "the file is read"}})[0]
+        short_answer,
+        model.values({"inputs": {"question": "the name", "context": "the file is read"}})[0],
     )
 
 
-def test_no_answer_is_given_if_that_is_more_likely(served: Serve) -> None:
+def test_the_empty_answer_is_among_the_candidates_if_allowed(served: Serve) -> None:
     model = served("bert-answers")
     body = {
         "question": "the name",
@@ -204,25 +209,25 @@ def test_generated_texts_equal_those_of_generate(served: Serve) -> None:
     ("task", "name"),
     [("translation_en_to_de", "translation_text"), ("text2text-generation", "generated_text")],
 )
-def test_each_task_names_its_text(served: Serve, task: str, name: str) -> None:
+def test_each_task_has_its_own_name_for_the_text(served: Serve, task: str, name: str) -> None:
     body = {"inputs": "the file", "parameters": {"max_new_tokens": 3}}
     ((answer,),) = served(f"t5/{task}").values(body)
     assert list(answer) == [name]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_an_answer_in_half_precision_hardly_depends_on_who_shares_the_batch(
+def test_half_precision_answers_hardly_depend_on_the_batch(
     model_root: Path, tmp_path: Path, precision: str
 ) -> None:
     directory = huggingface_models.model("bert-classification", model_root)
     model = start(directory, "text-classification", tmp_path, {"huggingface": {"dtype": precision}})
     assert model.handler.precision == precision
     bodies = [{"inputs": text} for text in mixed_texts(12)]
-    alone, together = model.values_alone(*bodies), model.values(*bodies)
-    scores = [{entry["label"]: entry["score"] for entry in answer[0]} for answer in alone]
+    single_answers, batch_answers = model.values_alone(*bodies), model.values(*bodies)
+    scores = [{entry["label"]: entry["score"] for entry in answer[0]} for answer in single_answers]
     assert_near(
         scores,
-        [{entry["label"]: entry["score"] for entry in answer[0]} for answer in together],
+        [{entry["label"]: entry["score"] for entry in answer[0]} for answer in batch_answers],
         0.05,
     )
 
@@ -327,7 +332,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("kind", "body", "message"), [(kind, *row) for kind, rows in BAD.items() for row in rows]
 )
-def test_a_bad_request_is_refused_alone(served: Serve, kind: str, body: Any, message: str) -> None:
+def test_an_invalid_request_fails_alone(served: Serve, kind: str, body: Any, message: str) -> None:
     assert_refused_alone(served(kind), body, message)
 
 
@@ -344,7 +349,7 @@ def test_a_bad_request_is_refused_alone(served: Serve, kind: str, body: Any, mes
         ),
     ],
 )
-def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
+def test_the_total_number_of_chunks_of_a_request_is_limited(
     served: Serve, monkeypatch: pytest.MonkeyPatch, kind: str, body: dict[str, Any]
 ) -> None:
     handler = served(kind).handler
@@ -354,20 +359,20 @@ def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
     }
     assert parts > 1
     monkeypatch.setattr(handler.task, "max_parts", 3 * parts - 1)
-    fit, bad = served(kind).ask({**body, "inputs": body["inputs"][:2]}, body)
-    assert (fit.status, bad.status) == (200, 400)
-    assert bad.message.startswith(f"The request makes more than {3 * parts - 1} parts")
+    good_answer, bad_answer = served(kind).ask({**body, "inputs": body["inputs"][:2]}, body)
+    assert (good_answer.status, bad_answer.status) == (200, 400)
+    assert bad_answer.message.startswith(f"The request makes more than {3 * parts - 1} parts")
 
 
-def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(
+def test_the_cost_tokenizes_a_text_once_for_all_labels(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = served("bert-nli").handler
-    tokenizer, seen = handler.loaded.tokenizer, list[str]()
+    tokenizer, tokenized_texts = handler.loaded.tokenizer, list[str]()
 
     class ObservedTokenizer:
         def __call__(self, text: str, **options: Any) -> Any:
-            seen.append(text)
+            tokenized_texts.append(text)
             return tokenizer(text, **options)
 
         def __getattr__(self, name: str) -> Any:
@@ -379,14 +384,17 @@ def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(
     )
     body = {"inputs": "the file is read", "parameters": {"candidate_labels": ["the list"] * 3}}
     assert handler.cost({"body": json.dumps(body).encode()}) == 3 * pair
-    assert seen == ["the file is read", "the list"]
+    assert tokenized_texts == ["the file is read", "the list"]
 
 
-def test_the_cost_of_a_request_is_its_tokens(served: Serve) -> None:
+def test_the_cost_of_a_request_is_its_number_of_tokens(served: Serve) -> None:
     handler = served("bert-classification").handler
-    short, long = (
+    short_answer, long_answers = (
         len(handler.loaded.tokenizer(text)["input_ids"]) for text in ("the", "the file is read")
     )
-    assert handler.cost({"body": b'{"inputs": ["the", "the file is read"]}'}) == short + long
-    assert handler.cost({"body": b"the file is read"}) == long
+    assert (
+        handler.cost({"body": b'{"inputs": ["the", "the file is read"]}'})
+        == short_answer + long_answers
+    )
+    assert handler.cost({"body": b"the file is read"}) == long_answers
     assert handler.cost({"body": b'{"inputs": '}) == 0.0

@@ -1,4 +1,4 @@
-"""MLflow's models answer as MLflow's own scoring server does."""
+"""MLflow's models, whose answers must equal those of MLflow's scoring server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Adder(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow's is unt
 
 
 class Net(torch.nn.Module):
-    """A network whose pickle brings the class along, because workers lack this file."""
+    """A network whose pickle contains the class, because workers lack this file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Net(torch.nn.Module):
         return torch.tanh(self.layer(x))
 
 
-# Notebooks define their classes there.
+# Classes of a notebook are in this module; they are pickled by value.
 Net.__module__ = "__main__"
 
 
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 def link_files(source: Path, target: Path) -> Path:
-    """Link each file of a directory, as `tsx serve DIRECTORY` does."""
+    """Make a link to each file of a directory, as `tsx serve DIRECTORY` does."""
     for file in (path for path in source.rglob("*") if path.is_file()):
         link = target / file.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def test_a_directory_of_links_is_loaded(
 
 
 class Scorer:
-    """A handler that has loaded a model, called as a worker calls it."""
+    """A handler with a loaded model, called like in a worker."""
 
     def __init__(self, kind: type, directory: Path) -> None:
         self.directory = directory / DIRECTORY
@@ -99,13 +99,13 @@ class Scorer:
         self.context.system_properties["model_dir"] = str(directory)
         self.handler = kind()
         self.handler.initialize(self.context)
-        raw = getattr(self.handler, "takes_raw_bodies", False)
+        takes_raw = getattr(self.handler, "takes_raw_bodies", False)
         self.model = a_served_model(
-            self.handler.handle, self.handler, context=self.context, decode=not raw
+            self.handler.handle, self.handler, context=self.context, decode=not takes_raw
         )
 
     def batch(self, *requests: tuple[str | bytes, str]) -> list[Answer]:
-        """Answer requests, each a body and its content type."""
+        """Answer a batch of requests, which are pairs of body and content type."""
         items = []
         for body, kind in requests:
             meta = request_meta("id", b"", [(b"content-type", kind.encode())])
@@ -119,7 +119,7 @@ class Scorer:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the directories of archives, by the model that they hold."""
+    """Return the directories of archives, by model."""
     torch.manual_seed(0)
     net = Net().eval()
     signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
@@ -208,7 +208,7 @@ COLUMNS = [
         ("adder", COLUMNS),
     ],
 )
-def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
+def test_every_request_format_gives_the_answer_of_mlflows_server(
     scorer: Callable[[str], Scorer], name: str, requests: list[tuple[str, str]]
 ) -> None:
     model = mlflow.pyfunc.load_model(str(scorer(name).directory))
@@ -227,7 +227,7 @@ def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
             )
 
 
-def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_path: Path) -> None:
+def test_a_transformers_pipeline_gives_the_answer_of_mlflows_server(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"])
     )
@@ -264,7 +264,7 @@ def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_pat
         assert scorer.batch((body, JSON)) == [Answer(200, expected)]
 
 
-def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
+def test_requests_share_a_call_and_an_invalid_one_fails_alone(
     scorer: Callable[[str], Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, sizes = scorer("pickle"), list[int]()
@@ -272,12 +272,15 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
     monkeypatch.setattr(
         model.handler, "model", lambda rows: sizes.append(len(rows)) or network(rows)
     )
-    good = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
-    first, bad, last = model.batch(
-        *[(json.dumps(body), JSON) for body in (good[0], {"inputs": [[1, 2]]}, good[1])]
+    good_requests = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
+    first, bad_answer, last = model.batch(
+        *[
+            (json.dumps(body), JSON)
+            for body in (good_requests[0], {"inputs": [[1, 2]]}, good_requests[1])
+        ]
     )
     assert 3 in sizes
-    assert (first.status, bad.status, last.status) == (200, 400, 200)
+    assert (first.status, bad_answer.status, last.status) == (200, 400, 200)
     assert [len(answer.data["predictions"]) for answer in (first, last)] == [2, 1]
     assert first.data["predictions"][0] == pytest.approx(last.data["predictions"][0])
 
@@ -301,7 +304,7 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
         ("adder", [1], "Received a list"),
     ],
 )
-def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
+def test_a_request_that_violates_the_signature_is_refused(
     scorer: Callable[[str], Scorer], name: str, request_: Any, reason: str
 ) -> None:
     answer = scorer(name).ask(request_)
@@ -353,19 +356,19 @@ def test_an_error_of_the_model_is_a_server_error(scorer: Callable[[str], Scorer]
 @pytest.mark.parametrize(
     "body", [{"inputs": ROWS.tolist()}, {"instances": ROWS.tolist()}, {"inputs": [TENSOR]}]
 )
-def test_a_model_without_a_signature_says_what_helps(tmp_path: Path, body: Any) -> None:
+def test_the_error_of_a_model_without_signature_suggests_one(tmp_path: Path, body: Any) -> None:
     mlflow.pytorch.save_model(
         Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle"
     )
-    plain = Scorer(MLflowPyfunc, tmp_path)
-    answer = plain.ask(body)
+    scorer = Scorer(MLflowPyfunc, tmp_path)
+    answer = scorer.ask(body)
     assert (answer.status, "Send dataframe_split" in answer.data["message"]) == (400, True)
     assert (
-        plain.ask({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+        scorer.ask({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
     )
 
 
-def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(
+def test_a_model_of_columns_refuses_tensors_and_names_its_format(
     scorer: Callable[[str], Scorer],
 ) -> None:
     answer = scorer("adder").ask({"inputs": [TENSOR]})
@@ -378,7 +381,7 @@ def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(
 
 @pytest.mark.parametrize(("name", "kind"), [("pickle", MLflowPyTorch), ("adder", MLflowPyfunc)])
 @pytest.mark.parametrize("outside", ["../outside", "/outside"])
-def test_a_worker_loads_no_file_outside_of_the_model(
+def test_a_worker_loads_no_file_outside_the_model(
     saved: dict[str, Path], tmp_path: Path, name: str, kind: type, outside: str
 ) -> None:
     shutil.copytree(saved[name] / DIRECTORY, tmp_path / DIRECTORY)
@@ -398,7 +401,7 @@ def test_a_worker_loads_no_file_outside_of_the_model(
         Scorer(kind, tmp_path)
 
 
-def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_linked_code_of_a_model_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(saved["pickle"] / DIRECTORY, tmp_path / DIRECTORY)
     (tmp_path / DIRECTORY / "code").symlink_to(saved["adder"])
     description = tmp_path / DIRECTORY / FILE
@@ -409,7 +412,7 @@ def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: 
         Scorer(MLflowPyTorch, tmp_path)
 
 
-def test_a_handler_tells_what_its_model_takes(scorer: Callable[[str], Scorer]) -> None:
+def test_a_handler_describes_the_inputs_of_its_model(scorer: Callable[[str], Scorer]) -> None:
     handler = scorer("pickle").handler
     assert handler.describe_handle()["inputs"] == [
         {"name": "", "shape": [3], "datatype": "float32", "example": [3]}
@@ -420,7 +423,7 @@ def test_a_handler_tells_what_its_model_takes(scorer: Callable[[str], Scorer]) -
     assert [column["name"] for column in json.loads(described["signature"]["inputs"])] == ["a", "b"]
 
 
-def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(
+def test_errors_for_a_missing_model_or_wrong_handler_tell_what_to_do(
     saved: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(LoadError, match=f"no {DIRECTORY}/{FILE}. Pack the model"):

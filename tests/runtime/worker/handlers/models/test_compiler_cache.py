@@ -1,4 +1,4 @@
-"""torch.compile caches machine code in a directory that nobody else can write to."""
+"""The cache of torch.compile, in a directory to which nobody else can write."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ STRANGER = 54321
 @pytest.fixture(autouse=True)
 def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    # monkeypatch restores only variables that it has seen.
+    # monkeypatch restores only variables that it has set before.
     monkeypatch.setenv(CACHE_VARIABLE, "")
     monkeypatch.delenv(CACHE_VARIABLE)
     return tmp_path
 
 
-def test_the_cache_is_made_where_torch_looks_for_it(temporary_directory: Path) -> None:
+def test_the_cache_has_torchs_default_path(temporary_directory: Path) -> None:
     protect_compiler_cache()
 
-    # The import takes seconds, which each process that collects tests would spend.
+    # The import takes seconds; at the top it would slow down the collection of tests.
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     assert os.environ[CACHE_VARIABLE] == default_cache_dir()
     assert Path(os.environ[CACHE_VARIABLE]).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_that_the_user_has_set_stays(
+def test_a_cache_that_the_user_has_configured_is_kept(
     temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "/somewhere")
@@ -49,10 +49,10 @@ def test_a_cache_of_another_user_is_replaced_by_a_new_one(
     temporary_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     protect_compiler_cache()
-    taken = Path(os.environ.pop(CACHE_VARIABLE))
-    os.chown(taken, STRANGER, STRANGER)
+    cache = Path(os.environ.pop(CACHE_VARIABLE))
+    os.chown(cache, STRANGER, STRANGER)
     protect_compiler_cache()
     chosen = Path(os.environ[CACHE_VARIABLE])
-    assert chosen != taken
+    assert chosen != cache
     assert (chosen.stat().st_uid, chosen.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
-    assert f"{taken} belongs to another user" in caplog.text
+    assert f"{cache} belongs to another user" in caplog.text

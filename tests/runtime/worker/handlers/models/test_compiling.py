@@ -1,4 +1,4 @@
-"""The setting `pt2` of model-config.yaml compiles eager models."""
+"""The setting `pt2` of model-config.yaml, which compiles eager models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tsx_runtime.worker.handlers.models.compiling import compile_model
         (7, None),
     ],
 )
-def test_each_form_gives_the_arguments_of_torch_compile(
+def test_each_form_of_pt2_gives_arguments_of_torch_compile(
     pt2: Any, options: dict[str, Any] | None
 ) -> None:
     assert compile_options(pt2) == options
@@ -38,7 +38,7 @@ def test_each_form_gives_the_arguments_of_torch_compile(
 @pytest.mark.parametrize(
     "pt2", [{"backend": "no_such_backend"}, {"backend": "eager", "no_such_option": 1}]
 )
-def test_what_cannot_be_compiled_runs_eager_with_a_warning(
+def test_a_model_that_cannot_be_compiled_runs_eagerly_with_a_warning(
     pt2: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Identity()
@@ -58,7 +58,7 @@ def test_what_cannot_be_compiled_runs_eager_with_a_warning(
         ({"compile": {"enable": True}}, "the default backend"),
     ],
 )
-def test_the_log_says_how_a_model_is_compiled(
+def test_the_compilation_of_a_model_is_logged(
     pt2: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "tsx.worker"):

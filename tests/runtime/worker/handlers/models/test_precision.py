@@ -1,4 +1,4 @@
-"""The setting `precision` of model-config.yaml converts weights, but no inputs or outputs."""
+"""The setting `precision` of model-config.yaml, which converts weights but no inputs or outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = """
 @pytest.mark.parametrize(
     ("file", "precision"), [("weights.pth", "bf16"), ("weights.pth", "FP16"), ("script.pt", "bf16")]
 )
-def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
+def test_the_setting_converts_weights_and_nearly_keeps_the_answers(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str, precision: str
 ) -> None:
     model = {"serializedFile": file, **({"modelFile": "model.py"} if file.endswith(".pth") else {})}
@@ -63,7 +63,7 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     ("attributes", "without_effect"),
     [({}, ["precision", "forms"]), ({"precision": "bf16"}, ["forms"]), ({"form": "bf16"}, [])],
 )
-def test_keys_that_a_handler_does_not_apply_are_warned_of(
+def test_settings_that_a_handler_does_not_apply_cause_a_warning(
     load_here: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
     attributes: dict[str, Any],
@@ -72,19 +72,21 @@ def test_keys_that_a_handler_does_not_apply_are_warned_of(
     entry = LoadedHandler(lambda *_: [], "own.py", type("Own", (), attributes)())
     config = json.dumps({"precision": "bf16", "forms": ["bf16"]})
     load_here(lambda *_: entry, model_config=config)
-    warned = [line.split()[0] for line in caplog.messages if "own.py does not apply it" in line]
-    assert warned == without_effect
+    warned_keys = [
+        line.split()[0] for line in caplog.messages if "own.py does not apply it" in line
+    ]
+    assert warned_keys == without_effect
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])
-def test_another_precision_is_refused_with_those_that_there_are(value: Any) -> None:
+def test_the_error_for_an_unknown_precision_lists_the_known_ones(value: Any) -> None:
     with pytest.raises(LoadError, match="it must be fp32, fp16, bf16"):
         configured_precision({"precision": value})
 
 
-def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
-    integers, real = torch.tensor([1]), torch.tensor([1.5])
-    value = [{"a": (integers, real)}, "text", 3]
+def test_only_floating_point_tensors_are_cast_also_if_nested() -> None:
+    integers, floats = torch.tensor([1]), torch.tensor([1.5])
+    value = [{"a": (integers, floats)}, "text", 3]
     result = cast(value, torch.bfloat16)
     assert (result[0]["a"][0].dtype, result[0]["a"][1].dtype, result[1:]) == (
         torch.int64,
@@ -93,11 +95,11 @@ def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
     )
 
 
-def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) -> None:
+def test_a_converted_module_is_a_module_and_accepts_keyword_arguments(net: Net) -> None:
     model = Net()
     model.load_state_dict(net.state_dict())
-    converted = in_precision(model.eval(), "bf16", CPU)
-    assert converted is model
+    converted_model = in_precision(model.eval(), "bf16", CPU)
+    assert converted_model is model
     with torch.inference_mode():
         assert model(x=torch.tensor(QUESTIONS)).dtype == torch.float32
         torch.testing.assert_close(model(x=torch.tensor(QUESTIONS)), model(torch.tensor(QUESTIONS)))
@@ -111,7 +113,7 @@ def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) ->
         ("model.onnx", "float32"),
     ],
 )
-def test_what_cannot_be_converted_says_why_and_what_to_do(
+def test_the_error_for_an_inconvertible_model_gives_reason_and_advice(
     model_bytes: dict[str, bytes], onnx_bytes: bytes, tmp_path: Path, file: str, message: str
 ) -> None:
     (tmp_path / file).write_bytes(onnx_bytes if file == "model.onnx" else model_bytes[file])
@@ -124,10 +126,10 @@ def test_what_cannot_be_converted_says_why_and_what_to_do(
         match=rf"precision: bf16 cannot be given to this model: .*{message}.*remove the key",
     ):
         in_precision(model, "bf16", CPU)
-    unchanged = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
+    fp32_model = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
     with torch.inference_mode():
         torch.testing.assert_close(
-            unchanged(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2]))
+            fp32_model(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2]))
         )
 
 
@@ -143,7 +145,7 @@ def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
         )
 
 
-def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
+def test_a_model_of_unknown_precision_is_refused() -> None:
     with pytest.raises(
         LoadError,
         match=r"cannot be given to a builtin_function_or_method.*remove the key",

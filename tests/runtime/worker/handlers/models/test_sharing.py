@@ -1,4 +1,4 @@
-"""Workers of one model use the same pages for its weights."""
+"""The memory pages of weights, which the workers of a model share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mapped_ranges(path: Path) -> list[range]:
 @pytest.mark.parametrize(
     "name", ["wide.pth", "wide.safetensors", "wide.pt", "frozen.pt", "wide.pt2"]
 )
-def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None:
+def test_the_weights_are_mapped_from_the_file(directory: Path, name: str) -> None:
     path = directory / name
     model_file = directory / "wide_model.py" if name in ("wide.pth", "wide.safetensors") else None
     model = load_model_file(path, model_file, CPU)
@@ -68,7 +68,7 @@ def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None
             if node.hasAttribute("value") and node.kindOf("value") == "t"
         ]
     large = [tensor for tensor in tensors if tensor.nbytes > 100_000]
-    # Freezing cuts the table to the part that is used.
+    # Freezing drops the unused part of the table.
     assert len(large) == (1 if name == "frozen.pt" else 2)
     spans = mapped_ranges(path)
     assert all(any(tensor.data_ptr() in span for span in spans) for tensor in large)
@@ -83,13 +83,13 @@ def reference(directory: Path) -> torch.Tensor:
         return model(torch.ones(2, 256)).double()
 
 
-def test_writing_to_a_shared_weight_leaves_the_file_alone(directory: Path) -> None:
-    before = (directory / "wide.pt").read_bytes()
+def test_writing_to_a_shared_weight_does_not_change_the_file(directory: Path) -> None:
+    file_bytes = (directory / "wide.pt").read_bytes()
     model = load_model_file(directory / "wide.pt", None, CPU)
     with torch.no_grad():
         model.layer.weight.zero_()
     assert model.layer.weight.abs().sum() == 0
-    assert (directory / "wide.pt").read_bytes() == before
+    assert (directory / "wide.pt").read_bytes() == file_bytes
 
 
 def write_zip(
@@ -102,7 +102,7 @@ def write_zip(
             archive.writestr(name, content)
 
 
-def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
+def test_tensors_with_a_common_storage_still_share_it(tmp_path: Path) -> None:
     storage = torch.arange(20_000, dtype=torch.uint8)
     write_zip(tmp_path / "m.zip", {"data/0": storage.numpy().tobytes()})
     head, tail = storage[:10], storage[10:].view(-1, 10)
@@ -126,7 +126,7 @@ def test_equal_sizes_are_distinguished_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["other content", "compressed", "misaligned", "not a zip"])
-def test_a_tensor_that_differs_from_the_file_stays_a_copy(tmp_path: Path, case: str) -> None:
+def test_a_tensor_that_differs_from_the_file_remains_a_copy(tmp_path: Path, case: str) -> None:
     tensor = torch.arange(5000, dtype=torch.float64)
     content, path = tensor.numpy().tobytes(), tmp_path / "m.zip"
     if case == "not a zip":

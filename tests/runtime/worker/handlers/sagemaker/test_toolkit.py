@@ -128,8 +128,7 @@ def test_independent_rows_of_a_batch_share_a_call(
     )
     worker = start(start_worker, MODEL.format(factor="") + predict, independent=True)
     rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[0.5, 0.5]]]
-    # The handler runs the first request alone to learn whether its output has a row for each input
-    # row.
+    # The handler runs the first request alone, to learn whether the output has a row per input row.
     first_calls = ask(worker, *rows)[0]["calls"]
     answers = ask(worker, *rows)
     assert [answer["answer"] for answer in answers] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
@@ -149,9 +148,14 @@ def test_a_request_that_fails_among_independent_rows_fails_alone(start_worker: S
             return data * 2
     """
     worker = start(start_worker, program, independent=True)
-    good, bad = worker.ask(*[typed_request(body) for body in (b"[[1.0]]", b"[[-1.0]]")])
-    assert (good.status, json.loads(good.body)) == (200, [[2.0]])
-    assert (bad.status, bad.message) == (500, "predict_fn failed: ValueError: negative")
+    good_answer, bad_answer = worker.ask(
+        *[typed_request(body) for body in (b"[[1.0]]", b"[[-1.0]]")]
+    )
+    assert (good_answer.status, json.loads(good_answer.body)) == (200, [[2.0]])
+    assert (bad_answer.status, bad_answer.message) == (
+        500,
+        "predict_fn failed: ValueError: negative",
+    )
 
 
 def test_batch_predict_fn_gets_the_inputs_of_a_batch_in_order(start_worker: StartWorker) -> None:

@@ -1,4 +1,4 @@
-"""Images made by arithmetic, the same on every machine, of sizes for each rounding rule."""
+"""Computed images, equal on every machine, in sizes that cover each rounding rule."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Make image_references.npz with torchvision itself, from its Python files alone.
+"""Makes image_references.npz with torchvision's Python files, without its compiled operators.
 
     pip download --no-deps torchvision && unzip torchvision-*.whl 'torchvision/*.py'
     python tests/runtime/worker/handlers/steps/make_image_references.py .
 
-It writes every 16th pixel of each tensor of image_samples.py, and the sum over each channel.
+The file has every 16th pixel of the tensor of each image in image_samples.py, and channel sums.
 """
 
 from __future__ import annotations

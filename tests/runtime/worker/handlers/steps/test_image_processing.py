@@ -1,4 +1,4 @@
-"""Images become the tensors that torchvision makes of them."""
+"""Image preprocessing, which must give the tensors of torchvision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEP = 1 / 255 / 0.224
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_the_tensor_is_torchvisions(width: int, height: int) -> None:
+def test_the_tensor_equals_torchvisions(width: int, height: int) -> None:
     references = np.load(Path(__file__).with_name("image_references.npz"))
     tensor = imagenet(sample(width, height))
     assert tensor.shape == (3, 224, 224)
@@ -42,7 +42,7 @@ def test_the_tensor_is_torchvisions(width: int, height: int) -> None:
 
 
 @given(st.integers(1, 700), st.integers(1, 700))
-def test_any_size_becomes_224_by_224(width: int, height: int) -> None:
+def test_images_of_any_size_become_224_by_224(width: int, height: int) -> None:
     assert imagenet(sample(width, height)).shape == (3, 224, 224)
 
 
@@ -69,7 +69,7 @@ def test_an_image_of_the_right_size_is_not_resampled() -> None:
     assert resize(image, 256) is image
 
 
-def test_a_sliver_that_would_grow_beyond_all_bounds_is_refused() -> None:
+def test_an_extremely_narrow_image_is_refused() -> None:
     with pytest.raises(ValueError, match="60000 x 1 pixels would be 15360000 x 256"):
         resize(Image.new("RGB", (60_000, 1)), 256)
 

@@ -21,7 +21,9 @@ from tsx_runtime.worker.handlers.steps.labels import load_label_mapping, map_cla
         ({"0": 7}, {"0": "7"}),
     ],
 )
-def test_every_shape_is_understood(tmp_path: Path, content: Any, mapping: dict[str, str]) -> None:
+def test_every_structure_of_the_file_is_understood(
+    tmp_path: Path, content: Any, mapping: dict[str, str]
+) -> None:
     path = tmp_path / "index_to_name.json"
     path.write_text(json.dumps(content))
     assert load_label_mapping(path) == mapping
@@ -40,9 +42,7 @@ def test_without_the_file_there_is_no_mapping(tmp_path: Path) -> None:
         ('{"0": []}', "class 0"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_explained(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_the_error_explains_an_invalid_file(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "index_to_name.json"
     path.write_text(content)
     with pytest.raises(LoadError, match=message):
@@ -55,7 +55,7 @@ def test_probabilities_get_the_names_of_their_classes() -> None:
     ]
 
 
-def test_classes_are_numbered_in_order_and_unnamed_ones_have_their_numbers() -> None:
+def test_classes_without_a_name_get_their_number() -> None:
     assert map_class_to_label([[0.9, 0.1], [0.2, 0.8]]) == [
         {"0": 0.9, "1": 0.1},
         {"0": 0.2, "1": 0.8},

@@ -1,4 +1,4 @@
-"""The default handler reads every form of request, and refuses others with an example."""
+"""The formats of requests to the default handler; others are refused with an example."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
 
 
 class Grey(nn.Module):
-    """A model whose first layer tells the channels and whose last layer tells the pixels."""
+    """A model whose first layer determines the channels and whose last layer the pixels."""
 
     def __init__(self) -> None:
         super().__init__()
-        # The layer that runs last is made first.
+        # The layer that runs last is created first.
         self.last = nn.Linear(2 * 26 * 26, 3)
         self.first = nn.Conv2d(1, 2, 3)
 
@@ -51,14 +51,14 @@ class Words(nn.Module):
 
 
 class Mean(nn.Module):
-    """A model without layers that gives one number for a batch."""
+    """A model without layers that returns one number per batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(-1, 2, 2).mean()
 
 
 class Table(nn.Module):
-    """A model that gives scores of the rows, and two constant numbers."""
+    """A model that returns scores of the rows, and two constant numbers."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"scores": x.sum(1), "bounds": torch.tensor([10.0, 20.0])}
@@ -121,10 +121,10 @@ class NetHandler(BaseHandler):
         return self.refused(*({"body": body} for body in bodies))
 
     def refused(self, *rows: Any) -> dict[int, str]:
-        with pytest.raises(BadRows) as caught:
+        with pytest.raises(BadRows) as exc_info:
             self.ask(*rows)
-        assert caught.value.error_code == 400
-        return caught.value.faults
+        assert exc_info.value.error_code == 400
+        return exc_info.value.faults
 
 
 MakeHandler = Callable[..., NetHandler]
@@ -164,7 +164,7 @@ def assert_close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
-def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(
+def test_one_or_several_rows_in_every_format_give_the_models_values(
     a_handler: MakeHandler, form: str
 ) -> None:
     handler, (scores,) = a_handler("linear", form), scores_of("linear", [ROW])
@@ -197,11 +197,11 @@ def test_scores_get_the_names_of_the_classes(a_handler: MakeHandler) -> None:
     handler = a_handler("linear")
     scores = scores_of("linear", [ROW])[0]
     handler.mapping = {"0": "cat", "1": "dog", "2": "eel"}
-    named = dict(zip(("cat", "dog", "eel"), scores, strict=True))
+    named_scores = dict(zip(("cat", "dog", "eel"), scores, strict=True))
     for body, answer in (
-        (ROW, named),
-        ([ROW, ROW], [named] * 2),
-        ({"instances": [ROW]}, {"predictions": [named]}),
+        (ROW, named_scores),
+        ([ROW, ROW], [named_scores] * 2),
+        ({"instances": [ROW]}, {"predictions": [named_scores]}),
     ):
         assert handler.predict(body) == [answer]
     inputs = {"inputs": [tensor(ROW, [1, 4])]}
@@ -211,7 +211,7 @@ def test_scores_get_the_names_of_the_classes(a_handler: MakeHandler) -> None:
 @pytest.mark.parametrize(
     "mapping", [{"0": "cat", "1": "dog"}, {"0": "cat", "1": "cat", "2": "dog"}, {}]
 )
-def test_names_that_are_not_one_for_each_score_change_nothing(
+def test_class_names_are_ignored_unless_there_is_one_per_score(
     a_handler: MakeHandler, mapping: dict[str, str]
 ) -> None:
     handler = a_handler("linear")
@@ -219,7 +219,7 @@ def test_names_that_are_not_one_for_each_score_change_nothing(
     assert_close(handler.predict(ROW)[0], scores_of("linear", [ROW])[0])
 
 
-def test_tensors_of_the_open_inference_protocol_are_answered_as_such(
+def test_open_inference_tensors_get_open_inference_answers(
     a_handler: MakeHandler,
 ) -> None:
     handler, (scores,) = a_handler("linear"), scores_of("linear", [ROW])
@@ -236,22 +236,26 @@ def test_tensors_of_the_open_inference_protocol_are_answered_as_such(
         tensor(ROW, [1, 4]),
         {"body": {"inputs": [tensor(ROW, [1, 4])], "parameters": {"binary_data_output": True}}},
     ):
-        # The worker, or the envelope, makes tensors of the result.
+        # The worker or the envelope later makes tensors of the result.
         (result,) = handler.ask(row)
         assert result.dtype == torch.float32
         assert_close(result.tolist(), [scores])
 
 
-def test_the_requests_of_a_batch_may_differ_in_form_and_number_of_rows(
+def test_requests_of_a_batch_may_differ_in_format_and_number_of_rows(
     a_handler: MakeHandler,
 ) -> None:
     handler, rows = a_handler("linear"), torch.randn(5, 4).tolist()
-    single, many, instances = handler.predict(rows[0], rows[1:4], {"instances": rows[4:]})
-    assert_close([single, *many, *instances["predictions"]], scores_of("linear", rows))
+    row_answer, rows_answer, instances_answer = handler.predict(
+        rows[0], rows[1:4], {"instances": rows[4:]}
+    )
+    assert_close(
+        [row_answer, *rows_answer, *instances_answer["predictions"]], scores_of("linear", rows)
+    )
 
 
 @pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
-def test_the_numbers_are_cast_to_the_models_type(a_handler: MakeHandler, form: str) -> None:
+def test_numbers_are_cast_to_the_models_dtype(a_handler: MakeHandler, form: str) -> None:
     handler, pixels = a_handler("grey", form), [[[row % 2] * 28 for row in range(28)]]
     for body in (
         pixels,
@@ -269,7 +273,7 @@ def test_the_numbers_are_cast_to_the_models_type(a_handler: MakeHandler, form: s
 
 
 @pytest.mark.parametrize(
-    ("form", "known"),
+    ("form", "expected_example"),
     [
         ("eager", "[1, any, any]"),
         ("script", "[1, any, any]"),
@@ -277,11 +281,11 @@ def test_the_numbers_are_cast_to_the_models_type(a_handler: MakeHandler, form: s
         ("exported", "[1, 28, 28]"),
     ],
 )
-def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
-    a_handler: MakeHandler, form: str, known: str
+def test_the_error_for_an_invalid_request_has_a_valid_example(
+    a_handler: MakeHandler, form: str, expected_example: str
 ) -> None:
     handler, image = a_handler("grey", form), b"\x89PNG\r\n\x1a\n"
-    wrong = [
+    wrong_requests = [
         [1, 2],
         IMAGE[0],
         {"instances": IMAGE},
@@ -299,10 +303,10 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
         npy(ROW).replace(b"(4,), }            ", b"(1000000000000,), }"),
         npy(ROW).replace(b"(4,), }                   ", b"(99999999999999999999,), }"),
     ]
-    for body in wrong:
+    for body in wrong_requests:
         ((position, text),) = handler.refusals(IMAGE, body).items()
         assert position == 1, body
-        assert f"The model takes float32 rows of shape {known}. Send JSON" in text, body
+        assert f"The model takes float32 rows of shape {expected_example}. Send JSON" in text, body
         assert text.endswith("Example: what python3 -c 'print([[[0]*28]*28])' prints."), body
     assert "a PNG image" in handler.refusals(image)[0]
     assert "complex numbers" in handler.refusals(npy(np.array(IMAGE, "complex64")))[0]
@@ -314,7 +318,7 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
     assert len(handler.predict(bytearray(example.getvalue().encode()))[0]) == 3
 
 
-def test_a_short_example_is_quoted_and_fits_the_envelope(a_handler: MakeHandler) -> None:
+def test_a_short_example_is_quoted_in_the_format_of_the_envelope(a_handler: MakeHandler) -> None:
     assert a_handler("linear").refusals([1])[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
     assert (
         a_handler("linear", envelope="kserve")
@@ -327,7 +331,7 @@ def test_a_short_example_is_quoted_and_fits_the_envelope(a_handler: MakeHandler)
     }
 
 
-def test_input_shape_goes_before_the_first_layer(a_handler: MakeHandler) -> None:
+def test_input_shape_overrides_the_first_layers_shape(a_handler: MakeHandler) -> None:
     handler = a_handler("linear", input_shape=[None, 4])
     assert_close(handler.predict([ROW, ROW])[0], scores_of("linear", [ROW, ROW]))
     assert_close(handler.predict([[ROW, ROW]])[0], [scores_of("linear", [ROW, ROW])])
@@ -339,7 +343,7 @@ def test_input_shape_goes_before_the_first_layer(a_handler: MakeHandler) -> None
     }
 
 
-def test_several_inputs_come_by_their_names(a_handler: MakeHandler) -> None:
+def test_several_inputs_are_passed_by_name(a_handler: MakeHandler) -> None:
     handler, ids, mask = a_handler("words"), [1, 2, 3], [1, 1, 0]
     mean, length = (
         value.tolist()
@@ -369,7 +373,7 @@ def test_several_inputs_come_by_their_names(a_handler: MakeHandler) -> None:
     assert set(handler.predict(example)[0]["predictions"][0]) == {"mean", "length"}
 
 
-def test_a_model_that_gives_one_result_for_a_batch_runs_for_each_request(
+def test_a_model_with_one_result_per_batch_runs_once_per_request(
     a_handler: MakeHandler,
 ) -> None:
     assert a_handler("mean").predict([[0, 0], [0, 0]], [[1, 1], [1, 1]]) == [
@@ -378,7 +382,7 @@ def test_a_model_that_gives_one_result_for_a_batch_runs_for_each_request(
     ]
 
 
-def test_a_constant_result_of_the_size_of_the_batch_is_not_divided(
+def test_a_constant_result_of_batch_size_is_not_split(
     a_handler: MakeHandler,
 ) -> None:
     expected = a_handler("table").predict([[1, 1]])
@@ -387,11 +391,11 @@ def test_a_constant_result_of_the_size_of_the_batch_is_not_divided(
         assert handler.predict([[1, 1]], [[5, 5]])[0] == expected[0]
 
 
-def test_a_model_without_layers_is_tried_to_learn_if_a_request_is_a_row(
+def test_a_model_without_layers_is_tried_with_a_row_and_with_rows(
     a_handler: MakeHandler,
 ) -> None:
     assert a_handler("mean").predict([[[1, 2], [3, 4]]]) == [2.5]
-    # The error may be the model's fault.
+    # The error may come from the model, so it is not a client error.
     with pytest.raises(RuntimeError, match="shape"):
         a_handler("mean").predict([1, 2, 3])
 
@@ -409,13 +413,13 @@ def test_a_step_of_a_subclass_gets_one_tensor_with_a_row_for_each_request(
     assert handler.refusals([ROW, ROW])[0].startswith("The request has 2 rows; send one.")
 
 
-def test_a_row_is_explained_as_it_was(a_handler: MakeHandler) -> None:
+def test_an_explanation_has_the_shape_of_the_row(a_handler: MakeHandler) -> None:
     pytest.importorskip("captum")
     (weights,) = a_handler("linear").ask({"body": ROW}, header=("explain", "True"))
     assert len(weights) == 4
 
 
-def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(a_handler: MakeHandler) -> None:
+def test_out_of_memory_is_not_reported_as_a_client_error(a_handler: MakeHandler) -> None:
     handler = a_handler("linear")
 
     def full(*inputs: Any) -> Any:
@@ -427,7 +431,7 @@ def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(a_handler: MakeH
 
 
 class TwoInputs(nn.Module):
-    """A model that computes from its second input first."""
+    """A model that uses its second input first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,7 +443,7 @@ class TwoInputs(nn.Module):
 
 
 @pytest.mark.parametrize("freeze", [False, True])
-def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: bool) -> None:
+def test_inputs_of_torchscript_have_the_shapes_of_their_layers(freeze: bool) -> None:
     script = torch.jit.script(TwoInputs().eval())
     x, ids = input_specs(torch.jit.freeze(script) if freeze else script)
     assert (x.name, x.shape, x.dtype) == ("x", (4,), torch.float32)
@@ -448,14 +452,14 @@ def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: 
     assert [(example.name, example.shape) for example in first] == [("x", (4,)), ("ids", (8,))]
 
 
-def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
+def test_the_error_for_a_text_sent_as_a_form_names_the_header() -> None:
     with pytest.raises(
         MalformedTensors, match=r"\('plain text'\) have no value.*content-type: text/plain"
     ):
         read_request({"plain text": bytearray()}, [InputSpec()])
 
 
-def test_input_shape_names_the_shapes_of_several_inputs(a_handler: MakeHandler) -> None:
+def test_input_shape_may_have_shapes_of_several_inputs(a_handler: MakeHandler) -> None:
     assert a_handler("two")._example is None
     handler = a_handler("two", input_shape={"meta": [3], "pixels": [4]})
     assert json.loads(handler.describe_handle()["example"]) == {
@@ -469,9 +473,7 @@ def test_input_shape_names_the_shapes_of_several_inputs(a_handler: MakeHandler) 
 
 
 @pytest.mark.parametrize("name", ["\ufffdPNG\x1a", "GIF89a\x01", "\ufffd"])
-def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(
-    a_handler: MakeHandler, name: str
-) -> None:
+def test_the_error_does_not_echo_a_file_sent_as_a_form(a_handler: MakeHandler, name: str) -> None:
     row = {name: bytearray(), "x": bytearray(b"1")}
     for message in (a_handler("linear").refused(row)[0], refusal_of_image(row)):
         assert (
@@ -481,6 +483,6 @@ def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(
 
 
 def refusal_of_image(row: dict[str, bytearray]) -> str:
-    with pytest.raises(BadRows) as caught:
+    with pytest.raises(BadRows) as exc_info:
         VisionHandler().preprocess([row])
-    return caught.value.message
+    return exc_info.value.message
