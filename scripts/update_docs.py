@@ -93,7 +93,7 @@ def wording() -> str:
 
 def _error_texts(module: ast.Module) -> Iterator[str]:
     nodes = [node for node in ast.walk(module) if isinstance(node, ast.Raise | ast.Call)]
-    raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
+    raised_ids = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
     for node in nodes:
         if not isinstance(node, ast.Call):
             continue

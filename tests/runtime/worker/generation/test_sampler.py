@@ -77,7 +77,7 @@ def draw(*requests: tuple[Sampling, int]) -> list[int]:
     ],
 )
 def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor) -> None:
-    tokens = draw_tokens(*((sampling, position) for position in range(4000)))
+    tokens = draw(*((sampling, position) for position in range(4000)))
     shares = torch.bincount(torch.tensor(tokens), minlength=6) / 4000
     assert torch.allclose(shares, expected, atol=0.03)
     assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
