@@ -9,7 +9,6 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 
 from tsx_archiver.containers.base import ArchiveFile, root_of
@@ -63,12 +62,7 @@ class LockedDirectory:
     def __enter__(self: DirectoryT) -> DirectoryT:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -5,47 +5,28 @@ from __future__ import annotations
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
-
-from rich.console import Console
-from rich.status import Status
 
 from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.run import BatchRun
 from tsx_cli.batch.sources import STDIN
 from tsx_cli.common.output import number
+from tsx_cli.common.status_line import StatusLine
 from tsx_runtime.shared.log_format import escaped
 
 LINE_INTERVAL_S = 30.0
 
 
-class BatchProgress:
+class BatchProgress(StatusLine):
     """A progress display.
 
     On a terminal it is a line that changes. Otherwise a line is printed every LINE_INTERVAL_S.
     """
 
     def __init__(self, reader: InputReader) -> None:
+        super().__init__("the model loads")
         self._reader = reader
-        self._console = Console(stderr=True, highlight=False)
-        self._status: Status | None = None
         self._print_time = time.monotonic()
-
-    def __enter__(self) -> BatchProgress:
-        if self._console.is_terminal:
-            self._status = self._console.status("the model loads")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def show(self, run: BatchRun) -> None:
         text = progress_text(run, self._reader)

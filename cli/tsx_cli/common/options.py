@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,10 +15,11 @@ from tsx_cli.common.failure import CliError, UsageError
 
 if TYPE_CHECKING:
     from tsx_archiver import Limits
-    from tsx_cli.common.client import Server
     from tsx_runtime.settings.schema import Settings
 
 COMPLETION_TIMEOUT_S = 2.0
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
 
 Config = Annotated[
     Path | None,
@@ -131,15 +133,38 @@ Url = Annotated[
 ]
 
 
-def management(url: str | None, config: Path | None) -> Server:
-    """Return a client for the management address of a server."""
-    from tsx_cli.common.client import Server  # a slow import
+def with_options(
+    shared: Callable[..., Shared], *, last: bool = False
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Add the options of `shared` to a command, which gets their result as its first argument.
 
-    settings, _ = read_settings(config)
-    address = url or settings.management_address
-    return Server(
-        address, settings.management_token, role="management", certificate=settings.certificate_file
-    )
+    They stand before the command's own options, or `last`. typer reads the options from a
+    function's signature, so the decorator builds a new signature.
+    """
+    shared_parameters = inspect.signature(shared, eval_str=True).parameters
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
+
+        def run(**options: Any) -> Result:
+            return command(
+                shared(**{name: options.pop(name) for name in shared_parameters}), **options
+            )
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (
+                *([] if last else shared_parameters.values()),
+                *own_parameters,
+                *(shared_parameters.values() if last else []),
+            )
+        ]
+        # `inspect.signature` reads this attribute first.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def read_settings(

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -69,12 +68,7 @@ class JournalFile:
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close()
         if self._is_new and kind is UsageError:  # The run cannot be resumed either.
             with suppress(OSError):  # The directory may have other files.

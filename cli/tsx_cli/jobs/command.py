@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path, with_server
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
 
 PAGE = 500  # maximum number of jobs in one response
@@ -33,7 +33,9 @@ app = typer.Typer(
 
 
 @app.command("list", cls=AnswerCommand)
+@with_server
 def list_jobs(
+    server: Server,
     model: Model = None,
     state: Annotated[
         str | None, typer.Option(help=f"Only jobs in this state: {', '.join(STATES)}.")
@@ -42,13 +44,10 @@ def list_jobs(
         int, typer.Option("--count", "-n", min=1, help="Number of jobs to show.")
     ] = 20,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """List jobs, the newest first."""
     if state is not None and state not in STATES:
         raise UsageError(f"--state takes {', '.join(STATES)}, not '{state}'")
-    server = management(url, config)
     jobs = _jobs(server, count, model=model, state=state)
     if as_json:
         print_json(jobs)
@@ -61,18 +60,17 @@ def list_jobs(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def show(
+    server: Server,
     job: Annotated[str, typer.Argument(help="Id of the job.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the body of its answer to this file."),
     ] = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show one job, and with -o save its answer."""
-    server = management(url, config)
     record = server.call("GET", path("jobs", job, "record")).json()
     if output is not None:
         if record["state"] != "done":
@@ -88,36 +86,36 @@ def show(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def cancel(
+    server: Server,
     jobs: Ids = None,
     all_jobs: All = False,
     model: Model = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Cancel jobs that are queued or running."""
     _check(jobs, all_jobs, model)
     print_result(
-        _change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")),
+        _change(server, "DELETE", (), jobs, model, ("queued", "running")),
         as_json,
         _show_ids,
     )
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def retry(
+    server: Server,
     jobs: Ids = None,
     all_jobs: All = False,
     model: Model = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Run jobs again that failed or were cancelled."""
     _check(jobs, all_jobs, model)
     print_result(
-        _change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")),
+        _change(server, "POST", ("retry",), jobs, model, ("failed", "cancelled")),
         as_json,
         _show_ids,
     )

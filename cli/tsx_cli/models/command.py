@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path, with_server
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
+from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
 from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
@@ -52,9 +52,9 @@ app = typer.Typer(
 
 
 @app.command("list", cls=AnswerCommand)
-def list_models(as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+@with_server
+def list_models(server: Server, as_json: AsJson = False) -> None:
     """List all models with their versions."""
-    server = management(url, config)
     names = [model["modelName"] for model in all_models(server)]
     versions = {name: server.call("GET", path("models", name, "all")).json(list) for name in names}
     if as_json:
@@ -79,15 +79,14 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def describe(
+    server: Server,
     name: ModelName,
     version: Version = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
-    server = management(url, config)
     answer = server.call("GET", path("models", name, version or "all")).json(list)
     if as_json:
         print_json(answer)
@@ -97,7 +96,9 @@ def describe(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def register(
+    server: Server,
     archive: ArchiveName,
     name: Annotated[
         str | None, typer.Option(help="Name to serve it under; by default the archive's.")
@@ -126,12 +127,10 @@ def register(
     ] = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Register an archive and start the workers that the archive or --workers asks for."""
     _register(
-        management(url, config),
+        server,
         archive,
         as_json,
         model_name=name,
@@ -147,7 +146,9 @@ def register(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def replace(
+    server: Server,
     archive: ArchiveName,
     name: Annotated[
         str | None, typer.Option(help="Name of the model; by default the archive's.")
@@ -160,15 +161,13 @@ def replace(
     ] = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Replace a version of a model without losing a request.
 
     That is the version with the archive's version number, or the default version.
     """
     _register(
-        management(url, config),
+        server,
         archive,
         as_json,
         model_name=name,
@@ -180,7 +179,9 @@ def replace(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def scale(
+    server: Server,
     name: ModelName,
     count: Annotated[
         int | None, typer.Argument(metavar="[WORKERS]", min=0, help="Number of workers.")
@@ -199,8 +200,6 @@ def scale(
     version: Version = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Change how many workers serve a model, and wait until they are ready.
 
@@ -217,7 +216,7 @@ def scale(
     min_workers = workers if minimum is None else minimum
     max_workers = workers if maximum is None else maximum
     server, target = (
-        management(url, config),
+        server,
         ["models", name, *([] if version is None else [version])],
     )
     is_finished = threading.Event()
@@ -233,7 +232,9 @@ def scale(
 
 
 @app.command("set", cls=AnswerCommand)
+@with_server
 def change(
+    server: Server,
     name: ModelName,
     values: Annotated[
         list[str],
@@ -244,21 +245,19 @@ def change(
     ],
     version: Version = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Change a model's limits while it is served.
 
     Workers continue, and other limits stay unchanged.
     """
     target = ["models", name, *([] if version is None else [version])]
-    _print_status(
-        management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json
-    )
+    _print_status(server.call("PUT", path(*target, **_changes(values))).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def set_default(
+    server: Server,
     name: ModelName,
     number: Annotated[
         str | None,
@@ -268,13 +267,11 @@ def set_default(
     ] = None,
     version: Annotated[str | None, typer.Option("--version", help="The same as an option.")] = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Choose the version that answers requests without a version."""
     if (version is None) == (number is None):
         raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
-    server, chosen_version = management(url, config), version or number or ""
+    chosen_version = version or number or ""
     (description,) = server.call("GET", path("models", name, chosen_version)).json(list)
     if not description["workers"] and not description.get("asleep"):
         start = f"tsx models scale {quote(name)} 1 --version {quote(description['modelVersion'])}"
@@ -286,16 +283,16 @@ def set_default(
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def unregister(
+    server: Server,
     name: ModelName,
     version: Version = None,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
-    answer = management(url, config).call("DELETE", target).json()
+    answer = server.call("DELETE", target).json()
     if version is not None and not as_json:
         answer["status"] += f": version {version}"
     _print_status(answer, as_json)

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import path
+from tsx_cli.common.client import Server, path, with_server
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
+from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_result
 
 
+@with_server
 def record(
+    server: Server,
     name: ModelName,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 1%.")] = None,
     max_size: Annotated[
@@ -34,8 +36,6 @@ def record(
         bool, typer.Option("--remove", help="With --off: remove what was recorded.")
     ] = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Record requests for `tsx replay`; without options, show what is recorded."""
     terms = {
@@ -53,7 +53,7 @@ def record(
         raise UsageError(
             "give the share of the requests to record, such as --share 1%, or --share 100%"
         )
-    server, target = management(url, config), path("models", name, "record")
+    target = path("models", name, "record")
     if off:
         answer = server.call("DELETE", path("models", name, "record", remove=remove)).json()
     elif terms:

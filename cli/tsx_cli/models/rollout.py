@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.quantities import parse_percent, parse_seconds, parse_share
-from tsx_cli.common.client import RequestFailed, Server, path
+from tsx_cli.common.client import RequestFailed, Server, path, with_server
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
+from tsx_cli.common.options import AsJson, ModelName, read_option
 from tsx_cli.common.output import one_line, print_json, print_table, rounded
 
 POLL_INTERVAL_S = 1.0
@@ -19,7 +19,9 @@ P99 = "a factor such as 1.2x, or a time such as 250ms"
 NO_ROLLOUT = "RolloutNotFoundException"
 
 
+@with_server
 def rollout(
+    server: Server,
     name: ModelName,
     version: Annotated[
         str | None,
@@ -53,8 +55,6 @@ def rollout(
         bool, typer.Option("--keep", help="With --stop: leave the shares as they are.")
     ] = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Move a model's requests to another version step by step while its checks pass.
 
@@ -84,7 +84,7 @@ def rollout(
         )
     if keep and not stop:
         raise UsageError("--keep applies to --stop; use both")
-    server, target = management(url, config), path("models", name, "rollout")
+    target = path("models", name, "rollout")
     if stop:
         answer = server.call(
             "DELETE", path("models", name, "rollout", back="false" if keep else "true")

@@ -8,16 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.quantities import parse_percent
-from tsx_cli.common.client import path
+from tsx_cli.common.client import Server, path, with_server
 from tsx_cli.common.compare_option import Ignore, comparison_text, read_compare
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management, read_option
+from tsx_cli.common.options import AsJson, Force, ModelName, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
 
 MAX_BODY_CHARS = 100
 
 
+@with_server
 def shadow(
+    server: Server,
     name: ModelName,
     to: Annotated[
         str | None, typer.Option("--version", help="Version or label that gets the copies.")
@@ -42,14 +44,12 @@ def shadow(
     force: Force = False,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show the results of a model's shadow, start one, or change it.
 
     What is not given stays unchanged.
     """
-    server, target = management(url, config), path("models", name, "shadow")
+    target = path("models", name, "shadow")
     has_changes = to is not None or share is not None or comparison is not None or bool(ignore)
     if off and (has_changes or reset):
         raise UsageError("--off ends the shadow; use it without other options")

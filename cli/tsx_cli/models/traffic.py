@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import path
+from tsx_cli.common.client import Server, path, with_server
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management
+from tsx_cli.common.options import AsJson, Force, ModelName
 from tsx_cli.common.output import one_line, print_json, print_table
 
 DryRun = Annotated[
@@ -23,7 +23,9 @@ RULE = re.compile(
 )
 
 
+@with_server
 def traffic(
+    server: Server,
     name: ModelName,
     weights: Annotated[
         list[str] | None,
@@ -57,15 +59,13 @@ def traffic(
     force: Force = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show or change how a model's requests are split among its versions.
 
     What is not given stays unchanged. Versions that are not named keep their proportions in what is
     left; if all are named, only the proportions of the numbers matter.
     """
-    server, target = management(url, config), path("models", name, "traffic")
+    target = path("models", name, "traffic")
     change_path = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
     given_parts = [bool(weights), sticky is not None, bool(rule), no_rules]
     if clear and any(given_parts):
@@ -91,7 +91,9 @@ def traffic(
     _show(answer, as_json, dry_run=dry_run)
 
 
+@with_server
 def label(
+    server: Server,
     name: ModelName,
     labels: Annotated[
         list[str] | None,
@@ -100,14 +102,12 @@ def label(
     remove: Annotated[list[str] | None, typer.Option(help="Remove this label.")] = None,
     force: Force = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Give versions labels, which URLs can use in place of version numbers.
 
     Without arguments, list the labels.
     """
-    server, target = management(url, config), path("models", name, "traffic")
+    target = path("models", name, "traffic")
     pairs = [_label(text) for text in labels or []]
     names = [*(label for label, _ in pairs), *(remove or [])]
     repeated_label = next((label for label in names if names.count(label) > 1), None)
@@ -143,22 +143,18 @@ def label(
         )
 
 
+@with_server
 def rollback(
+    server: Server,
     name: ModelName,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Undo the last change of a model's traffic, labels or default version.
 
     The next rollback undoes the one before.
     """
-    answer = (
-        management(url, config)
-        .call("POST", path("models", name, "rollback", dry_run=dry_run or None))
-        .json()
-    )
+    answer = server.call("POST", path("models", name, "rollback", dry_run=dry_run or None)).json()
     _show(answer, as_json, dry_run=dry_run)
     if as_json:
         return

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, path
+from tsx_cli.common.client import AnswerCommand, Server, path, with_server
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import one_line, print_result
 from tsx_cli.common.stages import PARTS, bar, milliseconds
 
@@ -16,11 +16,11 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def explain(
+    server: Server,
     request_id: Annotated[str, typer.Argument(help="The x-request-id of the request's answer.")],
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show where the time of one request went, from its arrival to its answer.
 
@@ -30,7 +30,7 @@ def explain(
     ids = request_id.split()  # A copied header may end with a line break.
     if len(ids) != 1:
         raise UsageError("give the id of a request: it is in the header x-request-id of its answer")
-    timeline = management(url, config).call("GET", path("debug", "requests", ids[0])).json()
+    timeline = server.call("GET", path("debug", "requests", ids[0])).json()
     print_result(
         timeline, as_json, lambda timeline: print("\n".join(map(one_line, lines(timeline))))
     )

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, path
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.client import AnswerCommand, Server, path, with_server
+from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import print_json, print_table
 from tsx_cli.common.stages import legend, milliseconds, strip
 
@@ -15,17 +15,16 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=AnswerCommand)
+@with_server
 def slowest(
+    server: Server,
     model: Annotated[str | None, typer.Argument(help="Only requests of this model.")] = None,
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, max=100, help="Number of requests to show.")
     ] = 20,
     as_json: AsJson = False,
-    url: Url = None,
-    config: Config = None,
 ) -> None:
     """Show the slowest requests of the last 30 to 60 minutes, and where their time went."""
-    server = management(url, config)
     answer = server.call("GET", path("debug", "slowest", model=model, count=count)).json()
     if as_json:
         print_json(answer)

@@ -155,7 +155,12 @@ _OPENAI_CODES = {
 
 
 def unexpected_error(error: BaseException, request_id: bytes) -> TsxError:
-    """Log a bug of the server with its traceback, and return an error without details."""
+    """Log a bug of the server with its traceback, and return an error without details.
+
+    A TsxError is no bug, and returned as it is.
+    """
+    if isinstance(error, TsxError):
+        return error
     extra = {"request_id": request_id.decode()}
     logger.error("request %s failed unexpectedly", extra["request_id"], exc_info=error, extra=extra)
     return TsxError(UNEXPECTED)

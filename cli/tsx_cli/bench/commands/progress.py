@@ -5,43 +5,22 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from types import TracebackType
-
-from rich.console import Console
-from rich.status import Status
 
 from tsx_cli.bench.load.generator import LoadProgress
+from tsx_cli.common.status_line import StatusLine
 from tsx_runtime.shared.log_format import escaped
 
 
-class Progress:
+class Progress(StatusLine):
     """The progress of a run on stderr: a changing line on a terminal, and a line for each result.
 
     `end_time` is the end of the run, a value of time.monotonic.
     """
 
     def __init__(self, end_time: float, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
         self._end_time = end_time
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._status: Status | None = None
         self._activity = ""
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal and not self._console.quiet:
-            self._status = self._console.status("")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            with suppress(OSError):  # The terminal may be gone.
-                self._status.stop()
-            self._status = None
 
     def print_line(self, text: str) -> None:
         with suppress(OSError):

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import psutil
@@ -140,12 +139,7 @@ class UsageSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_stopped.set()
         self._thread.join()
 

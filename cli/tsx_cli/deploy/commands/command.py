@@ -9,12 +9,11 @@ import typer
 
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.lazy import DefaultGroup
-from tsx_cli.common.options import AsJson, InputOption
+from tsx_cli.common.options import AsJson, InputOption, with_options
 from tsx_cli.deploy.commands.options import (
     DeploymentOptions,
     deployment_options,
     desired_options,
-    with_options,
 )
 
 # `verbs` is imported inside the commands: it imports pydantic, which would slow down the help.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import read_pair
+from tsx_cli.common.options import read_pair, with_options
 from tsx_runtime.shared.suggestions import suggestion
 
 TARGETS = ("container", "sagemaker", "lambda", "kubernetes", "ray")
-
-Shared = TypeVar("Shared")
-Result = TypeVar("Result")
 
 
 class DeploymentOptions(NamedTuple):
@@ -24,35 +19,6 @@ class DeploymentOptions(NamedTuple):
 
     file: Path | None  # the given tsx.toml
     values: dict[str, Any]  # key of `[deploy]` -> value, None for unused options
-
-
-def with_options(
-    shared: Callable[..., Shared],
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Add the options of `shared` to a command, which gets their result as its first argument.
-
-    typer reads the options from a function's signature, so the decorator builds a new signature.
-    """
-    shared_parameters = inspect.signature(shared, eval_str=True).parameters
-
-    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
-        _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
-
-        def run(**options: Any) -> Result:
-            return command(
-                shared(**{name: options.pop(name) for name in shared_parameters}), **options
-            )
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*shared_parameters.values(), *own_parameters)
-        ]
-        # `inspect.signature` reads this attribute first.
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return run
-
-    return decorate
 
 
 def deployment_options(

@@ -6,13 +6,10 @@ import math
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.status import Status
-
 from tsx_cli.common.output import one_line, print_table
+from tsx_cli.common.status_line import StatusLine
 from tsx_cli.deploy.engine.engine import Event
 from tsx_cli.deploy.engine.plan import Action, Change, Plan, changed_parts
 from tsx_cli.deploy.engine.platform import DeployedVersion
@@ -86,26 +83,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-class Steps:
+class Steps(StatusLine):
     """The printed progress: a line for each change, animated on a terminal while it runs."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._status: Status | None = None
-
     def __enter__(self) -> Steps:
-        if self._console.is_terminal and not self._console.quiet:
-            self._status = self._console.status("")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+        super().__enter__()
         if self._status is not None:
-            self._status.stop()
+            self._status.stop()  # until the first change
+        return self
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -97,13 +97,10 @@ class JobRoutes:
                 response = await self._accept(scope, receive, request_id)
         except ClientGone:
             return
-        except TsxError as error:
-            response = _Response(*errors.error_response(error, scope["path"]))
-            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            response = _Response(
-                *errors.error_response(errors.unexpected_error(error, request_id), scope["path"])
-            )
+            refusal = errors.unexpected_error(error, request_id)
+            response = _Response(*errors.error_response(refusal, scope["path"]))
+            unread_body = unread_body_of(refusal, receive)
         self.counts.add(response.status)
         await send_whole(
             send,

@@ -94,14 +94,9 @@ class RequestExecutor:
             if not isinstance(error, DeadlinePassed):
                 raise
             return _error_answer(error, request.path, waiting_job)
-        except TsxError as error:
-            return _error_answer(error, request.path, waiting_job)
         except Exception as error:  # the boundary of a request
-            return _error_answer(
-                errors.unexpected_error(error, request.request_id.encode()),
-                request.path,
-                waiting_job,
-            )
+            refusal = errors.unexpected_error(error, request.request_id.encode())
+            return _error_answer(refusal, request.path, waiting_job)
 
     def _build_job(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
         headers = header_pairs(request.headers)

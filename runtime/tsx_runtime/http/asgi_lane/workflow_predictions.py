@@ -24,7 +24,7 @@ from tsx_runtime.api.messages import (
     while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
-from tsx_runtime.errors import ResourceNotFound, TsxError
+from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import WorkflowRequest
@@ -64,13 +64,10 @@ class WorkflowPredictions:
             )
         except ClientGone:
             return
-        except TsxError as error:
-            status, headers, body = errors.error_response(error)
-            unread_body = unread_body_of(error, receive)
         except Exception as error:  # the boundary of a request
-            status, headers, body = errors.error_response(
-                errors.unexpected_error(error, request_id)
-            )
+            refusal = errors.unexpected_error(error, request_id)
+            status, headers, body = errors.error_response(refusal)
+            unread_body = unread_body_of(refusal, receive)
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body, unread_body)
 

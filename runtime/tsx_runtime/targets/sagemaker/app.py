@@ -150,10 +150,9 @@ class SageMakerApp:
                 await self.route(scope, receive, send, answer)
         except ClientGone:
             return
-        except TsxError as error:
-            await answer(*errors.error_response(error), unread_body_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await answer(*errors.error_response(errors.unexpected_error(error, request_id)))
+            refusal = errors.unexpected_error(error, request_id)
+            await answer(*errors.error_response(refusal), unread_body_of(refusal, receive))
 
     async def route(self, scope: Scope, receive: Receive, send: Send, answer: SendAnswer) -> None:
         """Answer a request whose path is neither `/ping` nor `/execution-parameters`."""

@@ -20,7 +20,7 @@ from tsx_runtime.worker.forms.bound import cpu_instructions
 from tsx_runtime.worker.forms.exporting import check_eager, get_module
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
-from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
+from tsx_runtime.worker.handlers.models.precision import call_in, DTYPES, cast, in_precision
 
 FILE = "weights.safetensors"
 
@@ -156,8 +156,7 @@ class ConvertedModel(nn.Module):
         self.model = model.to(self.dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = cast((args, kwargs), self.dtype)
-        return cast(self.model(*args, **kwargs), torch.float32)
+        return call_in(self.dtype, self.model, args, kwargs)
 
 
 class AutocastModel:

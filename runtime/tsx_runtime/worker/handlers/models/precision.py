@@ -85,11 +85,16 @@ class Cast:
         self.dtype = dtype
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = cast((args, kwargs), self.dtype)
-        return cast(self.model(*args, **kwargs), torch.float32)
+        return call_in(self.dtype, self.model, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+def call_in(dtype: torch.dtype, model: Any, args: Any, kwargs: Any) -> Any:
+    """Call a model with arguments in `dtype`, and return its results in float32."""
+    args, kwargs = cast((args, kwargs), dtype)
+    return cast(model(*args, **kwargs), torch.float32)
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
