@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support import forked  # isort: skip  # with line_coverage, before the product
 from benchmarks import servers
@@ -121,7 +121,11 @@ def account() -> Iterator[Account]:
 
 # CI uses the same hypothesis examples each time; other runs use new ones.
 settings.register_profile(
-    "everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ
+    "everyday",
+    deadline=None,
+    max_examples=30,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],  # A busy machine draws slowly.
 )
 settings.register_profile("fast", settings.get_profile("everyday"), max_examples=10)
 settings.register_profile(
@@ -161,27 +165,50 @@ SLOW_FOLDERS = (
 )
 NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
 NIGHTLY_FILES = {
+    "tests/benchmarks/test_cost_of_metrics.py",
     "tests/benchmarks/test_large_bodies.py",
+    "tests/benchmarks/test_peers.py",
     "tests/cli/archive/test_huggingface.py",
     "tests/cli/batch/test_command.py",
+    "tests/cli/batch/test_sagemaker.py",
     "tests/cli/bench/commands/test_forms.py",
+    "tests/cli/bench/commands/test_profile.py",
     "tests/cli/bench/commands/test_run.py",
     "tests/cli/bench/commands/test_streams.py",
+    "tests/cli/bench/commands/test_torchserve.py",
+    "tests/cli/bench/search/test_simulated_search.py",
+    "tests/cli/deploy/aws/test_drift.py",
+    "tests/cli/deploy/aws/test_logs.py",
+    "tests/cli/deploy/emit/test_helm.py",
+    "tests/cli/deploy/sagemaker/test_components.py",
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
+    "tests/cli/test_launcher.py",
     "tests/cli/test_mlflow_deployments.py",
     "tests/docs/test_documentation.py",
+    "tests/docs/test_faq.py",
     "tests/docs/test_site.py",
     "tests/examples/test_detector.py",
+    "tests/examples/test_plugins.py",
     "tests/packaging/test_compiled.py",
     "tests/packaging/test_distribution.py",
+    "tests/runtime/core/slo/test_simulation.py",
     "tests/runtime/core/workers/test_groups.py",
     "tests/runtime/grpc/test_generation.py",
+    "tests/runtime/http/fast_lane/test_unknown_uvicorn.py",
     "tests/runtime/jobs/test_kills.py",
+    "tests/runtime/targets/aws_lambda/test_huggingface.py",
+    "tests/runtime/targets/server/test_keystore.py",
+    "tests/runtime/worker/forms/kinds/test_answers.py",
     "tests/runtime/worker/forms/kinds/test_aotinductor.py",
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",
+    "tests/runtime/worker/handlers/huggingface/test_clients.py",
+    "tests/runtime/worker/handlers/huggingface/test_long_texts.py",
+    "tests/test_runner.py",
+    "tests/ui/test_trouble.py",
+    "tests/ui/test_views.py",
 }
 # The objects of test modules stay, and garbage collection among them takes a fifth of the time of
 # pytest's collection.

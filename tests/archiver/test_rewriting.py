@@ -171,6 +171,7 @@ def test_a_new_file_may_have_the_name_of_a_removed_directory(make_zip: MakeZip) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
 def test_a_file_is_added_in_constant_memory(
     spec: ArchiveSpec, tmp_path: Path, form: Format

@@ -133,6 +133,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 SIZE = 9 * MIB + 17  # more than one piece
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="the kernel copies on Linux only")
 @pytest.mark.parametrize("format", ["default", "no-archive"])
 @pytest.mark.parametrize("error", [None, errno.ENOSYS])

@@ -106,6 +106,7 @@ def test_a_completion_script_is_shown() -> None:
     assert "_COMPLETE" in result.stdout
 
 
+@pytest.mark.slow
 def test_every_command_has_help(run: Run) -> None:
     help_text = run("--help").out
     for name in Commands.entries:

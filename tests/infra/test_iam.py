@@ -133,6 +133,7 @@ def operations_of(file: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_a_deployer_may_call_every_operation_that_the_code_uses() -> None:
     files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
     needed_actions = {

@@ -63,6 +63,7 @@ def promtool(*arguments: str, cwd: Path) -> str:
     return result.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 @needs_promtool
 def test_the_alert_rules_pass_their_tests() -> None:

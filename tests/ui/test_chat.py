@@ -175,6 +175,7 @@ def test_the_charts_show_the_generation_metrics(page: Any, served: Running) -> N
     expect(page.get_by_role("heading", name="Text generation")).to_be_hidden()
 
 
+@pytest.mark.nightly
 def test_the_chat_has_no_serious_accessibility_findings(page: Any, served: Running) -> None:
     open_view(page, served, "model/talker/try")
     check_accessibility(page, "an empty chat")

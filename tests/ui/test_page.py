@@ -897,6 +897,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(page: Any, served: Run
     assert page.evaluate(background) == themes_seen[0]
 
 
+@pytest.mark.nightly
 def test_every_view_is_accessible_and_fits_a_phone(page: Any, served: Running) -> None:
     open_view(page, served)
     expect(row(page, "echo")).to_be_visible()

@@ -54,6 +54,7 @@ def test_the_digits_of_a_number_are_limited():
         load(b"9" * (MAX_DIGITS + 1), 5000)
 
 
+@pytest.mark.slow
 def test_a_manifest_may_have_100_000_checksums_but_not_a_million_lists():
     checksums = {f"files/{number}.bin": f"{number:064x}" for number in range(100_000)}
     read = parse_manifest(
@@ -66,6 +67,7 @@ def test_a_manifest_may_have_100_000_checksums_but_not_a_million_lists():
         parse_manifest(b'{"a": [' + b"[]," * 1_000_000 + b"1]}", default_name="m", source="m.mar")
 
 
+@pytest.mark.slow
 def test_the_values_of_a_configuration_are_counted_before_parsing():
     labels = "\n".join(f"  {number}: label {number}" for number in range(MAX_NODES // 2 - 10))
     assert (

@@ -586,6 +586,7 @@ def test_a_directory_that_is_not_a_model_is_refused_with_its_missing_files(run: 
     assert "nor the MLmodel of MLflow" in result.err
 
 
+@pytest.mark.slow
 def test_commands_enforce_the_archive_limits_of_the_settings(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

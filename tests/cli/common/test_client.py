@@ -147,6 +147,7 @@ def test_a_response_that_is_not_the_expected_json_is_an_error(body: bytes) -> No
         Response.complete(body, "application/json").json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reports_an_unreadable_response(
     run: Run, answering: Answering, command: str
@@ -165,6 +166,7 @@ def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: str) ->
     assert "TSX_INFERENCE_TOKEN" in help_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS])
 def test_a_redirect_fails_every_command(run: Run, answering: Answering, command: str) -> None:
     url = answering(301, b"", location="https://other/")

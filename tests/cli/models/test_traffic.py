@@ -87,6 +87,7 @@ def test_two_weights_for_one_version_are_refused() -> None:
         read_weights(["1.0=90", "2.0=10", "1.0=10"])
 
 
+@pytest.mark.nightly
 def test_traffic_set_by_the_command_survives_a_killed_server(
     run: Run, two_versions: TwoVersions
 ) -> None:

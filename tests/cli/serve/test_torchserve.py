@@ -35,6 +35,7 @@ ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) 
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
+@pytest.mark.nightly
 def test_a_background_server_is_found_changed_restarted_and_stopped(
     torchserve: TorchServe,
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_background_server_is_found_changed_restarted_and_stopped(
     assert torchserve.call("--stop", "--foreground")[:2] == (0, "TorchServe has stopped.\n")
 
 
+@pytest.mark.nightly
 def test_a_temporarily_missing_archive_keeps_its_model(torchserve: TorchServe) -> None:
     """The snapshot keeps a model whose volume is mounted late or whose file is damaged."""
     store = torchserve.directory / "store"

@@ -136,6 +136,7 @@ def test_an_unsupported_encoding_is_refused_with_the_supported_ones(coding: byte
     assert sender.read_count == 0
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_stopped_at_the_limit() -> None:
     bomb = gzip.compress(bytes(200 << 20))
     sizes: list[int] = []

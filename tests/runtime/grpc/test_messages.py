@@ -31,6 +31,7 @@ def many_parameters() -> ModelInferRequest:
     return request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message",
     [
@@ -55,6 +56,7 @@ def tensor_of(*shape: int, **extra_fields: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "FP32", "shape": shape, **extra_fields}
 
 
+@pytest.mark.slow
 def test_packed_numbers_do_not_count_as_fields() -> None:
     numbers = {"fp32_contents": [1.5] * MANY_FIELDS}
     for request in (

@@ -88,6 +88,7 @@ def test_an_invalid_hub_pattern_is_an_error() -> None:
         AllowList(["hf:["])
 
 
+@pytest.mark.slow
 def test_serving_files_are_downloaded_once_and_resumed(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_one_round_has_no_interval_and_is_not_precise() -> None:
     assert is_precise([round_at(5.0)] * 3, 0.05)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_percentile_covers_the_true_value() -> None:
     """Latencies are exponential; rounds differ by a few percent, as on a real machine."""
     random_source = random.Random(7)

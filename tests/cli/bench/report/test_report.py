@@ -209,6 +209,7 @@ def plain_lines(text: str) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
 
 
+@pytest.mark.nightly
 def test_nothing_is_truncated_on_a_terminal_of_80_columns(
     measured: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,7 +337,8 @@ def test_a_disturbed_batch_size_is_measured_again(
     monkeypatch.setattr(latency_curve, "_point", slow_at_first)
     curve = measured(model(TELLING), HERE, (1, 4), 1.0)
     assert disturbed == [1]
-    assert curve.points[0].median_ms < curve.points[1].median_ms
+    # The disturbed time was 50 times as long. Times of a busy machine differ by less than ten times.
+    assert curve.points[0].median_ms < 10 * curve.points[1].median_ms
 
 
 @pytest.mark.usefixtures("processes")

@@ -87,6 +87,7 @@ def test_a_rate_that_misses_its_limits_in_a_later_round_is_not_the_knee() -> Non
     assert len(passing_point.rounds) == 3
 
 
+@pytest.mark.slow
 def test_the_ramp_ends_without_a_sustainable_rate_or_without_time() -> None:
     server = Server(0)
     measure_knee(server.attempt, 100)
@@ -135,6 +136,7 @@ def test_a_bisection_ends_near_the_boundary_or_on_request() -> None:
     assert bisect(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_run_reserves_time_to_ramp_its_winner(tmp_path: Path) -> None:
     results = search(SimulatedMachine(3), 300, tmp_path / "long", ramp=True)
     assert results.winner is not None

@@ -124,6 +124,7 @@ def write_all(
     return paths
 
 
+@pytest.mark.nightly
 def test_hadolint_accepts_the_dockerfiles(tmp_path: Path) -> None:
     facts = replace(FACTS, requirements="tqdm==4.67.1\n", compiling_part="pt2 in model-config.yaml")
     cases = CONTAINERS | {"kserve": CLUSTERS["kserve"]}
@@ -233,6 +234,7 @@ def test_an_inference_service_names_its_runtime_and_its_archive() -> None:
     assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
 
 
+@pytest.mark.nightly
 def test_cfn_lint_accepts_the_templates(tmp_path: Path) -> None:
     def resources(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())["Resources"]

@@ -146,6 +146,7 @@ def test_a_decision_is_in_range_at_most_doubles_and_has_a_reason(
     assert decision.workers == workers or decision.reason
 
 
+@pytest.mark.nightly
 @given(st.floats(0.05, 7.5), st.floats(0.5, 500), st.floats(0.01, 3), st.integers(0, 2**16))
 @settings(max_examples=15, deadline=None)
 def test_a_constant_load_never_restarts_a_stopped_worker(load, rate, load_seconds, seed):

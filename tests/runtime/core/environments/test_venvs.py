@@ -115,6 +115,7 @@ async def test_equal_requirements_share_one_environment_that_precedes_the_server
         assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.nightly
 async def test_a_failed_installation_reports_pips_error_and_leaves_no_files(tmp_path):
     cache = tmp_path / "cache"
     directory = write_model(tmp_path / "m", "no-such-package==1.0\n")
@@ -139,6 +140,7 @@ async def test_forbidden_requirements_are_refused_before_pip_starts(tmp_path):
         assert not (directory / "here").exists()
 
 
+@pytest.mark.nightly
 async def test_a_timed_out_installation_is_killed_with_its_children(tmp_path):
     pid_file = tmp_path / "note"
 
@@ -189,6 +191,7 @@ def test_the_environment_key_depends_on_every_input(tmp_path, monkeypatch):
     assert key_for("a") != first
 
 
+@pytest.mark.nightly
 async def test_unused_environments_are_removed_for_new_ones(tmp_path, monkeypatch):
     environments = Environments(tmp_path, timeout=60, age=0)
     try:

@@ -152,6 +152,7 @@ def test_a_version_that_stopped_serving_is_rolled_back_at_once() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_good_version_is_rarely_rolled_back_by_chance() -> None:
     rollbacks = 0
     for seed in range(100):

@@ -21,6 +21,7 @@ def stats() -> Any:
     return pytest.importorskip("scipy.stats")
 
 
+@pytest.mark.nightly
 @given(count=st.integers(1, 5000), proportion=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
 def test_the_binomial_test_agrees_with_scipy(
     stats: Any, count: int, proportion: float, rate: float

@@ -69,6 +69,7 @@ def test_a_batch_larger_than_the_ring_is_kept_until_the_next_one() -> None:
     assert [record.request_id for record in recent.newest()] == [b"2-0"]
 
 
+@pytest.mark.slow
 def test_at_high_rates_a_sample_and_the_slowest_requests_are_kept() -> None:
     recent = RecentRequests()
     for number in range(12000):

@@ -121,6 +121,7 @@ def test_random_draws_follow_the_weights(weights_by_version: dict[str, float]) -
         assert abs(drawn_versions.count(number) / count - fraction) <= 2 / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights_by_version",
     [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}],

@@ -46,6 +46,7 @@ def server(
         yield server
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["inference", "metrics", "management"])
 def test_no_documented_request_causes_a_server_error(server: Any, role: str) -> None:
     document = schemathesis.openapi.from_url(f"{server.addresses[role]}/openapi.json")

@@ -280,6 +280,7 @@ def test_a_server_stopped_during_a_handover_hands_over_at_once(
     assert server.key_file.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("becomes_ready", [True, False])
 def test_tokens_stay_valid_and_in_their_file_during_a_handover(
     server: Server, becomes_ready: bool
@@ -328,6 +329,7 @@ def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     assert "inference_address" in server.error_of_start("free", "--replace")
 
 
+@pytest.mark.nightly
 def test_clients_wait_in_systemds_socket_backlog_while_models_load(
     processes: None, short_path: Path
 ) -> None:

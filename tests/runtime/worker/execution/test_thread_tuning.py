@@ -65,6 +65,7 @@ def narrow(threads: int, size: int, now: float) -> float:
     return 0.01 / min(2, threads) + 0.0005 * threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cost", "sizes"), [(small, (1,)), (large, (1,)), (by_size, (1, 64)), (narrow, (3,))]
 )

@@ -215,6 +215,7 @@ def test_a_client_that_leaves_ends_its_sequence(worker: Worker) -> None:
     assert [metrics[name]["value"] for name in ("running_sequences", "cache_use_ratio")] == [0, 0]
 
 
+@pytest.mark.nightly
 def test_a_model_has_the_configured_precision_and_the_worker_ends_with_its_engine(
     start_worker: StartWorker, llama: Path, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ VecISA.check_build = lambda self, code: False
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
 def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     class Double(torch.nn.Module):
