@@ -63,12 +63,12 @@ def worker_bodies() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.worker import main
 
     changes = {
-        "laps = step_times.begin(ahead.laps)": "pass",
+        "laps = step_times.begin(prepared.laps)": "pass",
         "laps = step_times.begin_next()": "pass",
         "laps = []": "pass",
-        "done = time.monotonic()": "",
-        "model.prediction_time is not None and done >= model.prediction_time.due": "False",
-        "step_times.times(start if began is None else began, done, laps)": 'b""',
+        "end = time.monotonic()": "",
+        "model.prediction_time is not None and end >= model.prediction_time.next_report_at": "False",
+        "step_times.encode_times(start if started_at is None else started_at, end, laps)": 'b""',
     }
     return [changed_body(main._reply, changes)]
 

@@ -136,7 +136,7 @@ class Layers:
         start = time.thread_time()
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
         start_time = time.monotonic()
-        outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=start_time)
+        outcome = answer_batch(self.model, decoded.items, lambda *_: None, started_at=start_time)
         reply = b"".join(
             wire.encode(
                 wire.Kind.REPLY,

@@ -184,7 +184,7 @@ def rendered() -> dict[str, set[str]]:
 
 def job_stats() -> JobStats:
     stats = JobStats()
-    stats.answered(
+    stats.count_answer(
         JobRecord(1, "j", "done", "m", "", 0, "", "", 0, 1, 200, 1.0, 2.0, None, None, None, ""),
         200,
     )

@@ -143,7 +143,7 @@ def map_rows(
         BadRows: The function raised InvalidInput or `kind` for some rows.
 
     Examples:
-        >>> each_or_bad(lambda position, row: int(row), ["1", "2"])
+        >>> map_rows(lambda position, row: int(row), ["1", "2"])
         [1, 2]
     """
     results, faults = list[ResultT](), dict[int, str]()

@@ -327,7 +327,7 @@ def test_the_end_request_closes_its_sequence_after_its_answer():
 
 
 def test_the_number_of_sequences_and_their_queues_are_limited():
-    sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
+    sequences, _ = start_sequences(SequenceConfig(10, None, max_sequences=1, max_waiting=1))
     assert "maxNumSequence" in admit(sequences, 1.0, "b", start=True)
     admit(sequences, 1.0)
     assert "maxSequenceJobQueueSize" in admit(sequences, 1.0)
@@ -347,7 +347,7 @@ def test_a_lost_worker_ends_only_its_own_sequences():
 
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8))
 def test_a_batch_keeps_its_byte_limit_except_for_a_single_request(bodies: list[bytes]):
-    sequences: Sequences = Sequences(SequenceConfig(10, None, most=8, queue=1))
+    sequences: Sequences = Sequences(SequenceConfig(10, None, max_sequences=8, max_waiting=1))
     for number, body in enumerate(bodies):
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
     ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, BatchLimits(8, 20))
@@ -386,7 +386,9 @@ def count_calls(count: int) -> int:
 
 
 def test_ended_sequences_leave_no_state() -> None:
-    sequences: Sequences = Sequences(SequenceConfig(max_idle=3600, timeout=7200, most=2, queue=1))
+    sequences: Sequences = Sequences(
+        SequenceConfig(max_idle=3600, timeout=7200, max_sequences=2, max_waiting=1)
+    )
     worker = FakeWorker()
     for number in range(1000):
         job = FakeJob()

@@ -175,7 +175,7 @@ async def test_an_unloadable_model_stays_in_the_snapshot_until_unregistered(tmp_
         ]
         executor = RequestExecutor(registry, 1, unread)
         assert [
-            executor.places(target)
+            executor.capacity(target)
             for target in (("other", ""), ("noop", "2.0"), ("noop", "3.0"), ("none", ""))
         ] == [0, 0, None, None]
         with pytest.raises(ModelNotFound, match=r"version 1\.0 could not be loaded at the start"):
