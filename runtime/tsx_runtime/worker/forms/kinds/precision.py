@@ -20,7 +20,7 @@ from tsx_runtime.worker.forms.bound import cpu_instructions
 from tsx_runtime.worker.forms.exporting import check_eager, get_module
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
-from tsx_runtime.worker.handlers.models.precision import call_in, DTYPES, cast, in_precision
+from tsx_runtime.worker.handlers.models.precision import DTYPES, call_in, cast, in_precision
 
 FILE = "weights.safetensors"
 
