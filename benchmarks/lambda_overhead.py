@@ -3,9 +3,12 @@
     python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
 
 Warm: the model digits behind a local Runtime API (that of `tsx check`), with AWS's client and with
-tsx's. These take turns with a function that calls the same handler from AWS's client, and with the
-handler in a plain loop. Cold: new processes in turns, which begin like the entry point of the image
-and record the time of each step. Unlike on a real cold start, compiled files are in the page cache.
+tsx's. They take turns with a bare function that AWS's client calls and that calls the same handler.
+Afterwards a plain loop measures the handler alone.
+
+Cold: the cases take turns, each with a new process. It begins like the entry point of the image,
+and records the time of each step. Unlike on a real cold start, compiled files are in the page
+cache.
 """
 
 from __future__ import annotations
@@ -78,28 +81,28 @@ print(sorted(times)[len(times) // 2])
 """
 COLD = """
 import json, os, sys, time
-told = [float(sys.argv[1]), time.time()]
+times = [float(sys.argv[1]), time.time()]
 import tsx_runtime.targets.aws_lambda.ric_client, tsx_runtime.targets.aws_lambda.function as function
-told.append(time.time())
+times.append(time.time())
 if sys.argv[2] == "torch":
     from tsx_runtime.worker.launch import preload
-told.append(time.time())
+times.append(time.time())
 handler = function.Handler(os.environ)
-told.append(time.time())
+times.append(time.time())
 class Context:
     get_remaining_time_in_millis = staticmethod(lambda: 60_000)
 for _ in range(2):
     answer = handler(json.loads(sys.argv[3]), Context())
     assert answer["statusCode"] == 200, answer
-    told.append(time.time())
-print(json.dumps([after - before for before, after in zip(told, told[1:])]), flush=True)
+    times.append(time.time())
+print(json.dumps([after - before for before, after in zip(times, times[1:])]), flush=True)
 os._exit(0)
 """
 STEPS = ("Python", "import tsx", "import torch", "load", "first inference", "second")
 
 
 def unpacked_model(directory: Path) -> Path:
-    """Unpack an archive as an image has it at /opt/ml/model."""
+    """Unpack an archive, and return the directory that an image has at /opt/ml/model."""
     archive = servers.archive(directory, *PACK, "--serialized-file", DIGITS / "digits.pth")
     with open_archive(archive, cache=directory / "cache") as unpacked:
         model = directory / "model"
@@ -187,13 +190,13 @@ def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) 
     packed = scratch / "packed"
     packed.mkdir()
     servers.archive(packed, *PACK, "--serialized-file", DIGITS / "digits.pth")
-    warm = scratch / "warm"
-    subprocess.run(["cp", "-r", str(model), str(warm)], check=True)
-    (warm / "7.png").write_bytes(IMAGE)
-    (warm / "model-config.yaml").write_text("warmup:\n  - file: 7.png\n")
-    manifest = json.loads((warm / "MAR-INF" / "MANIFEST.json").read_text())
+    model_with_warm_up = scratch / "warm"
+    subprocess.run(["cp", "-r", str(model), str(model_with_warm_up)], check=True)
+    (model_with_warm_up / "7.png").write_bytes(IMAGE)
+    (model_with_warm_up / "model-config.yaml").write_text("warmup:\n  - file: 7.png\n")
+    manifest = json.loads((model_with_warm_up / "MAR-INF" / "MANIFEST.json").read_text())
     manifest["model"]["configFile"] = "model-config.yaml"
-    (warm / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (model_with_warm_up / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (scratch / "none").mkdir()
     cases: dict[str, tuple[Path, dict[str, str]]] = {
         "as tsx deploy makes the image": (model, {}),
@@ -203,9 +206,9 @@ def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) 
             {"PYTHONPYCACHEPREFIX": str(scratch / "none"), "PYTHONDONTWRITEBYTECODE": "1"},
         ),
         "one thread for torch": (model, {"OMP_NUM_THREADS": "1"}),
-        "with a warm-up in the archive": (warm, {}),
+        "with a warm-up in the archive": (model_with_warm_up, {}),
     }
-    times_by_way: dict[str, list[list[float]]] = {name: [] for name in cases}
+    times_by_case: dict[str, list[list[float]]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         noise.sample()
         for name, (directory, extra_variables) in cases.items():
@@ -225,12 +228,12 @@ def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) 
                 text=True,
             ).stdout
             if turn:  # After the first turn, all files are in memory.
-                times_by_way[name].append(json.loads(reported))
+                times_by_case[name].append(json.loads(reported))
     print(
         f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first"
         f" answer |\n|{'---|' * (len(STEPS) + 2)}"
     )
-    for name, times in times_by_way.items():
+    for name, times in times_by_case.items():
         steps = [machine.median(step) * 1000 for step in zip(*times, strict=True)]
         first_answer_ms = (
             machine.median([sum(steps_of_round[:-1]) for steps_of_round in times]) * 1000

@@ -3,22 +3,22 @@
 from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive
 from tsx_archiver.workflow.spec import (
-    JOINT,
+    SEPARATOR,
     CycleInSpec,
     InvalidSpec,
     Node,
     NodeSettings,
     WorkflowSpec,
-    complete,
     find_cycle,
     leaves_of,
+    normalized_edges,
     parents_of,
     parse_spec,
     read_spec,
 )
 
 __all__ = [
-    "JOINT",
+    "SEPARATOR",
     "CycleInSpec",
     "InvalidSpec",
     "Node",
@@ -27,9 +27,9 @@ __all__ = [
     "WorkflowArchiveSpec",
     "WorkflowManifest",
     "WorkflowSpec",
-    "complete",
     "find_cycle",
     "leaves_of",
+    "normalized_edges",
     "open_workflow",
     "parents_of",
     "parse_spec",

@@ -19,7 +19,7 @@ from tsx_archiver.names import is_model_name, shown
 # The successors of each node, in the order of the specification.
 Edges: TypeAlias = Mapping[str, tuple[str, ...]]
 MAX_NODES = 256  # Each node is at least one process.
-JOINT = "__"  # separates workflow and node in the name of a node's model
+SEPARATOR = "__"  # The name of a node's model is WORKFLOW__NODE.
 
 URL = "url"
 
@@ -205,7 +205,7 @@ def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
                 " [NEXT, ...]"
             )
         edges[str(name)] = tuple(map(str, successors))
-    edges = complete(edges)
+    edges = normalized_edges(edges)
     for name in edges:
         if not is_model_name(name):
             raise InvalidSpec(
@@ -238,7 +238,7 @@ def _describe_type(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+def normalized_edges(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
     """Add the nodes that occur only as successors, and remove duplicate edges."""
     nodes = dict.fromkeys(edges) | {
         node: None for successors in edges.values() for node in successors

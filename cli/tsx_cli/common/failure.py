@@ -75,12 +75,12 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     file.write(_in_red(f"Error: {escaped(str(message))}", file) + "\n")
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
-        lines = (
+        shown_traceback = (
             worker_traceback
             if debug
             else getattr(error, "outline", "") or user_code_text(worker_traceback)
         )
-        text = "\n".join(filter(None, [lines.rstrip(), "" if debug else DEBUG_HINT]))
+        text = "\n".join(filter(None, [shown_traceback.rstrip(), "" if debug else DEBUG_HINT]))
         file.write(escaped(text) + "\n")
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
@@ -101,9 +101,9 @@ def user_code_text(text: str) -> str:
 
 def _is_expected(error: BaseException) -> bool:
     # Importing these modules would be slow, and a module that is not imported cannot have raised.
-    trees = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
+    error_bases = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
     expected_types = [
-        getattr(sys.modules[module], name) for module, name in trees if module in sys.modules
+        getattr(sys.modules[module], name) for module, name in error_bases if module in sys.modules
     ]
     return isinstance(error, (CliError, OSError, *expected_types))
 

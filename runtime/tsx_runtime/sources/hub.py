@@ -20,7 +20,7 @@ from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound
 from tsx_runtime.sources.urls import check_length
 
 SCHEME = "hf:"
-FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
+SYNTAX = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
 _MODEL = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
     re.ASCII,
@@ -58,7 +58,7 @@ def parse_hub(text: str) -> HubModel:
     match = _MODEL.fullmatch(text)
     if match is None or ".." in text:
         raise BadRequest(
-            f"{text!r} does not name a model of the Hugging Face Hub: it must be {FORM}."
+            f"{text!r} does not name a model of the Hugging Face Hub: it must be {SYNTAX}."
         )
     return HubModel(match["repo"], match["revision"])
 
@@ -92,7 +92,9 @@ def download(
     progress: Progress,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Download the files that serving needs, unless the cache has them; blocking, for threads.
+    """Download the files that serving needs, unless the cache has them.
+
+    This blocks: call it in a thread.
 
     Returns:
         The directory of the files in huggingface_hub's cache; its name is the commit.
@@ -198,7 +200,9 @@ def _install_check() -> None:
 
 
 def _check_response(response: Any) -> None:
-    """Check the values in a response that huggingface_hub joins to paths, except file names.
+    """Check the commits, ETags and links of a response, since paths in the cache depend on them.
+
+    huggingface_hub checks the file names itself.
 
     Raises:
         DownloadFailed: A value could lead out of the cache.
@@ -252,9 +256,9 @@ def _sizes(repo: str, directory: Path) -> dict[str, int]:
         }
     except CachedRepoTreeNotFoundError:
         return {
-            name.relative_to(directory).as_posix(): name.stat().st_size
-            for name in directory.rglob("*")
-            if name.is_file()
+            path.relative_to(directory).as_posix(): path.stat().st_size
+            for path in directory.rglob("*")
+            if path.is_file()
         }
 
 

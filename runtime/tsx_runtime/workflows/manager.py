@@ -18,7 +18,7 @@ from tsx_archiver import (
     OpenArchive,
     is_model_name,
 )
-from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
+from tsx_archiver.workflow import SEPARATOR, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
@@ -299,7 +299,7 @@ class Workflows:
         self, workflow: str, node: SpecNode, archive: OpenWorkflow, order: WorkflowOrder
     ) -> ModelVersion:
         """Register a node; an error has TorchServe's text."""
-        model = f"{workflow}{JOINT}{node.name}"
+        model = f"{workflow}{SEPARATOR}{node.name}"
         model_order = RegisterOrder(
             url=node.url or "",
             model_name=model,

@@ -39,7 +39,7 @@ def test_a_run_does_not_write_into_a_directory_of_another_user(
     assert not (tmp_path / NAME).exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="modes of directories")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits of directories")
 def test_a_run_writable_by_another_user_is_not_resumed(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()

@@ -20,7 +20,7 @@ def on_all_addresses(address: str) -> str:
     return address.replace("127.0.0.1", "0.0.0.0")
 
 
-def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
+def test_the_entry_point_of_torchserves_image_starts_a_server(torchserve: TorchServe) -> None:
     make_model(torchserve.directory / "store" / "echo.mar", ECHO)
     lines = [
         f"{role}_address={on_all_addresses(getattr(torchserve, role))}"
@@ -56,9 +56,9 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
+def test_the_call_of_sagemakers_toolkit_serves_the_model(torchserve: TorchServe) -> None:
     model = make_model(torchserve.directory / "opt" / "ml" / "model", ECHO)
-    expected_description = {
+    models_setting = {
         "model": {
             "1.0": {
                 "defaultVersion": True,
@@ -83,7 +83,7 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     lines += [
         "disable_token_authorization=true",
         "enable_model_api=truedefault_response_timeout=60",
-        f"models={json.dumps(expected_description)}",
+        f"models={json.dumps(models_setting)}",
     ]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
     (torchserve.directory / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
@@ -108,7 +108,9 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     assert description["jobQueueStatus"]["remainingCapacity"] == 7
 
 
-def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
+def test_the_configuration_of_kserve_serves_the_models_of_its_snapshot(
+    torchserve: TorchServe,
+) -> None:
     make_model(torchserve.directory / "store" / "mnist.mar", ECHO)
     make_model(torchserve.directory / "store" / "other.mar", ECHO)
     version = {

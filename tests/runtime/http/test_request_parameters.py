@@ -33,7 +33,7 @@ def handle(data, context):
         return None
     return [[row["a"].decode(), [value.decode() for value in context.get_request_header(0, "a")["values"]]] for row in data]
 """
-GIVEN_PARAMETERS = {"temperature": 0.5}
+PARAMETERS = {"temperature": 0.5}
 TENSOR = {"name": "x", "shape": [1, 1], "datatype": "FP32"}
 
 
@@ -53,7 +53,7 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 )
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
 def test_parameters_accompany_the_rows_of_any_body_type(server, name, kind):
-    for parameters in (GIVEN_PARAMETERS, None):
+    for parameters in (PARAMETERS, None):
         rows = (
             {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
         )
@@ -75,7 +75,7 @@ def test_parameters_accompany_binary_tensors(server, name):
     head = json.dumps(
         {
             "inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}],
-            "parameters": GIVEN_PARAMETERS,
+            "parameters": PARAMETERS,
         }
     ).encode()
     body = head + struct.pack("<f", 1.0)
@@ -85,7 +85,7 @@ def test_parameters_accompany_binary_tensors(server, name):
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_repeated_fields_keep_the_last_value_and_all_in_a_header(server):
+def test_a_row_has_the_last_value_of_a_repeated_field_and_a_header_has_all(server):
     answer = server.inference.post(
         "/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))]
     )

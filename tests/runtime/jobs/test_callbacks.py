@@ -52,8 +52,8 @@ async def store(tmp_path: Path) -> AsyncIterator[WatchedStore]:
 @contextlib.asynccontextmanager
 async def sender(store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterator[None]:
     """Send the callbacks of a store in the background."""
-    sending = CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5)
-    task = asyncio.create_task(sending.run())
+    callback_sender = CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5)
+    task = asyncio.create_task(callback_sender.run())
     try:
         yield
     finally:
@@ -127,11 +127,11 @@ async def test_an_unexpected_callback_failure_is_retried_but_not_forever(
 async def test_an_unresponsive_receiver_does_not_delay_others(
     store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_finish, hanging_receivers = threading.Event(), []
+    may_finish, hanging_jobs = threading.Event(), []
 
     def post(self: CallbackSender, due: DueCallback) -> int:
         if due.url.startswith("http://dead.example/"):
-            hanging_receivers.append(due.id)
+            hanging_jobs.append(due.id)
             may_finish.wait(30)
         return 200
 
@@ -141,9 +141,9 @@ async def test_an_unresponsive_receiver_does_not_delay_others(
     await store.add_finished("http://well.example/", "well")
     async with sender(store):
         try:
-            # The other callbacks hang.
+            # Callbacks to dead.example hang, so this is the end of the one to well.example.
             assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
-            assert len(hanging_receivers) == receivers.MAX_CALLS
+            assert len(hanging_jobs) == receivers.MAX_CALLS
         finally:
             may_finish.set()
         for _ in range(callbacks.MAX_CALLS + 1):
@@ -160,8 +160,8 @@ async def test_an_unresponsive_receiver_does_not_delay_others(
 )
 def test_callback_urls_are_normalized(tmp_path: Path, url: str, normalized_url: str) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
-    sending = CallbackSender(store, AllowList(["https://.*"]), ["secret"])
-    assert sending.check(url) == normalized_url
+    callback_sender = CallbackSender(store, AllowList(["https://.*"]), ["secret"])
+    assert callback_sender.check(url) == normalized_url
     assert normalized_url.startswith(receivers.receiver_of(normalized_url))
 
 

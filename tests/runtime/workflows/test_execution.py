@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.batches import BATCH
 from tests.support.graphs import acyclic
-from tsx_archiver.workflow import complete, parse_spec
+from tsx_archiver.workflow import normalized_edges, parse_spec
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import (
@@ -280,7 +280,7 @@ def test_any_graph_is_answered_once_in_any_completion_order(
 
     If a node fails, the error names it.
     """
-    graph = complete(edges)
+    graph = normalized_edges(edges)
 
     async def main() -> None:
         waiting_jobs: list[tuple[str, WaitingJob]] = []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import acyclic
-from tsx_archiver.workflow import complete, leaves_of, parents_of
+from tsx_archiver.workflow import leaves_of, normalized_edges, parents_of
 from tsx_runtime.wire import MAX_COPIED_BYTES, Parts
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.schedule import (
@@ -24,7 +24,7 @@ from tsx_runtime.workflows.schedule import (
 )
 
 
-@given(acyclic().map(complete), st.randoms(use_true_random=False))
+@given(acyclic().map(normalized_edges), st.randoms(use_true_random=False))
 def test_every_node_starts_once_after_its_parents(
     edges: dict[str, tuple[str, ...]], random: Any
 ) -> None:

@@ -290,7 +290,7 @@ class Bench:
                 judge(watch.noise, self.results.environment.cores),
             )
             self.results.curves.append(curve)
-            self.journal.curve(curve)
+            self.journal.write_curve(curve)
             self._exclude_form(curve)
             times = ", ".join(
                 f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points
@@ -356,9 +356,9 @@ class Bench:
                     self.progress.print_line(
                         f"{trial.as_configuration()} cannot win: {trial.reason}"
                     )
-                    self.journal.trial(position, trial)
+                    self.journal.write_trial(position, trial)
                     return
-                self.journal.trial(position, trial)
+                self.journal.write_trial(position, trial)
             self._round_s = self._search_round_s(proposal, trial)
             self.measure_load(position, candidate, proposal.offered)
 
@@ -413,8 +413,8 @@ class Bench:
                 measurement.usage,
             )
         trial.best = best
-        self.journal.point(position, point_index, point)
-        self.journal.trial(position, trial)
+        self.journal.write_point(position, point_index, point)
+        self.journal.write_trial(position, trial)
         if new_round.generator.limited:
             self.note(f"{trial.as_configuration()}, {offered}: {new_round.generator.limited}")
         bounds_text = (
@@ -446,7 +446,7 @@ class Bench:
                 return position
         trial = Trial(configuration=proposal.configuration.as_json(), predicted=proposal.predicted)
         self.results.trials.append(trial)
-        self.journal.trial(len(self.results.trials) - 1, trial)
+        self.journal.write_trial(len(self.results.trials) - 1, trial)
         return len(self.results.trials) - 1
 
     @contextmanager
@@ -457,7 +457,7 @@ class Bench:
             trial = self.results.trials[position]
             trial.state, trial.reason = "failed", str(error)
             self.servers.end(trial.as_configuration())
-            self.journal.trial(position, trial)
+            self.journal.write_trial(position, trial)
             self.progress.print_line(
                 f"{trial.as_configuration()} failed: {_first_line(str(error))}"
             )

@@ -1,4 +1,4 @@
-"""A run of an auto-benchmark's cases, which works like TorchServe's script.
+"""A run of the cases of an auto-benchmark file, in the way of TorchServe's auto_benchmark.py.
 
 For each case it registers the model, applies the load, and unregisters the model.
 """
@@ -53,22 +53,19 @@ class MeasuredServer(NamedTuple):
     management_token: str | None = None
     certificate: str | None = None  # file of a certificate to trust
 
-    def at(self, *, management: bool = False) -> Server:
-        certificate = None if self.certificate is None else Path(self.certificate)
-        if management:
-            return Server(
-                self.management,
-                self.management_token or self.token,
-                role="management",
-                certificate=certificate,
-            )
-        return Server(self.inference, self.token, certificate=certificate)
+    def management_client(self) -> Server:
+        return Server(
+            self.management,
+            self.management_token or self.token,
+            role="management",
+            certificate=None if self.certificate is None else Path(self.certificate),
+        )
 
 
 def management_of(inference: str) -> str:
-    """Return the default management address of a server, which has the next port.
+    """Return the default management address of a server.
 
-    TorchServe and tsx have the same default.
+    Its port is one higher than that of `inference`. TorchServe and tsx have the same default.
 
     Raises:
         UsageError: The server listens at a Unix socket.
@@ -139,14 +136,14 @@ def _measure_case(case: Case, against: MeasuredServer | None, seconds: float) ->
     try:
         if against is not None:
             # A running server takes a URL, or the name of a file in its model store.
-            point, log_position = _load(
+            point, log_position = _measure_load(
                 case, against, case.url if "://" in case.url else Path(case.url).name, seconds
             )
             time.sleep(LOG_DELAY_S)
         else:
             with scratch_directory("torchserve") as directory:
                 with _own_server(case, directory) as (server, url):
-                    point, log_position = _load(case, server, url, seconds)
+                    point, log_position = _measure_load(case, server, url, seconds)
                 # There is no need to wait for the logs: a server writes them before it ends.
                 return _case_result(case, point, log_position)
     except (CliError, NotStarted) as error:
@@ -191,7 +188,7 @@ def _own_server(case: Case, directory: Path) -> Iterator[tuple[MeasuredServer, s
         yield MeasuredServer(server.inference, server.management, directory / "logs"), url
 
 
-def _load(
+def _measure_load(
     case: Case, server: MeasuredServer, url: str, seconds: float
 ) -> tuple[Point, report.LogPosition | None]:
     """Measure the load; return its point, and the position of the logs at the load's start.
@@ -199,7 +196,7 @@ def _load(
     Raises:
         CliError: The server refused the model or all requests.
     """
-    management = server.at(management=True)
+    management = server.management_client()
     registration = {
         "model_name": case.served_as,
         "initial_workers": case.workers,
@@ -248,9 +245,9 @@ def _results(
 ) -> Results:
     """Return the cases as results of tsx bench, for its report and for `tsx bench compare`."""
     trials, case = [result.trial for result in group], group[0].case
-    measured_trials = [index for index, trial in enumerate(trials) if trial.chosen is not None]
+    measured_indexes = [index for index, trial in enumerate(trials) if trial.chosen is not None]
     winner = max(
-        measured_trials, key=lambda index: trials[index].points[0].throughput.value, default=None
+        measured_indexes, key=lambda index: trials[index].points[0].throughput.value, default=None
     )
     baseline = next(
         (

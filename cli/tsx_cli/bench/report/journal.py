@@ -19,14 +19,14 @@ from tsx_cli.common.run_directory import JournaledRun, JournalFile, read_journal
 class Journal(JournalFile):
     command, format = "tsx bench", FORMAT
 
-    def curve(self, curve: Curve) -> None:
+    def write_curve(self, curve: Curve) -> None:
         self.write("curve", curve=curve.model_dump(mode="json"))
 
-    def trial(self, at: int, trial: Trial) -> None:
-        self.write("trial", at=at, trial=trial.model_dump(mode="json", exclude={"points"}))
+    def write_trial(self, position: int, trial: Trial) -> None:
+        self.write("trial", at=position, trial=trial.model_dump(mode="json", exclude={"points"}))
 
-    def point(self, at: int, number: int, point: Point) -> None:
-        self.write("point", at=at, number=number, point=point.model_dump(mode="json"))
+    def write_point(self, position: int, point_index: int, point: Point) -> None:
+        self.write("point", at=position, number=point_index, point=point.model_dump(mode="json"))
 
 
 @dataclass

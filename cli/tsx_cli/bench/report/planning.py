@@ -108,7 +108,12 @@ def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> boo
 
 
 def _highest(loads: list[MeasuredLoad]) -> MeasuredLoad | None:
-    """Return the knee of the open loops, or the highest load below all open loops that broke."""
+    """Return the best load that is surely within the bounds.
+
+    If an open loop held and a higher one broke the bounds, it is at the highest rate that held. If
+    open loops only broke the bounds, it is below the lowest of them. Otherwise it is the best of
+    all loads.
+    """
     highest_holding, lowest_broken = knee_of(loads)
     if highest_holding is not None and lowest_broken is not None:
         loads = [load for load in loads if load.offered == highest_holding.offered]

@@ -136,7 +136,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
             None,
             use_venv=False,
             threads=placement.threads,
-            group=f"{name}_bench",
+            group_name=f"{name}_bench",
         )
         or Launch()
     )

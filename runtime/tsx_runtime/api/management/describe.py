@@ -176,7 +176,7 @@ def unready_versions(registry: Registry) -> list[NotReadyModel]:
             model_version=version,
             reason="it could not be loaded at the start; its description says why",
         )
-        for name, version in registry.unloaded
+        for name, version in registry.not_loaded
         if name not in registry.models
     ]
     for model in registry.models.values():

@@ -96,14 +96,14 @@ class ManagementService:
         try:
             default = self.registry.find(model, number)
         except TsxError as error:
-            unloaded = self.registry.unloaded_of(model, number).items()
+            not_loaded = self.registry.not_loaded_of(model, number).items()
             text = (
                 "could not be loaded at the start; the next one tries again, unless it is"
                 " unregistered"
             )
             raise type(error)(
                 error.message
-                + "".join(f"; version {key[1]} {text}: {reason}" for key, reason in unloaded)
+                + "".join(f"; version {key[1]} {text}: {reason}" for key, reason in not_loaded)
             ) from error
         versions = (
             list(self.registry.models[model].versions.values()) if version == "all" else [default]

@@ -470,13 +470,13 @@ class ModelVersion:
 
     def _launch(self, worker: Worker) -> Launch | None:
         use_venv, threads = bool(self.config.use_venv), self._placement(worker).threads
-        group, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
+        group_name, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
         return launch_of(
             self.plan.parallel,
             self._environment,
             use_venv=use_venv,
             threads=threads,
-            group=group,
+            group_name=group_name,
             sandbox=sandbox,
         )
 

@@ -178,7 +178,7 @@ class Recorder:
         return await self._loop.run_in_executor(self._thread, self._segments.stored_size)
 
     async def close(self) -> None:
-        """Stop recording after all captured requests are written."""
+        """Stop recording, and write the requests that are already captured."""
         if self._closed:
             return
         self._closed = True

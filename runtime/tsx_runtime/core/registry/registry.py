@@ -80,7 +80,7 @@ class Registry:
         self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         # Reasons why models of a snapshot could not be loaded at the start, by name and version.
-        self.unloaded: dict[tuple[str, str], str] = {}
+        self.not_loaded: dict[tuple[str, str], str] = {}
         self.on_change, self.on_managed, self.on_readiness = (
             table.on_change,
             table.on_managed,
@@ -201,7 +201,7 @@ class Registry:
             ModelFileExists: The model store already has a file of that name.
         """
         version = await self._registrar.from_url(order, wait=wait, trust=trust)
-        self.unloaded.pop((version.name, version.version), None)
+        self.not_loaded.pop((version.name, version.version), None)
         self._table.notify_managed()
         return version
 
@@ -261,10 +261,10 @@ class Registry:
             CannotRemoveDefault: The version is the default one of several.
             CleanupTimeout: The requests took too long; the version is registered again.
         """
-        unloaded = self.unloaded_of(name, version)
-        if unloaded and (version is not None or name not in self.models):
-            for key in unloaded:
-                del self.unloaded[key]
+        not_loaded = self.not_loaded_of(name, version)
+        if not_loaded and (version is not None or name not in self.models):
+            for key in not_loaded:
+                del self.not_loaded[key]
         else:
             target = self.find(name, version)
             if target.workflow:
@@ -283,15 +283,15 @@ class Registry:
                     f" {', '.join(other_versions)}."
                 )
             await self.withdraw(target)
-        if name not in self.models and not self.unloaded_of(name):
+        if name not in self.models and not self.not_loaded_of(name):
             self._table.traffic.forget(name)
         self._table.notify_managed()
 
-    def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
-        """Return the entries of `unloaded` for one version of a model, or for all of them."""
+    def not_loaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
+        """Return the entries of `not_loaded` for one version of a model, or for all of them."""
         return {
             key: reason
-            for key, reason in self.unloaded.items()
+            for key, reason in self.not_loaded.items()
             if key[0] == name and version in (None, key[1])
         }
 

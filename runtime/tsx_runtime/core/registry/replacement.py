@@ -87,8 +87,8 @@ class Handover:
         self._old, self._new = old, new
         self._submit_to_old, self._leave_old = old.submit, old.leave
         self._submit_to_new, self._leave_new = new.submit, new.leave
-        self._stateful = old.plan.strategy.sequences is not None
-        if self._stateful:
+        self._old_may_have_sequences = old.plan.strategy.sequences is not None
+        if self._old_may_have_sequences:
             new.predecessors.append(old)
             new.learn_lost_sequences_of(old)
             new.redirect(self._submit, self._leave)
@@ -97,7 +97,7 @@ class Handover:
 
     def end(self) -> None:
         """Release the old version, which has ended."""
-        self._stateful = False
+        self._old_may_have_sequences = False
         new = self._new
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
@@ -105,13 +105,16 @@ class Handover:
             new.redirect(self._submit_to_new, self._leave_new)
 
     def _submit(self, job: Job) -> None:
-        if self._stateful and self._old.runs_sequence_of(job):
+        if self._old_may_have_sequences and self._old.runs_sequence_of(job):
             self._submit_to_old(job)
         else:
             self._submit_to_new(job)
 
     def _leave(self, job: Job) -> None:
-        """Report a client that has left to both versions; the one without its job ignores it."""
+        """Tell both versions that the client of a job has left.
+
+        The version without the job ignores it.
+        """
         self._leave_old(job)
         self._leave_new(job)
 

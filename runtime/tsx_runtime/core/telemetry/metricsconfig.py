@@ -23,7 +23,10 @@ class MetricsConfig(NamedTuple):
     model: tuple[DeclaredMetric, ...] | None = None
 
     def shows(self, name: str) -> bool:
-        """Tell whether a metric of the server is shown, as metrics that only tsx has always are."""
+        """Tell whether a metric of the server is shown.
+
+        Metrics that TorchServe does not have are always shown.
+        """
         return self.server is None or name in self.server or name.startswith(("tsx_", "process_"))
 
     def declares(self, name: str, kind: str) -> bool:

@@ -20,13 +20,15 @@ from tsx_runtime.core.telemetry.batch_times import (
 )
 
 MAX_NEWEST = 2000  # requests
-# Seconds per remembered request. At more than 250 requests a second, only some are remembered:
-# the newest ones then reach eight seconds back.
+# Seconds per remembered request. At more than 250 requests a second, only 250 of them are
+# remembered, so that MAX_NEWEST requests cover eight seconds.
 PAUSE_PER_REQUEST_S = 4e-3
-# Seconds of unused pause that may be saved up: 500 requests at once are all remembered.
+# Seconds, 500 times PAUSE_PER_REQUEST_S. After two seconds without a request, the next 500 are all
+# remembered, however fast they come.
 MAX_SAVED_PAUSE_S = 2.0
-# The limit of requests that asked for their times or are traced. All of these are remembered.
-MAX_ASKED = 200
+# The number of kept requests that asked for their times or are traced. They are remembered at any
+# rate of requests; the oldest are dropped.
+MAX_ALWAYS_REMEMBERED = 200
 MAX_SLOWEST = 100
 # Seconds. The slowest requests are taken from this period and the one before, so that a slow start
 # is forgotten.
@@ -68,13 +70,13 @@ class RecentRequests:
         "_period_end",
         "_previous",
         "_slowest",
-        "asked",
+        "always_remembered",
         "due",
         "threshold",
     )
 
     def __init__(self) -> None:
-        self.asked: deque[RequestRecord] = deque(maxlen=MAX_ASKED)
+        self.always_remembered: deque[RequestRecord] = deque(maxlen=MAX_ALWAYS_REMEMBERED)
         self._newest: deque[tuple[Batch, bytes] | RequestRecord] = deque()
         self._newest_count = 0  # number of requests in `_newest`
         self.due = 0.0  # time.monotonic() from which the next batch is remembered
@@ -88,7 +90,8 @@ class RecentRequests:
     def add(self, batch: Batch, ids: bytes) -> None:
         """Remember a batch; `ids` are the ids of its requests, separated by newlines.
 
-        One string stays in the CPU's cache until it is freed; hundreds of small ones would not.
+        The ids are one string, because freeing hundreds of small ones that have left the CPU's
+        cache would be slow.
         """
         answered, size = batch[2], batch[3]
         if answered >= self.due:
@@ -121,7 +124,7 @@ class RecentRequests:
 
     def _candidates(self, request_id: bytes) -> Iterator[RequestRecord]:
         """Yield all records that may have this id."""
-        yield from self.asked
+        yield from self.always_remembered
         for entry in reversed(self._newest):
             if isinstance(entry, RequestRecord):
                 yield entry

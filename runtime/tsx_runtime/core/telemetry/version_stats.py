@@ -221,8 +221,8 @@ class Stats:
         return self._times
 
     def remember(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
-        """Remember this request in any case; `times` are those of its batch."""
-        self.recent.asked.append(
+        """Remember this request at any rate of requests; `times` are those of its batch."""
+        self.recent.always_remembered.append(
             RequestRecord(request_id, arrived, status, times.total(arrived), times)
         )
 

@@ -1,6 +1,7 @@
 """The command line of a worker that cannot be forked.
 
-Such a worker has another interpreter or the model's own packages, or is a torchrun group.
+Such a worker has another interpreter, the model's own packages or a sandbox, or is a torchrun
+group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.placement import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
-# The new interpreter must find this installation of tsx, but nothing else next to it.
+# The new interpreter must find this installation of tsx, but nothing in the working directory.
 BOOT = (
     CLEAN + "import json; options = json.loads(sys.argv[1]); "
     "sys.path += [root for root in options.pop('roots') if root not in sys.path]; "
@@ -37,14 +38,14 @@ class Launch(NamedTuple):
     torchrun: tuple[str, ...] = ()  # arguments of torchrun; empty: a single process
     ranks: int = 1  # processes on this machine
     broadcast: bool = True  # whether every rank gets the requests, not only rank 0
-    sandbox: Sandbox | None = None  # the sandbox of this process
+    sandbox: Sandbox | None = None  # the sandbox in which the program runs
 
-    def command(self, fd: int, files: int | None) -> list[str]:
+    def command(self, fd: int, max_open_files: int | None) -> list[str]:
         """Return the command line.
 
         Args:
             fd: The worker's end of its socket, which the program inherits.
-            files: The limit of its open files.
+            max_open_files: The limit of its open files.
         """
         roots = [
             str(Path(package.__file__ or "").parents[1]) for package in (tsx_runtime, tsx_archiver)
@@ -52,7 +53,7 @@ class Launch(NamedTuple):
         options: dict[str, object] = {
             "roots": list(dict.fromkeys(roots)),
             "fd": fd,
-            "files": files,
+            "max_open_files": max_open_files,
             "packages": self.packages,
         }
         if self.torchrun:
@@ -70,12 +71,13 @@ def launch_of(
     *,
     use_venv: bool,
     threads: int,
-    group: str,
+    group_name: str,
     sandbox: Sandbox | None = None,
 ) -> Launch | None:
     """Return how to start a worker as a program, or None if it can be forked.
 
-    The model's packages precede the server's, which a fork would have imported already.
+    A model with its own packages cannot be forked: they must precede the server's packages, and a
+    fork would have imported those already.
     """
     if environment is None and not parallel.is_group and sandbox is None:
         return None
@@ -87,7 +89,7 @@ def launch_of(
         python=environment.python if environment is not None and activates_venv else sys.executable,
         packages=environment.packages if environment is not None and not activates_venv else None,
         variables=variables,
-        torchrun=parallel.arguments(group) if parallel.is_group else (),
+        torchrun=parallel.arguments(group_name) if parallel.is_group else (),
         ranks=parallel.ranks,
         broadcast=parallel.broadcast,
         sandbox=sandbox,

@@ -86,13 +86,13 @@ class CommandProcess(ProcessState):
 
 
 def start_program(
-    launch: Launch, files: int | None, hidden: Collection[str] = ()
+    launch: Launch, max_open_files: int | None, hidden: Collection[str] = ()
 ) -> tuple[CommandProcess, socket.socket]:
     """Start a worker; return it and the front end's end of its socket.
 
     Args:
         launch: The program.
-        files: The limit of its open files.
+        max_open_files: The limit of its open files.
         hidden: Environment variables that it must not see.
 
     Raises:
@@ -106,7 +106,7 @@ def start_program(
     front, back = socket.socketpair()
     with back:
         try:
-            command = launch.command(back.fileno(), files)
+            command = launch.command(back.fileno(), max_open_files)
             if sandbox is not None:
                 sandbox.create()
                 command, variables = (

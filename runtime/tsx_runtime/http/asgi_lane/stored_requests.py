@@ -59,7 +59,7 @@ class RequestExecutor:
         try:
             model = self._registry.find(name, version or None)
         except TsxError:
-            return 0 if self._registry.unloaded_of(name, version or None) else None
+            return 0 if self._registry.not_loaded_of(name, version or None) else None
         return math.ceil(
             max(len(model.workers), model.asleep) * max(1, model.batch_size) * MAX_WORKER_SHARE
         )

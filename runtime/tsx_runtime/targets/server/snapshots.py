@@ -63,7 +63,7 @@ class Snapshots:
             private_directory(self._directory)
             path = self._directory / f"{self._time().strftime(TIME_FORMAT)[:-3]}-{kind}.cfg"
             snapshot = describe(
-                registry.models.values(), path.name, created, self._store, _unloaded(registry)
+                registry.models.values(), path.name, created, self._store, _not_loaded(registry)
             )
             text = format_properties(self._base | {SNAPSHOT: snapshot})
             # Only this user can read the file, because a configuration may contain passwords.
@@ -122,17 +122,17 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
 
 
 def describe(
-    models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions
+    models: Iterable[Model], name: str, created: int, store: Path | None, not_loaded: Versions
 ) -> str:
     """Return the text of a snapshot.
 
-    Nodes of workflows are omitted, because their workflow registers them. `unloaded` is copied
+    Nodes of workflows are omitted, because their workflow registers them. `not_loaded` is copied
     unchanged, so that a model is not lost if its file is missing for a while.
     """
     missing_defaults = {
         name
-        for name, unloaded_versions in unloaded.items()
-        if any(version.default_version for version in unloaded_versions.values())
+        for name, missing_versions in not_loaded.items()
+        if any(version.default_version for version in missing_versions.values())
     }
     versions = {
         model.name: {
@@ -150,20 +150,20 @@ def describe(
             ]
         )
     }
-    for model_name, unloaded_versions in unloaded.items():
-        versions.setdefault(model_name, {}).update(unloaded_versions)
+    for model_name, missing_versions in not_loaded.items():
+        versions.setdefault(model_name, {}).update(missing_versions)
     count = sum(map(len, versions.values()))
     saved = Saved(name=name, model_count=count, created=created, models=versions)
     return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)
 
 
-def _unloaded(registry: Registry) -> Versions:
+def _not_loaded(registry: Registry) -> Versions:
     """Return the settings of versions that could not be loaded.
 
-    Such a version stays the default version of its model, until another one is chosen.
+    If such a version was the default of its model, it stays so until another one is chosen.
     """
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
-    for name, number in registry.unloaded:
+    for name, number in registry.not_loaded:
         saved = restored.models[name][number]
         default = registry.state.load(name).get("default", number)
         is_default = saved.default_version and default == number

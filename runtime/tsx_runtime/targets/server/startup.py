@@ -175,7 +175,7 @@ async def _register_or_log(registry: Registry, model: StartModel) -> ModelVersio
         logger.error("%s is not served: %s", model.order.url, error.message)
         name, version = model.order.model_name, model.order.version
         if registry.settings.model_snapshot is not None and name and version:
-            registry.unloaded[name, version] = error.message
+            registry.not_loaded[name, version] = error.message
         return None
 
 

@@ -49,7 +49,7 @@ def run_thread(sock: socket.socket, hidden_variables: Iterable[str] = ()) -> Non
 
 
 def run_program(
-    fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None
+    fd: int, max_open_files: int | None, packages: str | None, group: dict[str, Any] | None = None
 ) -> None:
     """Serve a model, or start a group for it, in a process that was not forked.
 
@@ -62,18 +62,20 @@ def run_program(
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)  # Programs that a handler starts would keep the socket open.
     if group is None:
-        run(sock, files)
+        run(sock, max_open_files)
     else:
-        groups.launch(sock, files, packages, **group)
+        groups.launch(sock, max_open_files, packages, **group)
 
 
-def run_rank(directory: str, files: int | None, packages: str | None, broadcast: bool) -> None:
+def run_rank(
+    directory: str, max_open_files: int | None, packages: str | None, broadcast: bool
+) -> None:
     """Serve as one process of a torchrun group. See worker/launch/group.py."""
     from tsx_runtime.worker.launch.rank import serve
 
     if packages is not None:
         prioritize_packages(packages)
-    serve(directory, files, broadcast=broadcast)
+    serve(directory, max_open_files, broadcast=broadcast)
 
 
 def prioritize_packages(packages: str) -> None:

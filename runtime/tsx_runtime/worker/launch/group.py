@@ -38,7 +38,7 @@ logger = logging.getLogger("tsx.worker")
 
 def launch(
     sock: socket.socket,
-    files: int | None,
+    max_open_files: int | None,
     packages: str | None,
     arguments: Sequence[str],
     ranks: int,
@@ -68,7 +68,7 @@ def launch(
         ).start()
         rank_arguments = {
             "directory": str(directory),
-            "files": files,
+            "max_open_files": max_open_files,
             "packages": packages,
             "broadcast": broadcast,
         }

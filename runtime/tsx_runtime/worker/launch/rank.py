@@ -31,11 +31,11 @@ RANK_DEATH_WAIT_MS = 200
 logger = logging.getLogger("tsx.worker")
 
 
-def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
+def serve(directory: str, max_open_files: int | None, *, broadcast: bool) -> None:
     end_with_parent()
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     sock, *followers = fetch_sockets(directory, rank, ranks)
-    main.begin_process(sock, files)
+    main.begin_process(sock, max_open_files)
     channel = Leader(sock, followers, broadcast=broadcast) if rank == 0 else Follower(sock)
     main.run(sock, channel, ignores_signals=False)  # The agent ends a rank with SIGTERM.
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 SUPPORTED_FORM = FormRecord("channels-last", {"device": "cpu", "machine": platform.machine()})
 UNSUPPORTED_FORM = FormRecord("onnx", {"device": "cpu", "machine": "pdp11"})
-BATCHES = ("--workers", "1", "--batch-sizes", "1", "--connections", "2")
+ONE_CONFIGURATION = ("--workers", "1", "--batch-sizes", "1", "--connections", "2")
 SHORT_LOAD = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%")
 
 
@@ -56,7 +56,14 @@ def write_archive_with_forms(directory: Path) -> Path:
 def test_forms_are_measured_and_unsupported_ones_have_a_reason(run: Run, tmp_path: Path) -> None:
     write_archive_with_forms(tmp_path)
     result = run(
-        "bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT_LOAD, "-o", "out"
+        "bench",
+        "digits.mar",
+        "--input",
+        DIGITS / "images",
+        *ONE_CONFIGURATION,
+        *SHORT_LOAD,
+        "-o",
+        "out",
     )
     measured = read_results(tmp_path / "out" / "results.json")
     assert measured.baseline == 0, result.err

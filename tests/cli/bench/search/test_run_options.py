@@ -262,11 +262,11 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
     journal.begin(
         options.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now"
     )
-    journal.trial(0, trial.model_copy(update={"state": "failed"}))
-    journal.point(0, 0, points[1])
-    journal.point(0, 0, points[0])
-    journal.point(0, 1, points[1])
-    journal.trial(0, trial)
+    journal.write_trial(0, trial.model_copy(update={"state": "failed"}))
+    journal.write_point(0, 0, points[1])
+    journal.write_point(0, 0, points[0])
+    journal.write_point(0, 1, points[1])
+    journal.write_trial(0, trial)
     journal.close()
     path = tmp_path / NAME
     text = path.read_text()

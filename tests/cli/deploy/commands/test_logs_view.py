@@ -17,7 +17,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
 GROUP, STREAM = "/aws/sagemaker/Endpoints/digits", "AllTraffic/i-0"
-PING = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
+PING_FAILURE = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
 
 
 @pytest.fixture
@@ -48,11 +48,12 @@ def test_a_failed_start_shows_the_log_and_its_diagnosis(
     error = "ModuleNotFoundError: No module named 'cv2'"
 
     def create(self: sagemaker_kinds.SageMakerEndpoint, cloud: Cloud, resource: object) -> None:
-        create_endpoint(self, cloud, resource)  # type: ignore[arg-type]  # as it is
+        # `resource` is passed on unchanged.
+        create_endpoint(self, cloud, resource)  # type: ignore[arg-type]
         write(*(f"line {n}" for n in range(50)), error, age_s=-1)
 
     monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "create", create)
-    scenario.failure = PING
+    scenario.failure = PING_FAILURE
     write("an earlier start: exec format error", age_s=3600)
     deploy.apply(code=1)
     assert f"The last 40 lines of {GROUP}:\n| line 11\n" in deploy.err
@@ -65,22 +66,22 @@ def test_a_failed_start_shows_the_log_and_its_diagnosis(
 
 
 def test_an_empty_log_is_reported(deploy: Deploy, scenario: Scenario) -> None:
-    scenario.failure = PING
+    scenario.failure = PING_FAILURE
     deploy.apply(code=1)
     assert "Nothing answered /ping with 200" in deploy.err
     assert "The container wrote no log line" in deploy.err
 
 
 def test_lines_are_limited_by_number_and_by_age(deploy: Deploy) -> None:
-    def shown(*arguments: str) -> list[str]:
+    def shown_lines(*arguments: str) -> list[str]:
         return [line.split()[-1] for line in deploy.verb("logs", *arguments).splitlines()]
 
     deploy.verb("logs", code=1)
     assert f"{GROUP} has no lines" in deploy.err
     write("old", age_s=7200)
     write("new", "newest")
-    assert shown() == ["old", "new", "newest"]
-    assert shown("--lines=1") == ["newest"]
+    assert shown_lines() == ["old", "new", "newest"]
+    assert shown_lines("--lines=1") == ["newest"]
     lines = deploy.verb("logs", "--since=1h --json").splitlines()
     assert [json.loads(line)["message"] for line in lines] == ["new", "newest"]
     deploy.verb("logs", "--since=long", code=2)

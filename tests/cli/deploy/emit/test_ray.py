@@ -25,13 +25,13 @@ def run(archive: Path, *arguments: str) -> int:
     return main(["deploy", str(archive), "--target", "ray", *arguments, "--emit", "ray", out])
 
 
-def emitted(archive: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def emit_files(archive: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     out = archive.parent / "out"
     assert run(archive, *arguments) == 0
     return tuple(
         yaml.safe_load((out / name).read_text())
         for name in ("serve-config.yaml", "rayservice.yaml")
-    )  # type: ignore[return-value]  # two
+    )  # type: ignore[return-value]  # There are always two files.
 
 
 def test_the_config_matches_ray_serves_schema(
@@ -40,15 +40,15 @@ def test_the_config_matches_ray_serves_schema(
     arguments = (
         "--set=ray.archives=s3://bucket/models --set=ray.grpc=true --set=env.A=b --image own/ray:1"
     )
-    config, service = emitted(archive, *arguments.split())
-    checked = ServeDeploySchema.model_validate(config)
-    (application,) = checked.applications
+    config, service = emit_files(archive, *arguments.split())
+    deployment = ServeDeploySchema.model_validate(config)
+    (application,) = deployment.applications
     assert (application.name, application.route_prefix) == ("digits", "/digits")
     assert application.runtime_env == {"env_vars": {"A": "b"}}
     assert parse_application(application.args).surge == 25
     model = parse_application(application.args).models[0]
     assert model.source.startswith("s3://bucket/models/digits/")
-    assert len(checked.grpc_options.grpc_servicer_functions) == 1
+    assert len(deployment.grpc_options.grpc_servicer_functions) == 1
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
 
 
@@ -56,7 +56,9 @@ def test_a_service_has_room_for_its_replicas_during_an_update(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
-    config, service = emitted(archive, *(f"--set=ray.{argument}" for argument in settings.split()))
+    config, service = emit_files(
+        archive, *(f"--set=ray.{argument}" for argument in settings.split())
+    )
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
     assert (service["kind"], cluster["enableInTreeAutoscaling"]) == ("RayService", True)

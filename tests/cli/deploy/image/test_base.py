@@ -27,7 +27,7 @@ def test_the_base_is_pinned_to_its_current_digest(docker: Engine) -> None:
         assert pinned_base(BASE) == (f"{BASE}@{digest}", "")
 
 
-def test_the_base_stays_unpinned_if_its_registry_does_not_answer(docker: Engine) -> None:
+def test_the_base_keeps_its_earlier_digest_if_its_registry_does_not_answer(docker: Engine) -> None:
     docker.set(digests={BASE: DIGEST})
     pinned_base(BASE)
     docker.set(digests={})
@@ -53,7 +53,7 @@ def test_the_registry_is_not_asked_for_a_given_digest(docker: Engine) -> None:
     assert docker.state["calls"] == []
 
 
-def test_a_damaged_file_of_earlier_digests_is_replaced(docker: Engine, tmp_path: Path) -> None:
+def test_a_damaged_file_of_earlier_digests_is_ignored(docker: Engine, tmp_path: Path) -> None:
     (tmp_path / "cache" / "tsx").mkdir(parents=True)
     (tmp_path / "cache" / "tsx" / "base-images.json").write_text("{")
     docker.set(digests={BASE: DIGEST})

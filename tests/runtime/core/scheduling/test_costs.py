@@ -1,4 +1,4 @@
-"""Batches limited by cost or by preferred_size sizes, as properties of the queue."""
+"""Properties of a queue whose batches have a limited cost or preferred sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ jobs_of_cost = st.builds(
     st.none() | st.integers(0, 50),
     st.sampled_from([0, 0, 0, 1]),
 )
-bounds = st.builds(
+batch_limits = st.builds(
     BatchLimits,
     max_items=st.integers(1, 8),
     max_bytes=st.integers(1, 100),
@@ -52,7 +52,7 @@ def cost_metrics(cost: float) -> list[MetricDelta]:
     ]
 
 
-@given(st.lists(jobs_of_cost, max_size=40), bounds)
+@given(st.lists(jobs_of_cost, max_size=40), batch_limits)
 def test_batches_contain_the_first_job_and_keep_the_limits(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
@@ -61,7 +61,8 @@ def test_batches_contain_the_first_job_and_keep_the_limits(
     while queue.jobs:
         batch = queue.take(limits)
         assert batch[0] is remaining_jobs[0], (
-            "so a request waits for no more batches than requests stood before it"
+            "each batch takes the first request, so that a request waits for at most as many"
+            " batches as there were requests before it"
         )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
@@ -72,15 +73,15 @@ def test_batches_contain_the_first_job_and_keep_the_limits(
         assert queue.size == sum(len(job.body) for job in remaining_jobs)
 
 
-@given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)
-def test_a_batch_is_full_if_no_waiting_job_fits(jobs: list[FakeJob], limits: BatchLimits) -> None:
+@given(st.lists(jobs_of_cost, min_size=1, max_size=40), batch_limits)
+def test_a_batch_that_is_not_full_takes_all_jobs(jobs: list[FakeJob], limits: BatchLimits) -> None:
     limits = limits._replace(buckets=())
     queue = fill_queue(*jobs)
     if not queue.has_full_batch(limits):
         assert len(queue.take(limits)) == len(jobs)
 
 
-@given(st.lists(jobs_of_cost, max_size=40), bounds)
+@given(st.lists(jobs_of_cost, max_size=40), batch_limits)
 def test_an_idle_worker_gets_a_batch_up_to_the_limits(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
@@ -100,7 +101,7 @@ def test_requests_of_similar_cost_share_a_batch() -> None:
     ]
 
 
-def test_urgency_precedes_similar_cost() -> None:
+def test_priority_precedes_similar_cost() -> None:
     queue = fill_queue(
         FakeJob(cost_header(10)),
         FakeJob(cost_header(90), priority=1),
@@ -123,7 +124,7 @@ def test_the_cost_per_byte_is_learned_from_workers() -> None:
     assert queue.cost(job) == pytest.approx(10, abs=0.1)
     queue.learn([job], [])
     job.meta = cost_header(7)
-    assert queue.cost(job) == 7, "a client that says it knows better"
+    assert queue.cost(job) == 7, "the cost in a request's header precedes the learned one"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_a_preferred_size_delays_requests_by_at_most_one_batch(
     ("count", "sizes"),
     [(8, [8]), (5, [4, 1]), (6, [4, 2]), (7, [7]), (19, [8, 8, 2, 1]), (3, [2, 1])],
 )
-def test_batches_of_preferred_sizes(count: int, sizes: list[int]) -> None:
+def test_batches_have_preferred_sizes(count: int, sizes: list[int]) -> None:
     queue = fill_queue(*(FakeJob() for _ in range(count)))
     limits = BatchLimits(max_items=8, buckets=(1, 2, 4, 8))
     assert [len(queue.take(limits)) for _ in sizes] == sizes

@@ -40,7 +40,7 @@ def handle(data, context):
 
 HANGING = "import time\nfrom pathlib import Path\nif Path('hang').exists():\n    Path('began').touch()\n    time.sleep(600)\n"
 
-WITH_STATE = """
+SWITCHABLE_LOAD_FAILURE = """
 import os, time
 from pathlib import Path
 switch = Path("switch")
@@ -69,8 +69,8 @@ async def test_a_recycled_worker_is_replaced_without_a_gap(tmp_path):
         assert not version.stats.refusals
         assert version.stats.restarts == 0
         assert version.last_error is None
-        now = {worker.pid for worker in version.workers}
-        await until(lambda: not any(map(psutil.pid_exists, pids - now)))
+        current_pids = {worker.pid for worker in version.workers}
+        await until(lambda: not any(map(psutil.pid_exists, pids - current_pids)))
         description = describe_version(version, {}, {})
         assert description.max_worker_requests == 20
         assert description.worker_recycles == {"requests": version.stats.recycled["requests"]}
@@ -114,15 +114,15 @@ async def test_a_growing_worker_is_replaced_unless_the_limit_is_too_low(tmp_path
         )
         assert "more than maxWorkerMemory, which is 1" in caplog.text
         pid = await ask(small_version, "x")
-        # The worker's memory was measured.
+        # After a heartbeat, the worker's memory has been measured.
         await until(lambda: small_version.workers[0].channel.pings)
         assert await ask(small_version, "x") == pid
-        # Jitter replaces a worker up to a tenth before its limit.
+        # Because of the jitter, a worker may be replaced at 90 % of its limit.
         limit_mb = small_version.workers[0].memory() // (1 << 20) + 100
         version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=limit_mb)
-        first = await ask(version, "leak")
+        first_pid = await ask(version, "leak")
         await until(lambda: version.stats.recycled)
-        assert await ask(version, "x") != first
+        assert await ask(version, "x") != first_pid
         assert version.stats.recycled == {"memory": 1}
 
 
@@ -130,22 +130,22 @@ async def test_a_worker_that_cannot_be_replaced_continues_and_logs_it(tmp_path, 
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.REPLACE_RETRY_S", 0)
 
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await a_talker(registry, tmp_path, WITH_STATE)
-        first = await ask(version, "x")
+        version = await a_talker(registry, tmp_path, SWITCHABLE_LOAD_FAILURE)
+        first_pid = await ask(version, "x")
         (tmp_path / "m" / "switch").touch()
         await until(lambda: version.last_error)
         assert "no more of these" in version.last_error
-        assert await ask(version, "x") == first
+        assert await ask(version, "x") == first_pid
         assert not version.stats.recycled
         (tmp_path / "m" / "switch").unlink()
         await until(lambda: version.stats.recycled["age"])
-        assert await ask(version, "x") != first
+        assert await ask(version, "x") != first_pid
 
 
 @pytest.mark.parametrize("drain", [True, False])
 async def test_a_stop_during_a_worker_replacement_leaves_no_process(tmp_path, drain):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await a_talker(registry, tmp_path, HANGING + WITH_STATE)
+        version = await a_talker(registry, tmp_path, HANGING + SWITCHABLE_LOAD_FAILURE)
         (tmp_path / "m" / "hang").touch()
         await until((tmp_path / "m" / "began").exists)
         assert await ask(version, "x") == str(version.workers[0].pid)

@@ -51,7 +51,7 @@ def measuring_server(start_server: Any) -> Iterator[RunningServer]:
         yield server
 
 
-def measure(body: bytes) -> bytes:
+def measure_request(body: bytes) -> bytes:
     return request(target=b"/predictions/measure", body=body)
 
 
@@ -70,7 +70,7 @@ def test_a_body_of_any_size_arrives_unchanged(measuring_server, size):
     body = (bytes(range(256)) * (size // 256 + 1))[:size]
     with connect_raw(measuring_server) as connection:
         for sent_body in (body, body[:9]):
-            connection.send(measure(sent_body))
+            connection.send(measure_request(sent_body))
             assert body_of(connection) == describe_body(sent_body)
 
 
@@ -78,7 +78,7 @@ def test_large_bodies_of_one_batch_are_not_mixed_up(measuring_server):
     bodies = [bytes([number]) * (200_000 + number) for number in range(12)]
     connections = [connect_raw(measuring_server) for _ in bodies]
     for connection, body in zip(connections, bodies, strict=True):
-        connection.send(measure(body))
+        connection.send(measure_request(body))
     for connection, body in zip(connections, bodies, strict=True):
         assert body_of(connection) == describe_body(body)
         connection.sock.close()
@@ -93,13 +93,13 @@ def flooding_server(start_server: Any) -> Iterator[RunningServer]:
         yield server
 
 
-def flood(count: int, *headers: tuple[bytes, bytes]) -> bytes:
+def flood_request(count: int, *headers: tuple[bytes, bytes]) -> bytes:
     headers = ((b"x-count", b"%d" % count), *headers)
     return request(target=b"/predictions/flood", headers=headers, body=b"")
 
 
-def is_holding(server: RunningServer) -> bool:
-    """Return whether the worker waits for a client to read more of its stream."""
+def is_worker_paused(server: RunningServer) -> bool:
+    """Tell whether the worker waits for a client to read more of its stream."""
     (worker,) = server.registry.find("flood").workers
     return worker.channel is not None and bool(worker.channel.is_paused)
 
@@ -107,8 +107,8 @@ def is_holding(server: RunningServer) -> bool:
 def test_an_unread_stream_blocks_the_worker_but_uses_no_memory(flooding_server, until):
     memory_before = psutil.Process().memory_info().rss
     with connect_raw(flooding_server) as connection:
-        connection.send(flood(2000))  # 131 MB
-        until(lambda: is_holding(flooding_server))
+        connection.send(flood_request(2000))  # 131 MB
+        until(lambda: is_worker_paused(flooding_server))
         assert psutil.Process().memory_info().rss - memory_before < 40_000_000
         received_bytes, end = 0, b""
         while chunk := connection.sock.recv(1 << 20):
@@ -122,8 +122,8 @@ def test_an_unread_stream_blocks_the_worker_but_uses_no_memory(flooding_server, 
 
 def test_a_client_that_leaves_an_unread_stream_frees_the_worker(flooding_server, until):
     with connect_raw(flooding_server) as connection:
-        connection.send(flood(500))
-        until(lambda: is_holding(flooding_server))
+        connection.send(flood_request(500))
+        until(lambda: is_worker_paused(flooding_server))
     assert flooding_server.ask(path="/predictions/flood").text == "end"
 
 
@@ -133,17 +133,17 @@ def test_a_client_that_leaves_an_unread_stream_frees_the_worker(flooding_server,
 def test_a_stream_that_ends_for_a_slow_client_frees_the_worker(
     flooding_server, until, headers, end
 ):
-    """Read the worker's last frames at once, while the client has yet to read earlier ones.
-
-    The kernel decides how many frames one read returns; one of these counts ends after a held one.
-    """
+    # The server gets the worker's last frames in one read, before the client has read earlier ones.
+    # The kernel decides how many frames one read returns. Therefore the test tries ten lengths of
+    # the stream: with one of them, the last frame comes in the same read as a frame that is held
+    # back.
     address = connect_raw(flooding_server).sock.getpeername()
     for count in range(200, 210):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(address)
-            sock.sendall(flood(count, *headers))
-            until(lambda: is_holding(flooding_server))
+            sock.sendall(flood_request(count, *headers))
+            until(lambda: is_worker_paused(flooding_server))
             received_bytes = b""
             while (not end or not received_bytes.endswith(end)) and (chunk := sock.recv(4096)):
                 received_bytes = received_bytes[-100:] + chunk
@@ -151,7 +151,7 @@ def test_a_stream_that_ends_for_a_slow_client_frees_the_worker(
         assert flooding_server.ask(path="/predictions/flood").text == "end"
 
 
-def connected(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTransport]:
+def connect_fake(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTransport]:
     app = ServerApp("slow", ResponseCounts(), Settings.model_validate(settings))
     app.timeouts = app.timeouts._replace(body_rate=rate)
     connection = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {})
@@ -162,7 +162,7 @@ def connected(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTrans
 
 @pytest.mark.anyio
 async def test_a_client_that_reads_again_regains_its_full_timeout():
-    connection, transport = connected(write_timeout=3)
+    connection, transport = connect_fake(write_timeout=3)
     transport.unread = 1000
     connection.pause_writing()
     connection.on_tick()
@@ -180,7 +180,7 @@ async def test_a_client_that_reads_again_regains_its_full_timeout():
 
 @pytest.mark.anyio
 async def test_a_closed_connection_with_unread_bytes_is_aborted():
-    connection, transport = connected(write_timeout=3)
+    connection, transport = connect_fake(write_timeout=3)
     transport.unread = 1000  # too little to pause the transport
     transport.close()
     for _ in range(6):
@@ -193,8 +193,8 @@ async def test_a_closed_connection_with_unread_bytes_is_aborted():
     ("step_bytes", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)]
 )
 async def test_a_body_must_arrive_at_the_minimum_rate(step_bytes, rate, seconds):
-    """Allow a body 3 s plus the time that its received bytes take at the minimum rate."""
-    connection, transport = connected(rate, body_timeout=3)
+    # A body may take 3 s plus the time that its received bytes need at the minimum rate.
+    connection, transport = connect_fake(rate, body_timeout=3)
     connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
     ticks = 0
     while not transport.is_closing() and ticks < 100:

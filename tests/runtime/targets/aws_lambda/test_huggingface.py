@@ -30,9 +30,9 @@ def test_a_text_generator_answers_events_and_streams_to_clients_of_its_url(tmp_p
             {"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "details": True}}
         ).json()
         assert invocation[0]["details"]["generated_tokens"] == 5
-        json_body = {"content-type": "application/json"}
+        json_headers = {"content-type": "application/json"}
         prelude, _, body = host.invoke(
-            function_url("/v1/chat/completions", json.dumps(chat), headers=json_body)
+            function_url("/v1/chat/completions", json.dumps(chat), headers=json_headers)
         ).answer.partition(b"\0" * 8)
     assert json.loads(prelude)["statusCode"] == 200
     assert body.count(b"data: ") > 3

@@ -1,4 +1,7 @@
-"""The comparison of a form's results with its model's; a form that differs is not built."""
+"""The comparison of a form's results with its model's.
+
+A form whose results differ too much is rejected.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def test_integer_and_infinite_results_are_not_compared() -> None:
     )
 
 
-def test_a_form_with_the_results_of_another_model_is_not_built(tmp_path: Path) -> None:
+def test_a_form_with_the_results_of_another_model_is_rejected(tmp_path: Path) -> None:
     form, subject = known_forms()["torchscript"], subject_of(model(1), tensor_inputs(6))
     source = FormSource(
         tmp_path, form.build(subject, tmp_path), subject.signature, lambda: None, lambda: None, CPU

@@ -24,14 +24,14 @@ def test_an_archives_module_does_not_replace_one_that_the_server_imported(
         import json, logging, typing, torch, yaml.nodes
         def handle(data, context):
             if data is not None:
-                return [{"theirs": yaml.nodes.__file__, "utils": utils.WHO, "named": sys.modules["utils"] is utils}]
+                return [{"yaml_file": yaml.nodes.__file__, "utils": utils.WHO, "is_in_sys_modules": sys.modules["utils"] is utils}]
         """,
         files={f"{name}.py": HOSTILE for name in server_modules} | {"utils.py": WHO},
     )
     assert worker.loaded, worker.report
     answer = worker.values(b"")[0]
-    assert str(worker.directory) not in answer["theirs"]
-    assert (answer["utils"], answer["named"]) == ("the archive", True)
+    assert str(worker.directory) not in answer["yaml_file"]
+    assert (answer["utils"], answer["is_in_sys_modules"]) == ("the archive", True)
 
 
 def test_a_handler_and_its_helpers_import_the_archives_modules(
@@ -46,8 +46,8 @@ def test_a_handler_and_its_helpers_import_the_archives_modules(
             if data is None:
                 return None
             import rlcompleter
-            found = [mailbox.WHO, helper.later(), rlcompleter.WHO, importlib.import_module("mailbox").WHO]
-            return [{"found": found, "same": helper.mailbox is mailbox, "part": [SIZE, part.SIZE]}]
+            values = [mailbox.WHO, helper.later(), rlcompleter.WHO, importlib.import_module("mailbox").WHO]
+            return [{"values": values, "same": helper.mailbox is mailbox, "part": [SIZE, part.SIZE]}]
         """,
         files={
             "helper.py": "import mailbox\ndef later():\n    from rlcompleter import WHO\n    return WHO\n",
@@ -59,7 +59,7 @@ def test_a_handler_and_its_helpers_import_the_archives_modules(
     )
     assert worker.loaded, worker.report
     answer = worker.values(b"")[0]
-    assert answer == {"found": ["the archive"] * 4, "same": True, "part": [11, 11]}
+    assert answer == {"values": ["the archive"] * 4, "same": True, "part": [11, 11]}
 
 
 def test_modules_that_hide_installed_ones_are_logged(

@@ -63,7 +63,7 @@ def _cache_path(path: Path, device: torch.device) -> Path:
 
 
 def load_library(path: str, device: torch.device) -> Any:
-    """Load a library that `torch._export.aot_compile` wrote, which runs its code.
+    """Load a library written by `torch._export.aot_compile`. Loading runs the library's code.
 
     Raises:
         LoadError: torch cannot load the library.

@@ -24,9 +24,10 @@ JSON, CSV, NPY, NPZ, LINES = (
     "application/x-npz",
     "application/jsonlines",
 )
-READ = (JSON, CSV, NPY, NPZ, LINES)
-WRITTEN = (JSON, CSV, NPY, LINES)
-TEXT = (JSON, CSV, LINES)  # Functions get these as str, and other types as bytes.
+READABLE_TYPES = (JSON, CSV, NPY, NPZ, LINES)
+WRITABLE_TYPES = (JSON, CSV, NPY, LINES)
+# An `input_fn` gets bodies of these types as str, and others as bytes.
+TEXT_TYPES = (JSON, CSV, LINES)
 UNSUPPORTED = 415
 
 
@@ -38,17 +39,19 @@ def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
         BadRequest: The body is not of this type.
     """
     kind = media_type_of(content_type)
-    if kind not in READ:
-        wanted = f"input_fn in your program, or send one of {', '.join(READ)}"
+    if kind not in READABLE_TYPES:
+        advice = f"input_fn in your program, or send one of {', '.join(READABLE_TYPES)}"
         raise PredictionException(
             f"Content type {content_type!r} is not supported by the default input_fn: define"
-            f" {wanted}.",
+            f" {advice}.",
             UNSUPPORTED,
         )
     try:
         array = _read(body, kind)
         return (
-            torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
+            torch.as_tensor(array, dtype=torch.float32)
+            if kind in TEXT_TYPES
+            else torch.from_numpy(array)
         )
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
         raise BadRequest(
@@ -86,11 +89,11 @@ def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, st
     Raises:
         PredictionException: The client accepts no supported type.
     """
-    kind = best_type(header, sorted(WRITTEN, key=lambda written: written != default))
+    kind = best_type(header, sorted(WRITABLE_TYPES, key=lambda written: written != default))
     if kind is None:
-        wanted = f"output_fn in your program, or accept one of {', '.join(WRITTEN)}"
+        advice = f"output_fn in your program, or accept one of {', '.join(WRITABLE_TYPES)}"
         raise PredictionException(
-            f"{header!r} is not written by the default output_fn: define {wanted}.", UNSUPPORTED
+            f"{header!r} is not written by the default output_fn: define {advice}.", UNSUPPORTED
         )
     if isinstance(prediction, torch.Tensor):
         prediction = prediction.detach().cpu()

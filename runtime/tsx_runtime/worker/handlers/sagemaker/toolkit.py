@@ -45,7 +45,7 @@ from tsx_runtime.worker.handlers.models.model_files import load_model_file
 from tsx_runtime.worker.handlers.sagemaker.formats import (
     JSON,
     LINES,
-    TEXT,
+    TEXT_TYPES,
     to_body,
     to_tensor,
 )
@@ -156,7 +156,7 @@ class ToolkitHandler:
         if isinstance(data, bytes | bytearray):
             data = (
                 data.decode("utf-8", "replace")
-                if media_type_of(content_type) in TEXT
+                if media_type_of(content_type) in TEXT_TYPES
                 else bytes(data)
             )
         default = self._accepts or (LINES if media_type_of(content_type) == LINES else JSON)

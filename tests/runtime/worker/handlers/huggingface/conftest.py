@@ -42,7 +42,7 @@ class Served(NamedTuple):
     task: str
 
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
-        """Answer one batch. A body that is not bytes is sent as JSON."""
+        """Send one batch, and return its answers. A body that is not bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
         raw_bodies = (
             body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies
@@ -136,7 +136,10 @@ def assert_refused_alone(model: Served, body: Any, message: str) -> None:
 
 @pytest.fixture(scope="session")
 def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Return a function of "kind" or "kind/task" that loads each model once per session."""
+    """Return a function that takes "kind" or "kind/task" and returns the loaded model.
+
+    Each model is loaded once per session.
+    """
 
     @cache
     def get(name: str) -> Served:

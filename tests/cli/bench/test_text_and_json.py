@@ -1,4 +1,4 @@
-"""Text and JSON forms of a benchmark's limits, configurations and results."""
+"""A benchmark's limits, configurations and results as text and as JSON."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def results() -> Results:
 def test_results_round_trip_through_their_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(results().model_dump_json())
-    assert "Infinity" not in file.read_text(), "that is no JSON"
+    assert "Infinity" not in file.read_text(), "Infinity is not valid JSON"
     restored = read_results(file)
     assert restored == results()
     assert restored.trials[0].as_configuration() == Configuration(workers=2)
