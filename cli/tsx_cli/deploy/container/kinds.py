@@ -142,7 +142,7 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
 class DockerContainer(ResourceKind):
     traits = Traits(
         is_tagged=False,
-        unreported=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
+        unreported=frozenset({"Words", "Gpus", "Patience", "Deployment", "Image"}),
         can_update_failed=True,
         when_interrupted="the new container continues to start, and the previous one is stopped",
     )
