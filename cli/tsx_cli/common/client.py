@@ -16,7 +16,6 @@ from urllib.parse import quote, unquote, urlencode
 from typer.core import TyperCommand
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.options import Config, Url, read_settings, with_options
 from tsx_cli.common.server_address import distrust, read_url, trusting
 from tsx_runtime.version import __version__
 
@@ -375,15 +374,3 @@ def _reason(error: BaseException) -> str:
     return (
         error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     ) or type(error).__name__
-
-
-def management(url: Url = None, config: Config = None) -> Server:
-    """Return a client for the management address of a server."""
-    settings, _ = read_settings(config)
-    address = url or settings.management_address
-    return Server(
-        address, settings.management_token, role="management", certificate=settings.certificate_file
-    )
-
-
-with_server = with_options(management, last=True)  # The command gets a `Server`.

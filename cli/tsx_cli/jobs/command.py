@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path, with_server
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
 
@@ -96,11 +97,8 @@ def cancel(
 ) -> None:
     """Cancel jobs that are queued or running."""
     _check(jobs, all_jobs, model)
-    print_result(
-        _change(server, "DELETE", (), jobs, model, ("queued", "running")),
-        as_json,
-        _show_ids,
-    )
+    changed = _change(server, "DELETE", (), jobs, model, ("queued", "running"))
+    print_result(changed, as_json, _show_ids)
 
 
 @app.command(cls=AnswerCommand)
@@ -114,11 +112,8 @@ def retry(
 ) -> None:
     """Run jobs again that failed or were cancelled."""
     _check(jobs, all_jobs, model)
-    print_result(
-        _change(server, "POST", ("retry",), jobs, model, ("failed", "cancelled")),
-        as_json,
-        _show_ids,
-    )
+    changed = _change(server, "POST", ("retry",), jobs, model, ("failed", "cancelled"))
+    print_result(changed, as_json, _show_ids)
 
 
 def _check(ids: list[str] | None, all_jobs: bool, model: str | None) -> None:

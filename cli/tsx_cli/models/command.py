@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path, with_server
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
 from tsx_cli.models import record, rollout, shadow, traffic

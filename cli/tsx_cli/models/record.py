@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path, with_server
+from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_result
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.quantities import parse_percent, parse_seconds, parse_share
-from tsx_cli.common.client import RequestFailed, Server, path, with_server
+from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, ModelName, read_option
 from tsx_cli.common.output import one_line, print_json, print_table, rounded
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.quantities import parse_percent
-from tsx_cli.common.client import Server, path, with_server
+from tsx_cli.common.client import Server, path
 from tsx_cli.common.compare_option import Ignore, comparison_text, read_compare
 from tsx_cli.common.failure import UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, Force, ModelName, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path, with_server
+from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, Force, ModelName
 from tsx_cli.common.output import one_line, print_json, print_table
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, Server, path, with_server
+from tsx_cli.common.client import AnswerCommand, Server, path
+from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import print_json, print_table
 from tsx_cli.common.stages import legend, milliseconds, strip

@@ -335,8 +335,6 @@ class ServerApp(FastAPI):
             await super().__call__(scope, receive, send_response)
         except ClientGone:
             return
-        except TsxError as error:
-            await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
             refusal = errors.unexpected_error(error, request_id)
             if not has_begun:

@@ -94,8 +94,9 @@ class Predictions:
             )
         except (ClientGone, ClientLeft):
             return
-        except TsxError as error:
-            status, pairs, body = errors.error_response(error, scope["path"])
+        except Exception as error:  # the boundary of a request
+            refusal = errors.unexpected_error(error, request_id)
+            status, pairs, body = errors.error_response(refusal, scope["path"])
             await self._send(
                 send,
                 scope,
@@ -103,14 +104,7 @@ class Predictions:
                 status,
                 (*pairs, *_version_header(scope)),
                 body,
-                unread_body_of(error, receive),
-            )
-        except Exception as error:  # the boundary of a request
-            await self._send(
-                send,
-                scope,
-                request_id,
-                *errors.error_response(errors.unexpected_error(error, request_id)),
+                unread_body_of(refusal, receive),
             )
         else:
             if answer.is_streamed:

@@ -285,6 +285,11 @@ def test_only_scripts_of_this_server_can_use_the_playground(server):
         assert answer.status_code == 200
 
 
+def access_lines(caplog):
+    messages = [record.getMessage() for record in caplog.records if record.name == "ACCESS_LOG"]
+    return [message for message in messages if "/ui/api/predict/talker" in message]
+
+
 def test_the_access_log_names_the_model_of_a_playground_request(start_server, until, caplog):
     with (
         start_server(access_log=True, log_format="text") as server,
@@ -292,8 +297,8 @@ def test_the_access_log_names_the_model_of_a_playground_request(start_server, un
     ):
         server.register("talker.mar", initial_workers=1)
         assert predict(server, content=b"x").status_code == 200
-        until(lambda: "/ui/api/predict/talker" in caplog.text)
-    line = next(line for line in caplog.text.splitlines() if "/ui/api/predict/talker" in line)
+        until(lambda: access_lines(caplog))
+    (line,) = access_lines(caplog)
     assert '"POST /ui/api/predict/talker HTTP/1.1" 200' in line
     assert line.endswith(" talker 1.0")
 

@@ -89,9 +89,8 @@ class OpenVinoBf16Form(OpenVinoForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return (
-            super().applies(subject) if _has_bf16() else "this CPU has no instructions for bfloat16"
-        )
+        missing = "this CPU has no instructions for bfloat16"
+        return super().applies(subject) if _has_bf16() else missing
 
 
 class OpenVinoInt8Form(OpenVinoForm):
