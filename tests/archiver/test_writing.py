@@ -212,7 +212,7 @@ def test_damage_in_a_large_stored_member_is_detected(
     assert unpacked(cache) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", ["default", "tgz"])
 @pytest.mark.parametrize("prefix", [b"", random.Random(2).randbytes(200_000)])
 def test_a_packed_file_of_zeros_is_not_refused_as_a_bomb(
@@ -225,6 +225,7 @@ def test_a_packed_file_of_zeros_is_not_refused_as_a_bomb(
         assert (opened.directory / "weights.bin").stat().st_size == 80 * MIB
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
     sys.platform != "linux", reason="reads the peak of a process's memory from /proc"

@@ -56,6 +56,7 @@ def served(start: Callable[..., Running]) -> Running:
     return server
 
 
+@pytest.mark.nightly
 def test_a_version_shows_its_form_and_the_unused_ones(
     page: Any, empty_server: Running, management: httpx.Client, store: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_failing_model_is_red_with_its_error_rate_and_last_error(
     expect(card.get_by_role("link", name=re.compile("^7[45].* % errors$"))).to_be_visible()
 
 
+@pytest.mark.nightly
 def test_the_api_documentation_loads_no_external_files(page: Any, served: Running) -> None:
     open_view(page, served)
     expect(page.get_by_role("link", name="API")).to_have_attribute(
@@ -863,6 +865,7 @@ def test_an_unregistered_model_is_reported(page: Any, served: Running) -> None:
     expect(row(page, "echo")).to_be_visible()
 
 
+@pytest.mark.nightly
 def test_the_page_reports_a_stopped_server_and_recovers(
     page: Any, start: Callable[..., Running], free_ports: Callable[[int], list[int]]
 ) -> None:

@@ -65,6 +65,7 @@ def test_weights_need_the_network_code(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
     for name in ("requirements.txt", "a.txt", "b.txt"):

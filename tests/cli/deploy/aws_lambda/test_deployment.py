@@ -127,6 +127,7 @@ def test_a_rollback_reuses_the_earlier_version(
     assert len(deploy.versions) == 2
 
 
+@pytest.mark.nightly
 def test_only_the_latest_versions_are_kept_and_numbers_are_not_reused(
     deploy: Deploy,
 ) -> None:
@@ -138,6 +139,7 @@ def test_only_the_latest_versions_are_kept_and_numbers_are_not_reused(
     deploy.plan(arguments, code=0)
 
 
+@pytest.mark.nightly
 def test_a_canary_gets_its_share_of_requests_until_it_has_baked(
     deploy: Deploy, clock: Clock
 ) -> None:
@@ -192,6 +194,7 @@ def test_an_alarm_withdraws_a_canary_even_if_it_has_recovered(
     assert alias() == ("1", {})
 
 
+@pytest.mark.nightly
 def test_an_interrupted_canary_keeps_its_share_and_continues(deploy: Deploy, clock: Clock) -> None:
     deploy.apply(CANARY)
     clock.on_wait = interrupt_canary

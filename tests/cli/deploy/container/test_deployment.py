@@ -127,6 +127,7 @@ def test_a_containers_log_is_shown_and_diagnosed(deploy: Deploy, docker: Engine)
     assert "no module 'cv2'. Add its package" in deploy.err
 
 
+@pytest.mark.nightly
 def test_the_log_comes_from_the_running_container(deploy: Deploy, directory: Path) -> None:
     Engine(directory / "bin")
     deploy.verb("logs", code=1)
@@ -208,6 +209,7 @@ def test_a_stopped_container_is_restarted(deploy: Deploy, docker: Engine) -> Non
     assert docker.running == [name]
 
 
+@pytest.mark.nightly
 def test_the_error_without_a_working_engine_lists_remedies(deploy: Deploy, directory: Path) -> None:
     deploy.apply(code=1)
     assert "docker is not installed; podman is" in deploy.err

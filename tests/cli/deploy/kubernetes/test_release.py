@@ -386,6 +386,7 @@ def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, world: CanaryW
     assert "A" not in variables(cluster)
 
 
+@pytest.mark.nightly
 def test_a_rollback_does_not_restore_a_canary_that_has_ended(
     deploy: Deploy, cluster: Cluster, world: CanaryWorld
 ) -> None:
@@ -498,6 +499,7 @@ def test_a_foreign_object_is_not_used_as_the_canary(
     assert "it is not the canary of digits" in deploy.err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
 def test_a_failed_call_is_repeated_by_the_next_run(
     deploy: Deploy,
@@ -544,6 +546,7 @@ def run_all_verbs(deploy: Deploy, world: CanaryWorld, directory: Path) -> None:
     deploy("destroy", "--yes")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kubectl_accepts_every_call(
     kubectl: str, deploy: Deploy, cluster: Cluster, world: CanaryWorld, tmp_path: Path

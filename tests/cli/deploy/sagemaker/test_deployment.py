@@ -89,6 +89,7 @@ def test_promote_is_refused_for_sagemaker(deploy: Deploy, scenario: Scenario) ->
     assert "after the bake time" in deploy.err
 
 
+@pytest.mark.nightly
 def test_only_as_many_versions_are_kept_as_the_specification_says(deploy: Deploy) -> None:
     for instances in range(1, 5):
         deploy.apply(f"--set=sagemaker.instances={instances} --set=keep=2")
@@ -106,6 +107,7 @@ def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy) -> None:
     deploy.apply("--alarm=5xx>2 --alarm=p99", code=0)
 
 
+@pytest.mark.nightly
 def test_a_failed_creation_is_reported_and_can_continue(deploy: Deploy, scenario: Scenario) -> None:
     scenario.failure = "did not pass the ping health check."
     deploy.apply(code=1)
@@ -128,6 +130,7 @@ def test_an_endpoint_in_creation_is_not_diagnosed(deploy: Deploy, scenario: Scen
     assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
 
 
+@pytest.mark.nightly
 def test_an_update_that_aws_rolls_back_is_a_failure(deploy: Deploy, scenario: Scenario) -> None:
     deploy.apply()
     scenario.failure = "Alarm tsx-digits-5xx is in ALARM state."
@@ -136,6 +139,7 @@ def test_an_update_that_aws_rolls_back_is_a_failure(deploy: Deploy, scenario: Sc
     assert deploy.read_json("status")["status"] == "InService"
 
 
+@pytest.mark.nightly
 def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
     deploy.apply("--set=sagemaker.autoscaling.max=3")
     (target,) = scalable_targets("sagemaker")
@@ -145,6 +149,7 @@ def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
     assert not scalable_targets("sagemaker")
 
 
+@pytest.mark.nightly
 def test_destroy_with_purge_removes_everything(
     deploy: Deploy,
 ) -> None:
@@ -253,6 +258,7 @@ def test_an_interrupted_start_is_resumed_and_its_failure_reported(
     assert len(scenario.calls) == 1
 
 
+@pytest.mark.nightly
 def test_an_interrupted_update_that_was_rolled_back_is_not_repeated(
     deploy: Deploy, scenario: Scenario
 ) -> None:
@@ -278,6 +284,7 @@ def test_a_failed_plan_exits_with_the_code_of_an_error(
     assert scenario.calls == []
 
 
+@pytest.mark.nightly
 def test_foreign_scaling_is_not_changed(deploy: Deploy) -> None:
     deploy.apply()
     client = boto3.client("application-autoscaling")
@@ -305,6 +312,7 @@ def test_foreign_scaling_is_not_changed(deploy: Deploy) -> None:
     assert scalable_targets("sagemaker")[0]["MaxCapacity"] == 7
 
 
+@pytest.mark.nightly
 def test_a_changing_endpoint_is_not_rolled_back(deploy: Deploy, scenario: Scenario) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
@@ -315,6 +323,7 @@ def test_a_changing_endpoint_is_not_rolled_back(deploy: Deploy, scenario: Scenar
     assert "accepts no changes until that ends" in deploy.err
 
 
+@pytest.mark.nightly
 def test_purge_removes_old_uploads_and_keeps_foreign_repositories(
     deploy: Deploy, tmp_path: Path
 ) -> None:

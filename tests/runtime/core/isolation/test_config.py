@@ -463,6 +463,7 @@ async def test_models_that_cannot_run_isolated_are_refused(tmp_path):
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_a_real_model_gives_the_same_answers_with_isolation(tmp_path):
     spec = ArchiveSpec(
@@ -491,6 +492,7 @@ def test_a_real_model_gives_the_same_answers_with_isolation(tmp_path):
     assert b"seven" in isolated_answer
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)

@@ -107,6 +107,7 @@ def predict(server: RunningServer, flow: str, rows: list[str]) -> httpx.Response
     return server.inference.post(path, json={"instances": instances})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("flow", "rows", "results"),
     [

@@ -299,6 +299,7 @@ def test_a_stop_closes_idle_connections_and_answers_running_requests(
     assert "Traceback" not in server.log
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])
 def test_an_inactive_client_delays_the_stop_only_up_to_its_timeout(start, connect, setting):
     server = start(**{setting: 1})

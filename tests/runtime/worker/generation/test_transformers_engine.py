@@ -207,6 +207,7 @@ def test_penalties_and_biases_equal_those_of_generate_in_any_batch(
     assert answers[len(requests) :: 2] == expected
 
 
+@pytest.mark.nightly
 @small_pages
 def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
     llama: Path, run: Run, model: Any
@@ -317,6 +318,7 @@ def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run
     assert run(cancel_one()) == (0, 0, 0.0)
 
 
+@pytest.mark.nightly
 def test_adapters_share_the_weights_of_the_base(
     llama: Path, adapters: dict[str, Path], run: Run, expected: list[list[int]]
 ) -> None:
@@ -346,6 +348,7 @@ def test_adapters_share_the_weights_of_the_base(
     assert base_answer != answers[0] != answers[1] != base_answer
 
 
+@pytest.mark.nightly
 @small_pages
 def test_with_a_small_cache_sequences_wait_and_further_ones_are_refused(
     llama: Path, run: Run, expected: list[list[int]]
@@ -375,6 +378,7 @@ def test_with_a_small_cache_sequences_wait_and_further_ones_are_refused(
         assert engine.stats() == (0, 0, 0.0)
 
 
+@pytest.mark.nightly
 @small_pages
 def test_a_full_cache_accepts_new_sequences_after_all_have_left(
     llama: Path, run: Run, expected: list[list[int]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tsx_archiver.metadata.forms import NAME, REFERENCE
 from tsx_runtime.worker.forms.kinds import known_forms
 
@@ -28,6 +30,7 @@ def test_names_are_those_that_an_archive_may_have() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_finding_a_form_does_not_import_the_packages_of_forms(processes: None) -> None:
     code = f"""
 import sys
