@@ -137,14 +137,14 @@ def failing_app():
     return app
 
 
-def ask(app, path, **kwargs):
-    async def get():
+def ask(app, path, method="GET", **kwargs):
+    async def send():
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app, **kwargs), base_url="http://localhost"
         ) as client:
-            return await client.get(path)
+            return await client.request(method, path)
 
-    return asyncio.run(get())
+    return asyncio.run(send())
 
 
 def test_an_unexpected_error_has_the_usual_form_and_is_logged_once(failing_app, error_of, caplog):
@@ -157,6 +157,19 @@ def test_an_unexpected_error_has_the_usual_form_and_is_logged_once(failing_app, 
     assert len(records) == 1
     assert answer.headers["x-request-id"] in records[0].getMessage()
     assert failing_app.counts.classes[5] == 1
+
+
+def test_an_unexpected_error_on_an_openai_path_has_the_form_of_openai(start_server, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("secret detail")
+
+    with start_server() as server:
+        (app,) = build_apps(server.registry, server.settings, [("inference",)])
+        monkeypatch.setattr(app.predictions, "_build_job", fail)
+        answer = ask(app, "/v1/chat/completions", "POST")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == answer.json()["message"]
+    assert "secret detail" not in answer.text
 
 
 def test_a_path_prefix_cannot_bypass_a_guard(start_server):
