@@ -376,7 +376,10 @@ def _fork_program(
     restore_signals: bool,
 ) -> types.SimpleNamespace:
     """Fork `python OPTIONS -c CODE` in the way that multiprocessing starts it."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, and the warning would be part of the program's output.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return types.SimpleNamespace(pid=pid, returncode=None)
     os.environ.clear()

@@ -21,7 +21,7 @@ from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.context import Context
 
 DEEP = b"[" * 100_000
-NESTED = b'{"a":' * 700 + b"1" + b"}" * 700
+NESTED = b'{"a":' * 990 + b"1" + b"}" * 990
 
 
 def tensor(tensor_bytes: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
