@@ -44,6 +44,7 @@ def test_a_rewritten_archive_equals_one_packed_with_the_new_files(
     assert not verify_archive(rewritten)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
 @given(
     st.dictionaries(

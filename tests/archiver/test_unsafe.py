@@ -78,6 +78,7 @@ UNSAFE_NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNSAFE_NAMES)
 def test_a_member_outside_the_target_directory_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Refused, name: str
@@ -306,6 +307,7 @@ def test_a_huge_tar_header_is_not_read_into_memory(tmp_path: Path, refused: Refu
     assert "holds a header of" in refused(path, ArchiveTooLarge)
 
 
+@pytest.mark.slow
 def test_zeros_after_the_end_of_a_tar_are_counted(make_tar: MakeTar, refused: Refused) -> None:
     path = make_tar()
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB), 1))

@@ -52,6 +52,7 @@ MEMBERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_has_the_same_files_and_checksums(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
@@ -179,6 +180,7 @@ def test_large_members_give_the_same_bytes_with_and_without_the_kernel(
     assert verify_archive(path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [lambda file: file.truncate(SIZE - MIB), lambda file: file.seek(0, 2) and file.write(b"x")],

@@ -27,6 +27,7 @@ def test_a_servers_models_become_python_stubs(
     assert "talker: AsyncTalkerModel" in text
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["client", "generate", "http://127.0.0.1:9"]) == 1
     assert "are not known: No server answers" in capsys.readouterr().err

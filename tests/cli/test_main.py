@@ -130,6 +130,7 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
     assert "Did you mean 'serve'?" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "commands"),
     [

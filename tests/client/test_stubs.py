@@ -25,6 +25,7 @@ METADATA = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(TEXTS, METADATA, max_size=3), TEXTS)
 def test_generated_stubs_contain_no_calls_or_assignments(
     models: dict[str, dict[str, Any]], url: str

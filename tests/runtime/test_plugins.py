@@ -63,6 +63,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
+@pytest.mark.slow
 def test_only_configured_plugins_are_loaded(install: Install) -> None:
     install(
         endpoints={"mine": f"{M}:endpoint"}, metrics_sinks={"broken": "no_such_module_anywhere:x"}
@@ -74,6 +75,7 @@ def test_only_configured_plugins_are_loaded(install: Install) -> None:
     assert not loaded_plugins.metrics_sinks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "code", "name", "reason"),
     [
@@ -97,6 +99,7 @@ def test_an_unusable_plugin_prevents_the_start(
         load_plugins([name])
 
 
+@pytest.mark.slow
 def test_a_missing_plugin_prevents_the_start(install: Install) -> None:
     with pytest.raises(SettingError, match="no installed package provides any"):
         load_plugins(["other"])

@@ -35,6 +35,7 @@ ENTRIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ENTRIES, st.integers(0, 60))
 def test_entries_of_a_possibly_truncated_file_are_read_in_time_order(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut_size: int

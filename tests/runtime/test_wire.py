@@ -94,6 +94,7 @@ def test_encoding_too_many_items_is_refused() -> None:
         wire.encode(Kind.BATCH, 1, [(0, b"", b"")] * (wire.MAX_ITEMS + 1))
 
 
+@pytest.mark.slow
 @given(
     st.uuids(),
     st.binary(max_size=60).filter(lambda query: b"\r" not in query and b"\n" not in query),

@@ -47,6 +47,7 @@ def config_of(architecture: str, **more: Any) -> dict[str, Any]:
     return {"architectures": [architecture], **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "task"),
     [

@@ -180,6 +180,7 @@ def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
     assert load_model_config(tmp_path / "c.yaml") == (ModelConfig(), [])
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -203,6 +204,7 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

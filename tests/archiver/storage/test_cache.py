@@ -94,6 +94,7 @@ def test_the_digest_of_a_recently_written_file_is_not_cached(archive: Path, cach
     assert list((cache / "archives" / "seen").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -208,6 +208,7 @@ def workflow(**fields: object) -> str:
     return json.dumps({"workflow": MANIFEST["workflow"] | fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

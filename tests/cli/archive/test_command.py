@@ -89,6 +89,7 @@ def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
     assert {"a.txt", "b.txt", "index_to_name.json"} < members("out/seven.mar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "path"),
     [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")],
@@ -134,6 +135,7 @@ def test_a_terminal_shows_the_progress_of_packing(tmp_path: Path) -> None:
     assert re.search(r"━ [\d.]+/73\.8 kB", output), output
 
 
+@pytest.mark.slow
 def test_several_files_become_several_archives(run: Run) -> None:
     shutil.copy(DIGITS / "digits.pt", "one.pt")
     shutil.copy(DIGITS / "digits.pt2", "two.pt2")
@@ -288,6 +290,7 @@ def write_bad_file(name: str) -> str:
     return reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_is_not_a_model_is_refused_with_the_reason(run: Run, name: str) -> None:
     reason = write_bad_file(name)
@@ -298,6 +301,7 @@ def test_a_file_that_is_not_a_model_is_refused_with_the_reason(run: Run, name: s
         assert "Traceback" not in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "is_part"),
     [
@@ -318,6 +322,7 @@ def test_one_shard_of_the_weights_is_not_packed(run: Run, name: str, is_part: bo
     assert ("name the directory" in result.err) == is_part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "options"),
     [("bench", ""), ("optimize", ""), ("batch", "in.jsonl -o out.jsonl")],
@@ -363,6 +368,7 @@ def test_a_custom_handler_may_load_any_file(run: Run) -> None:
         assert result.out.count("note: ") == (name == "other.bin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BAD_FILES if name != "foreign.pt"])
 def test_an_empty_or_truncated_file_is_refused_for_any_handler(
     run: Run, tmp_path: Path, name: str
@@ -439,6 +445,7 @@ def test_network_code_for_a_model_that_has_its_own_is_refused(run: Run) -> None:
     assert "remove --model-file" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "error"),
     [

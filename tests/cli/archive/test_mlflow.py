@@ -144,6 +144,7 @@ def test_the_error_without_mlflow_names_the_extra(
     assert (result.code, "pip install 'tsx-serve[mlflow]'" in result.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_an_unreadable_artifact_store_is_reported_with_a_remedy(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

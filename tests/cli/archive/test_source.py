@@ -51,6 +51,7 @@ def test_each_kind_is_recognized_by_content_or_name(
     assert classify(Path(path)) == kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["bench {}", "optimize {}", "batch {} in.jsonl -o out.jsonl"])
 @pytest.mark.parametrize(
     ("path", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")]

@@ -158,6 +158,7 @@ def test_every_command_reports_an_unreadable_response(
         assert result.err.startswith("Error: the server's answer cannot be read (")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, "replay"])
 def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: str) -> None:
     arguments = command.split()

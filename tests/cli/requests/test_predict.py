@@ -135,6 +135,7 @@ def test_a_form_contains_its_fields_and_the_input() -> None:
             _form(fields, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "body", "expected"),
     [

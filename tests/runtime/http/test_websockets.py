@@ -567,6 +567,7 @@ async def test_a_large_message_may_have_many_fragments():
     assert conversation.messages == [bytes(950_000)]
 
 
+@pytest.mark.slow
 async def test_one_loop_iteration_parses_few_frames_and_delivers_one_message():
     conversation = Conversation()
     await asyncio.sleep(0)
@@ -587,6 +588,7 @@ async def test_one_loop_iteration_parses_few_frames_and_delivers_one_message():
     assert iterations >= count
 
 
+@pytest.mark.slow
 async def test_pipelined_messages_are_limited_and_not_lost():
     conversation, count = Conversation(), 5000
     connection, budget = conversation.connection, conversation.budget

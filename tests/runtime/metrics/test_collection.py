@@ -321,6 +321,7 @@ def test_recycled_workers_are_counted_by_reason_and_not_as_restarts(start_server
         assert "maxWorkerMemory" not in model
 
 
+@pytest.mark.slow
 def test_excess_labels_are_dropped_counted_and_warned_of_once(caplog):
     stats = Stats('Model "m" [Version 1]')
     for number in range(MAX_LABEL_SETS + 5):

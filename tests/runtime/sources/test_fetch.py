@@ -232,6 +232,7 @@ def s3() -> Iterator[str]:
         server.stop()
 
 
+@pytest.mark.slow
 def test_an_archive_is_downloaded_from_s3(
     s3: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_an_archive_is_downloaded_from_s3(
         fetcher.fetch("s3://other/m.mar", Trust.CLIENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "size", "is_stopping", "reason"),
     [

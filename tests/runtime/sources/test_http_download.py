@@ -154,6 +154,7 @@ def drip(first: bytes):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],

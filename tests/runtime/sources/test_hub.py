@@ -185,6 +185,7 @@ ESCAPE_PATH = "../../../../escaped"
 XET = {"xetHash": "0" * 64, "lfs": {"oid": ESCAPE_PATH, "size": 1, "pointerSize": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("malicious_fields", "value"),
     [

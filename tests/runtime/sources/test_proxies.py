@@ -136,6 +136,7 @@ def test_the_proxy_gets_the_host_name_if_any_address_is_allowed(
     ]
 
 
+@pytest.mark.slow
 def test_a_refusing_proxy_is_reported_without_its_password(proxy: Proxy, part_file: Path) -> None:
     proxy.refuses = True
     with pytest.raises(DownloadFailed, match="403 Forbidden") as exc_info:
@@ -143,6 +144,7 @@ def test_a_refusing_proxy_is_reported_without_its_password(proxy: Proxy, part_fi
     assert "crt" not in str(exc_info.value)
 
 
+@pytest.mark.slow
 def test_an_unsupported_proxy_type_is_reported(
     part_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,6 +269,7 @@ def test_the_management_port_follows_the_inference_port(inference: str, manageme
     assert run.management_of(inference) == management
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "problem"),
     [
@@ -294,6 +295,7 @@ def test_an_invalid_option_gets_a_remedy(
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_the_finished_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_invalid_inputs_are_reported(tmp_path: Path) -> None:
         read_payloads([])
 
 
+@pytest.mark.slow
 def test_generated_images_have_the_given_shape_and_a_realistic_size() -> None:
     for kind, form, shape, mode in (
         ("image", "JPEG", (3, 48, 64), "RGB"),
@@ -182,6 +183,7 @@ def test_generated_images_have_the_given_shape_and_a_realistic_size() -> None:
     assert 20_000 < len(large) < 400_000
 
 
+@pytest.mark.slow
 def test_generated_texts_numbers_and_files_have_the_given_size() -> None:
     assert all(8 <= len(payload.body.split()) <= 60 for payload in generate_payloads("text", 5))
     assert len(generate_payloads("text", 1, shape=(7,))[0].body.split()) == 7

@@ -280,6 +280,7 @@ def test_separate_figures_differ_if_their_intervals_do_not_overlap(
     assert difference_of(first_figure, second_figure).real == real
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_machine_is_a_fraction() -> None:
     assert machine_noise() >= 0
     assert variation([10.0, 10.0]) == 0

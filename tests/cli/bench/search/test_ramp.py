@@ -51,6 +51,7 @@ def offered(rate: float, arrivals: str = "poisson") -> OfferedLoad:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [4, 17, 93, 100, 340, 1200])
 def test_the_knee_is_found_from_any_closed_loop_rate(capacity: float) -> None:
     server = Server(capacity)

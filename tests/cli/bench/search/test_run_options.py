@@ -24,6 +24,7 @@ from tsx_cli.common.run_directory import NAME
 HANDLER = "def handle(data, context):\n    return None if data is None else ['ok'] * len(data)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -119,6 +120,7 @@ def test_an_unwritable_archive_is_reported_before_the_run(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_options_select_every_configuration_of_the_available_devices() -> None:
     options = BenchOptions(
         batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1"

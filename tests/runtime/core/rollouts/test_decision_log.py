@@ -9,6 +9,7 @@ import pytest
 from tsx_runtime.core.rollouts.decision_log import MAX_LINES, DecisionLog
 
 
+@pytest.mark.slow
 def test_decisions_survive_a_server_restart(tmp_path: Path) -> None:
     logs = DecisionLog(tmp_path)
     for number in range(MAX_LINES + 5):

@@ -82,6 +82,7 @@ def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
     return connection, transport, model
 
 
+@pytest.mark.slow
 async def test_reading_a_pipelining_client_pauses_at_a_memory_limit():
     connection, transport, model = connect_model(PREDICT * 20_000)  # 1.6 MB
     max_ahead_bytes = 0

@@ -86,6 +86,7 @@ def test_the_installed_uvicorn_satisfies_the_fast_lane():
     assert http_protocol() is FastLane
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "owners", "modules"),
     [

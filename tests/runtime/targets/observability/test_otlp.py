@@ -283,6 +283,7 @@ SPAN_OF_OURS = OwnSpan(
 )
 
 
+@pytest.mark.slow
 def test_opentelemetry_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector() as received:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url, "OTEL_SERVICE_NAME": "ours"}

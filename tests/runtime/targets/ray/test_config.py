@@ -49,6 +49,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_deployed() -> None:
         build({"name": "a", "models": [MODEL], "settings": {"no_such_setting": 1}})
 
 
+@pytest.mark.slow
 def test_options_applied_in_place_restart_no_replica() -> None:
     """Compare versions, since Ray Serve restarts replicas when their version changes."""
 

@@ -36,6 +36,7 @@ class ClosingServer:
         self._server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"]
 )

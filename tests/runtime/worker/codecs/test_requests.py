@@ -265,6 +265,7 @@ def test_a_line_that_only_begins_with_the_boundary_is_ignored() -> None:
         }
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(max_size=200)),
