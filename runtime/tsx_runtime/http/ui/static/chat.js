@@ -12,8 +12,8 @@ const LONGEST = 200_000; // characters of an answer that are shown
 const PARAMETERS = [ // of OpenAI's API; the engine decides what is left empty
   ["temperature", "Temperature", { min: 0, max: 2, step: "any" }, "0: the most likely token"],
   ["max_tokens", "Max tokens", { min: 1, step: 1 }, "of the answer"],
-  ["top_p", "Top p", { min: 0, max: 1, step: "any" }, "of the likely tokens, this share"],
-  ["seed", "Seed", { step: 1 }, "the same one, the same answer"],
+  ["top_p", "Top p", { min: 0, max: 1, step: "any" }, "the share of the likely tokens to draw from"],
+  ["seed", "Seed", { step: 1 }, "the same seed gives the same answer"],
 ];
 
 /** Whether a version generates text; of what chats its handler says so. */

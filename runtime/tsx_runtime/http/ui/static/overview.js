@@ -197,7 +197,7 @@ function settingsDrawer(name, now, where) {
     about: `Applies to ${name} at once; no request is lost. The archive is not changed.`,
     drawer: true,
     submit: "Apply",
-    body: [field("Workers", workers, `${workersText([now])} ready now; each holds one copy of the model`), field("Most workers", most, "workers come and go with the load up to this number; none do where it is not greater"), ...limits.map(({ label, input, hint }) => field(label, input, hint))],
+    body: [field("Workers", workers, `${workersText([now])} ready now; each holds one copy of the model`), field("Most workers", most, "the number of workers follows the load up to this number; it is fixed if both are equal"), ...limits.map(({ label, input, hint }) => field(label, input, hint))],
     changes: () => differences(texts(String(now.minWorkers), String(now.maxWorkers), (key) => String(now.limits[key])), texts(workers.value, most.value, (_, { value }) => value)),
     work: async () => {
       const changed = limits.filter(({ key, input }) => input.value !== String(now.limits[key]));
