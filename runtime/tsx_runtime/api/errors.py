@@ -154,10 +154,10 @@ _OPENAI_CODES = {
 }
 
 
-def unexpected_error(error: BaseException, request_id: bytes) -> TsxError:
-    """Log a bug of the server with its traceback, and return an error without details.
+def to_tsx_error(error: BaseException, request_id: bytes) -> TsxError:
+    """Return a TsxError unchanged, and for any other error one without details.
 
-    A TsxError is no bug, and returned as it is.
+    The other error is a bug of the server, and logged with its traceback.
     """
     if isinstance(error, TsxError):
         return error

@@ -336,7 +336,7 @@ class ServerApp(FastAPI):
         except ClientGone:
             return
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request_id)
+            refusal = errors.to_tsx_error(error, request_id)
             if not has_begun:
                 await self._refuse(scope, send, request_id, refusal)
             elif not has_ended:

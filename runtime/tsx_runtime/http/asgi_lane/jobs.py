@@ -98,7 +98,7 @@ class JobRoutes:
         except ClientGone:
             return
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request_id)
+            refusal = errors.to_tsx_error(error, request_id)
             response = _Response(*errors.error_response(refusal, scope["path"]))
             unread_body = unread_body_of(refusal, receive)
         self.counts.add(response.status)

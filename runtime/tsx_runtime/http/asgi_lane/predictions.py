@@ -95,7 +95,7 @@ class Predictions:
         except (ClientGone, ClientLeft):
             return
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request_id)
+            refusal = errors.to_tsx_error(error, request_id)
             status, pairs, body = errors.error_response(refusal, scope["path"])
             await self._send(
                 send,

@@ -95,7 +95,7 @@ class RequestExecutor:
                 raise
             return _error_answer(error, request.path, waiting_job)
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request.request_id.encode())
+            refusal = errors.to_tsx_error(error, request.request_id.encode())
             return _error_answer(refusal, request.path, waiting_job)
 
     def _build_job(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:

@@ -65,7 +65,7 @@ class WorkflowPredictions:
         except ClientGone:
             return
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request_id)
+            refusal = errors.to_tsx_error(error, request_id)
             status, headers, body = errors.error_response(refusal)
             unread_body = unread_body_of(refusal, receive)
         self.counts.add(status)

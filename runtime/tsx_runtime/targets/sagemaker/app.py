@@ -151,7 +151,7 @@ class SageMakerApp:
         except ClientGone:
             return
         except Exception as error:  # the boundary of a request
-            refusal = errors.unexpected_error(error, request_id)
+            refusal = errors.to_tsx_error(error, request_id)
             await answer(*errors.error_response(refusal), unread_body_of(refusal, receive))
 
     async def route(self, scope: Scope, receive: Receive, send: Send, answer: SendAnswer) -> None:
