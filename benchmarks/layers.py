@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import multiprocessing
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tsx_runtime import wire
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -31,8 +33,10 @@ from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
+from tsx_runtime.http.context import ServerContext
 from tsx_runtime.http.fast_lane.connection import FastLane
-from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.http.lanes import make_lane
+from tsx_runtime.plugins import Plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.observability.otlp import Sender
@@ -102,11 +106,13 @@ class Layers:
             models={},
             on_change=[],
             hidden_headers=hidden_headers,
+            plugins=Plugins(),
+            bytes_in_flight=ByteBudget(1 << 40),
+            tracer=tracer,
         )
-        counts = ResponseCounts()
-        app = ServerApp("layers", counts, Settings())
-        app.tracer = tracer
-        app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})
+        app = ServerApp(ServerContext(Settings(), registry))
+        app.lanes = partial(make_lane, app)
+        app.predictions = Predictions(registry, 1 << 30, None, app.counts, lambda name: {})
         config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
         state = ServerState()
         state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]

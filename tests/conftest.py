@@ -157,7 +157,7 @@ SLOW_FOLDERS = (
     "tests/cli/deploy/",
     "tests/cli/optimize/",
     "tests/docs/",
-    "tests/runtime/core/elastic/",
+    "tests/runtime/features/elastic/",
     "tests/runtime/core/slo/",
     "tests/runtime/worker/forms/",
     "tests/runtime/worker/generation/",

@@ -20,9 +20,8 @@ from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.server import GrpcServer
-from tsx_runtime.http.app import build_apps
-from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
-from tsx_runtime.http.ui.routes import PREDICT_PREFIX
+from tsx_runtime.http.build import build_apps
+from tsx_runtime.http.page import PREDICT_PREFIX
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
@@ -94,7 +93,7 @@ def routes_of(router: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 async def http_tokens(settings: Settings) -> TokensByRoute:
     registry = Registry(settings)
-    jobs = make_jobs(registry, settings)
+    registry.open()
     tokens_by_route: TokensByRoute = {}
     # GET /token exists only for generated tokens, since tokens from settings do not expire.
     for generated in (False, True):
@@ -108,9 +107,7 @@ async def http_tokens(settings: Settings) -> TokensByRoute:
                 }
             )
             keys = build_keys(generating_settings)
-        for role, app in zip(
-            ROLES, build_apps(registry, settings, keys=keys, jobs=jobs), strict=True
-        ):
+        for role, app in zip(ROLES, build_apps(registry, settings, keys=keys), strict=True):
             documented_routes = {
                 (method, path) for path, methods in app.paths.items() for method in methods
             }

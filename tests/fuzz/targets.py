@@ -23,7 +23,7 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.build import build_apps
 from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import parse_traffic

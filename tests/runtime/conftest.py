@@ -22,8 +22,10 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
-from tsx_runtime.http.app import SEPARATE_LISTENERS, build_apps
-from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
+from tsx_runtime.features.jobs.feature import JobsFeature
+from tsx_runtime.features.ui.feature import UiFeature
+from tsx_runtime.features.workflows.feature import WorkflowsFeature
+from tsx_runtime.http.build import SEPARATE_LISTENERS, build_apps
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
@@ -190,13 +192,12 @@ def running_server(
         registry = Registry(settings)
         registry.tracer = tracer
         registry.warm_up()
-        workflows = Workflows(registry)
-        # Tests take the samples themselves.
-        series = TimeSeries(registry.models.values)
-        jobs = make_jobs(registry, settings)
-        apps = build_apps(
-            registry, settings, listeners, workflows=workflows, series=series, jobs=jobs
-        )
+        # The tasks of features do not run: tests take the samples themselves.
+        registry.open()
+        workflows = registry.feature(WorkflowsFeature).workflows
+        series = registry.feature(UiFeature).series
+        jobs = registry.feature(JobsFeature).jobs
+        apps = build_apps(registry, settings, listeners)
         servers = [
             uvicorn.Server(
                 uvicorn.Config(

@@ -21,6 +21,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 ResultT = TypeVar("ResultT")
 
 MAX_PIECES = 1024  # parts of a body; more are joined, because a client may send it byte by byte

@@ -27,6 +27,8 @@ _FIELD = b"model_name"
 MAX_FIELDS = 1000
 # Longer headers are not parsed: a content type, or the headers of a part of a form.
 MAX_HEAD_BYTES = 4096
+# These paths need no token, because probes call them and they reveal nothing about models.
+HEALTH_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 # First segments of the server's own paths.
 RESERVED_PATHS = {
     "predictions",

@@ -19,17 +19,14 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, prometheus_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
-from tsx_runtime.metrics.job_metrics import JobReading, add_jobs, read_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
+from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_version
 
 SYSTEM = frozenset(
     {
@@ -59,9 +56,7 @@ class Reading(NamedTuple):
     process: Sequence[Metric] = ()  # metrics of the front end's process
     # Fractions of the requests without a version, by model and version.
     shares: Mapping[str, Mapping[str, float]] = {}
-    shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
-    jobs: JobReading | None = None
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -69,13 +64,15 @@ class Reading(NamedTuple):
 
 
 def fill(families: Families, reading: Reading) -> Iterator[None]:
-    """Add all metrics, in steps of about a millisecond; models may come and go between steps."""
-    versions = reading.versions
+    """Add the server's metrics, in steps of about a millisecond.
+
+    Models may come and go between steps.
+    """
     _add_host(families, reading)
     _add_gpus(families, reading)
     if reading.in_flight is not None:
         _add_in_flight(families, reading.in_flight, {"hostname": reading.host})
-    for version in versions:
+    for version in reading.versions:
         add_version(families, version, reading.host, reading.usage, reading.gpus)
         labels = {
             "model_name": version.name,
@@ -90,12 +87,13 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
             [(labels, share)],
         )
         yield
-    add_shadows(families, reading.shadows, reading.host)
-    if reading.jobs is not None:
-        add_jobs(families, reading.jobs, reading.host)
+
+
+def fill_handler_metrics(families: Families, reading: Reading) -> Iterator[None]:
+    """Drop the metrics that the configuration excludes, and add those of handlers, in steps."""
     families.keep(reading.config.shows)
     server_names = families.names()
-    for version in versions:
+    for version in reading.versions:
         yield from add_handler_metrics(
             families,
             server_names,
@@ -168,7 +166,7 @@ def _add_gpus(families: Families, reading: Reading) -> None:
 
 
 def reader(
-    registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
+    registry: Registry, counts: ResponseCounts, system: System
 ) -> Callable[[], Awaitable[Families]]:
     """Return a function that reads all metrics when it is called."""
     host = socket.gethostname()
@@ -185,9 +183,7 @@ def reader(
         )
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
-        shadows, in_flight = registry.shadows.all(), registry.bytes_in_flight
         families = Families()
-        queue = None if jobs is None else await read_jobs(jobs)
         reading = Reading(
             host,
             models,
@@ -199,11 +195,12 @@ def reader(
             usage,
             process,
             shares,
-            shadows,
-            in_flight,
-            queue,
+            registry.bytes_in_flight,
         )
         await in_turns(fill(families, reading))
+        for feature in registry.features:
+            await feature.add_metrics(families, host)
+        await in_turns(fill_handler_metrics(families, reading))
         return families
 
     return read
@@ -236,11 +233,9 @@ def read_usage(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
     return {id: usage for id, usage in usages if usage is not None}
 
 
-def build_router(
-    registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
-) -> APIRouter:
+def build_router(registry: Registry, counts: ResponseCounts, system: System) -> APIRouter:
     router = APIRouter(tags=["metrics"])
-    read = reader(registry, counts, system, jobs)
+    read = reader(registry, counts, system)
 
     @router.get(
         "/metrics",

@@ -52,29 +52,8 @@ def add_version(
     _add_requests(families, version, labels)
     _add_times(families, version, labels, host)
     _add_batch_sizes(families, version, labels)
-    if (cache := version.cache) is not None:
-        families.add_rows(
-            labels,
-            (
-                "tsx_cache_hits_total",
-                "counter",
-                "requests answered from the reply cache",
-                cache.hits,
-            ),
-            (
-                "tsx_cache_misses_total",
-                "counter",
-                "requests that the reply cache could not answer",
-                cache.misses,
-            ),
-            (
-                "tsx_cache_evictions_total",
-                "counter",
-                "answers removed from the reply cache for others",
-                cache.evictions,
-            ),
-            ("tsx_cache_bytes", "gauge", "bytes of the answers in the reply cache", cache.size),
-        )
+    for feature in version.features:
+        feature.add_version_metrics(families, version, labels)
     _add_workers(families, version, labels)
     if version.slo is not None:
         _add_slo(families, version.slo, labels)

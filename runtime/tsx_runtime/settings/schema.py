@@ -7,23 +7,34 @@ Settings of one model (batch size, workers, device) are in its archive's `model-
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tsx_archiver import Limits, default_cache
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_archiver.metadata.modelconfig import CacheConfig
-from tsx_archiver.metadata.slo import checked_target
-from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds, parse_share
 from tsx_archiver.storage.cache import DAY_S, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
-from tsx_runtime.settings.addresses import FORMS, parse_address
+from tsx_runtime.feature import extended
+from tsx_runtime.settings.fields import (
+    Address,
+    BatchBuckets,
+    Collector,
+    Described,
+    FeatureModelSettings,
+    FeatureSettings,
+    HeaderText,
+    Host,
+    IdleTime,
+    LogFraction,
+    Networks,
+    Pattern,
+    Size,
+    SloText,
+    to_lower,
+)
 from tsx_runtime.settings.model_limits import (
     Accepts,
     Bytes,
@@ -41,90 +52,6 @@ from tsx_runtime.wire import MAX_FIELD
 ROLES = ("inference", "management", "metrics")
 # The gRPC APIs; the settings ROLE_address and ROLE_port have the host and port of one.
 GRPC_ROLES = ("grpc_inference", "grpc_management")
-
-
-def _check_address(value: str) -> str:
-    parse_address(value)
-    return value
-
-
-def _check_host(value: str) -> str:
-    """Check a host name or an address, and remove the brackets of an IPv6 address."""
-    host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    if ":" in host:
-        ipaddress.ip_address(host)
-    else:
-        parse_address(f"http://{host}:1")
-    return host
-
-
-def _check_pattern(value: str | None) -> str | None:
-    try:
-        re.compile(value or "")
-    except re.error as error:
-        raise ValueError(str(error)) from error
-    return value
-
-
-Pattern = Annotated[str | None, AfterValidator(_check_pattern), Accepts("a regular expression")]
-
-
-def _to_lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _parse_fraction(value: object) -> object:
-    """Convert true, false, a number from 0 to 1, or a percentage to a fraction."""
-    if isinstance(value, str):
-        text = value.strip().lower()
-        fractions = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
-        return fractions[text] if text in fractions else parse_share(text)
-    return float(value) if isinstance(value, bool | int) else value
-
-
-Size = Annotated[
-    int,
-    BeforeValidator(for_text(parse_bytes)),
-    Field(ge=1),
-    Accepts("a number of bytes, or a size such as 100MB or 8GB"),
-]
-IdleTime = Annotated[
-    float,
-    BeforeValidator(for_text(parse_seconds)),
-    Field(ge=0),
-    Accepts("a number of seconds, or a time such as 30s, 10m or 2h"),
-]
-LogFraction = Annotated[
-    float,
-    BeforeValidator(_parse_fraction),
-    Field(ge=0, le=1),
-    Accepts("true, false, a number from 0 to 1, or a percentage"),
-]
-
-
-def _check_header(value: str) -> str:
-    if not value.isascii() or not value.isprintable() or not value.strip():
-        raise ValueError("it cannot be the value of a header")
-    return value.strip()
-
-
-HeaderText = Annotated[str, AfterValidator(_check_header), Accepts("text that a header can carry")]
-Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
-
-
-def _check_collector(value: str) -> str:
-    url = urlsplit(value)
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
-        raise ValueError("it must be an http or https URL")
-    return value
-
-
-Collector = Annotated[
-    str, AfterValidator(_check_collector), Accepts("a URL such as http://127.0.0.1:4318")
-]
-Host = Annotated[
-    str, AfterValidator(_check_host), Accepts("a host name or address, without a port")
-]
 
 
 # Special values of `jobs_store`.
@@ -168,49 +95,11 @@ IsolationPaths = Annotated[
     AfterValidator(_check_absolute),
     Accepts("absolute paths: a list, or a string with commas"),
 ]
-BatchBuckets = Annotated[
-    list[Annotated[int, Field(ge=1)]],
-    Accepts("numbers of requests, each at least 1: a list, or a string with commas"),
-]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
-def _check_networks(values: list[str]) -> list[str]:
-    for value in values:
-        ipaddress.ip_network(value)
-    return values
-
-
-SloText = Annotated[
-    str, AfterValidator(checked_target), Accepts("one percentile and a time, such as p99<50ms")
-]
-Networks = Annotated[
-    list[str],
-    AfterValidator(_check_networks),
-    Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8"),
-]
-
-
-Cache = Annotated[
-    CacheConfig,
-    BeforeValidator(for_text(json.loads)),
-    Accepts('a table such as {size = "64MiB", ttl = "60s", key = ["x-user"]}; size = 0 for none'),
-]
-
-
-class _Described(BaseModel):
-    """Settings whose descriptions are the strings below the fields."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        for field in cls.model_fields.values():
-            field.description = " ".join((field.description or "").split())
-
-
 @with_limits()
-class ModelSettings(_Described):
+class ModelSettings(Described):
     """The settings of a server for one model; they override the archive's.
 
     A registration that sets the same value overrides them.
@@ -232,8 +121,6 @@ class ModelSettings(_Described):
     """additional headers with clients' credentials that its handler can read"""
     batch_buckets: BatchBuckets | None = None
     """preferred numbers of requests in a batch"""
-    cache: Cache | None = None
-    """how its answers are cached, in place of what its archive says; see caching.md"""
     traffic: Traffic | None = None
     """how requests are split between its versions; see routing.md"""
     isolation: Literal["off", "on"] | None = None
@@ -252,7 +139,11 @@ class ModelSettings(_Described):
     """additional environment variables for isolated workers"""
 
 
-class Settings(_Described):
+if not TYPE_CHECKING:  # A type checker sees the fields of features in the features' classes.
+    ModelSettings = extended(ModelSettings, FeatureModelSettings, "settings")
+
+
+class Settings(Described):
     """All settings of a server. Settings that TorchServe has keep its names and defaults."""
 
     inference_address: Address = "http://127.0.0.1:8080"
@@ -420,7 +311,7 @@ class Settings(_Described):
     allowed_hosts: list[str] = []
     """additional values of Host and Origin that predictions on loopback accept; * for any host and
     any site"""
-    metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_to_lower)] = (
+    metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(to_lower)] = (
         "prometheus"
     )
     """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and
@@ -439,7 +330,7 @@ class Settings(_Described):
     """share of the answers with a Server-Timing header"""
     access_log: LogFraction = 0.0
     """write a line for each answer: true, false, or a share of the answers, such as 1%"""
-    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_to_lower)] = "auto"
+    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(to_lower)] = "auto"
     """text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"""
     otlp_endpoint: Collector | None = None
     """collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see
@@ -461,12 +352,6 @@ class Settings(_Described):
     restart_when_dead: bool = False
     """/livez fails while a model has only workers that were given up, so that an orchestrator
     restarts the server"""
-    model_memory: Size | None = None
-    """memory that the workers of all models may use, such as 8GB; no limit if not set; see
-    elastic.md"""
-    model_gpu_memory: Size | None = None
-    """memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set;
-    see elastic.md"""
     shutdown_delay: Seconds = Field(0, ge=0)
     """time in which a stopping server reports that it is not ready but still accepts requests, in
     seconds"""
@@ -481,9 +366,6 @@ class Settings(_Described):
     state_dir: Path | None = None
     """directory for changes made while serving; .tsx in the model store, or the user's state
     directory, if not set"""
-    record_headers: list[str] | None = None
-    """headers that recordings store in addition to those a replay needs; if not set, all that do
-    not identify the client"""
     cache_dir: Path | None = None
     """directory where archives are unpacked; the user's cache directory, or a temporary one, if not
     set"""
@@ -561,6 +443,9 @@ class Settings(_Described):
             members=self.max_archive_files, total=self.max_archive_size, ratio_floor=dense
         )
 
+
+if not TYPE_CHECKING:
+    Settings = extended(Settings, FeatureSettings, "settings")
 
 # Settings of earlier releases. Their values are fixed now, and setting them causes a warning.
 REMOVED = frozenset(

@@ -7,9 +7,9 @@ import asyncio
 import httpx
 import pytest
 
+from tests.support.apps import bare_app
 from tsx_runtime.api.urls import RESERVED_PATHS
-from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.http.build import build_apps
 from tsx_runtime.settings.schema import ROLES, Settings
 
 PATH = "/predictions/talker"
@@ -128,7 +128,7 @@ def test_one_listener_can_serve_all_routes(start_server):
 
 @pytest.fixture
 def failing_app():
-    app = ServerApp("failing", ResponseCounts(), Settings())
+    app = bare_app(Settings())
 
     @app.get("/debug/fails")
     async def raise_error() -> None:

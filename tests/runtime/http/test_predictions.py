@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.build import build_apps
 
 PATH = "/predictions/talker"
 FRAGILE = """

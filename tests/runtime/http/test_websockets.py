@@ -210,7 +210,7 @@ def token_server(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
     """Start a server with short timeouts and a token that a subprotocol must encode."""
     short_timeouts = partial(Timeouts, body_rate=1_000_000_000)
     with (
-        patch("tsx_runtime.http.app.Timeouts", short_timeouts),
+        patch("tsx_runtime.http.context.Timeouts", short_timeouts),
         start_server(
             inference_token="a/b=",
             max_failed_tokens=1,

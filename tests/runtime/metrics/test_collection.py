@@ -21,7 +21,7 @@ from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.version_stats import MAX_LABEL_SETS, MAX_METRICS, Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.metrics import collection
-from tsx_runtime.metrics.collection import Reading, fill
+from tsx_runtime.metrics.collection import Reading, fill, fill_handler_metrics
 from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -59,6 +59,7 @@ def reading_of(stats, gpus=None, **version):
 def families_of(reading):
     families = Families()
     list(fill(families, reading))
+    list(fill_handler_metrics(families, reading))
     return families
 
 
@@ -351,7 +352,8 @@ def test_metrics_of_many_models_are_written_in_pieces():
         for number in range(4)
     ]
     families = Families()
-    steps = list(fill(families, Reading("host", models, ResponseCounts(), [], {})))
+    reading = Reading("host", models, ResponseCounts(), [], {})
+    steps = [*fill(families, reading), *fill_handler_metrics(families, reading)]
     assert len(steps) > 4 + 4 * 3
     for pieces in (list(families.text()), list(families.openmetrics())):
         assert all(piece.count(b"\n") <= PIECE_SAMPLES + 2 for piece in pieces)
@@ -416,7 +418,7 @@ def test_a_metric_with_two_types_becomes_two_metrics():
 
 def version_with(stats, **changes):
     defaults = {"name": "m", "version": "1", "workers": [], "pending": 0, "queue_capacity": 100}
-    idle_fields = {"stats": stats, "slo": None, "in_flight": 0, "forms": {}, "cache": None}
+    idle_fields = {"stats": stats, "slo": None, "in_flight": 0, "forms": {}, "features": []}
     return SimpleNamespace(**defaults | idle_fields | changes)
 
 

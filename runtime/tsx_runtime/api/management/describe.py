@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.api.management.schemas import (
-    DescribedCache,
     DescribedMeasurement,
     DescribedModel,
     DescribedSlo,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tsx_runtime.core.models.model import Model, ModelVersion
-    from tsx_runtime.core.models.reply_cache import ReplyCache
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.slo.attainment import SloReport
 
@@ -92,8 +90,8 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
             else DescribedMeasurement(**version.benchmark_record._asdict())
         ),
         slo=None if version.slo is None else describe_slo(version.slo),
-        cache=None if version.cache is None else describe_cache(version.cache),
         **limits,
+        **feature_fields(version),
     )
 
 
@@ -110,16 +108,13 @@ def describe_slo(slo: SloReport) -> DescribedSlo:
     return DescribedSlo(**slo._asdict() | {"target": slo.target.text})
 
 
-def describe_cache(cache: ReplyCache) -> DescribedCache:
-    requests = cache.hits + cache.misses
-    return DescribedCache(
-        entries=len(cache),
-        size=cache.size,
-        max_size=cache.config.size,
-        hits=cache.hits,
-        misses=cache.misses,
-        hit_ratio=cache.hits / requests if requests else None,
-    )
+def feature_fields(version: ModelVersion) -> dict[str, Any]:
+    """Return the fields of the features' descriptions of a version."""
+    return {
+        name: value
+        for feature in version.features
+        for name, value in feature.describe(version).items()
+    }
 
 
 def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> DescribedWorker:

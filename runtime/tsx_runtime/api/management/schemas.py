@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
-from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
+from tsx_runtime.api.management.camel import Camel, FeatureDescription
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.feature import extended
+from tsx_runtime.settings.fields import SloText
 from tsx_runtime.settings.model_limits import described, with_limits
-from tsx_runtime.settings.schema import SloText
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.version import __version__
 
@@ -29,14 +30,6 @@ def _lower(value: Any) -> Any:
 
 
 Flag = Annotated[bool, BeforeValidator(_lower)]  # a boolean of a query string, in any case
-
-
-class Camel(BaseModel):
-    """A schema whose JSON has names in camelCase, as in Java."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, protected_namespaces=()
-    )
 
 
 class ErrorBody(BaseModel):
@@ -260,15 +253,6 @@ class DescribedSlo(Camel):
     )
 
 
-class DescribedCache(Camel):
-    entries: int
-    size: int = Field(description="bytes of the entries")
-    max_size: int
-    hits: int = Field(description="requests that it answered, since the start")
-    misses: int = Field(description="requests that it was asked for and could not answer")
-    hit_ratio: float | None = Field(None, description="hits, as a share of both")
-
-
 class _TorchServeDescription(Camel):
     """The fields of TorchServe's description, in its order."""
 
@@ -338,7 +322,6 @@ class DescribedModel(_TorchServeDescription):
     )
     measured: DescribedMeasurement | None = None
     slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
-    cache: DescribedCache | None = Field(None, description="only if the version has a reply cache")
     form: str | None = Field(
         None,
         description=(
@@ -349,6 +332,10 @@ class DescribedModel(_TorchServeDescription):
     forms_passed_over: list[str] | None = Field(
         None, description="for each form that model-config.yaml names before it, why it is not used"
     )
+
+
+if not TYPE_CHECKING:
+    DescribedModel = extended(DescribedModel, FeatureDescription, "description")
 
 
 class DescribedModels(RootModel[list[DescribedModel]]):

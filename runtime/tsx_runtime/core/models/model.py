@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,6 @@ from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
-from tsx_runtime.core.models.reply_cache import ReplyCache
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
@@ -35,6 +35,7 @@ from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.feature import Feature
 from tsx_runtime.shared.redaction import redacted
 
 # Seconds between two checks whether a worker is stopped, silent or due for replacement.
@@ -122,7 +123,7 @@ class ModelVersion:
             plan.recycling,
             HEARTBEAT_INTERVAL_S,
             settings.heartbeat_timeout,
-            lambda worker: host.reserve_memory(self, worker),
+            self._loading,
             must_load=order.must_load,
         )
         self._supervisor = Supervisor(
@@ -130,11 +131,9 @@ class ModelVersion:
         )
         self._dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
-        self.cache = None if plan.cache is None else ReplyCache(plan.cache, self._dispatcher)
-        self.submit: Callable[[Job], None] = self._entry_point()
-        self.leave: Callable[[Job], None] = (
-            self._dispatcher.leave if self.cache is None else self.cache.leave
-        )
+        self.submit: Callable[[Job], None]
+        self.leave: Callable[[Job], None]
+        self._set_entry_point()
 
     def _make_dispatcher(self, plan: VersionPlan) -> Dispatcher:
         bounds = plan.bounds
@@ -161,6 +160,11 @@ class ModelVersion:
     def slo(self) -> SloReport | None:
         """The latency target, and how well it is met."""
         return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """The features of the server, in the order in which requests pass through them."""
+        return self._host.features
 
     @property
     def config(self) -> ModelConfig:
@@ -401,11 +405,8 @@ class ModelVersion:
 
         Batches that were already sent to a worker do not change.
         """
-        old_plan, self.plan = self.plan, replace(self.plan, **changes)
-        if bool(old_plan.response_timeout) != bool(self.plan.response_timeout):
-            self.submit = self._entry_point()
-        if self.cache is not None:
-            self.cache.clear()
+        self.plan = replace(self.plan, **changes)
+        self._set_entry_point()
         self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
@@ -443,15 +444,26 @@ class ModelVersion:
         self._closed, self._loads_on_request = True, False
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
-        if self.cache is not None:
-            self.cache.clear()
+        for feature in self.features:
+            feature.end_version(self)
         self.archive.close()
         if self._environment is not None:
             self._environment.close()
 
-    def _entry_point(self) -> Callable[[Job], None]:
-        submit = entry_point(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
-        return submit if self.cache is None else self.cache.before(submit)
+    def _set_entry_point(self) -> None:
+        """Set the functions of a request to those of the dispatcher, behind those of features."""
+        entry = entry_point(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+        for feature in reversed(self.features):
+            entry = feature.around(self, entry) or entry
+        self.submit, self.leave = entry
+
+    @asynccontextmanager
+    async def _loading(self, worker: Worker) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for feature in self.features:
+                if context := feature.loading(self, worker):
+                    await stack.enter_async_context(context)
+            yield
 
     def _placement(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers

@@ -9,7 +9,6 @@ from typing import Any
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
-from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.placement.placement import Parallel, candidate_gpus, gpus_for, parallel_of
@@ -58,7 +57,6 @@ class RegisterOrder(ModelLimits["int | None"]):
     device_type: str | None = None
     scale_to_zero: float | None = None  # seconds
     batch_buckets: tuple[int, ...] | None = None
-    cache: CacheConfig | None = None
     loaded_at_startup: bool = False
     must_load: bool = False  # whether the program ends with an error if loading fails
     workflow: str = ""  # the workflow of which it is a node; without a url it is a Python function
@@ -107,7 +105,6 @@ def with_model_settings(
     own_values |= {
         "device_type": order.device_type or model_settings.device,
         "batch_buckets": buckets,
-        "cache": model_settings.cache,
     }
     return replace(order, initial_workers=workers, **own_values)
 
@@ -132,7 +129,6 @@ class VersionPlan(ModelLimits[int]):
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin; requires `wait`
     slo: str | None = None  # a latency target; BATCH_PARAMETERS then have no effect
-    cache: CacheConfig | None = None
     batch_buckets: tuple[int, ...] = ()
 
     @property
@@ -232,7 +228,6 @@ def plan(
             slo,
         ),
         batch_buckets=buckets,
-        cache=_cache(order, config),
         **limits,
     )
 
@@ -291,18 +286,6 @@ def _with_rows(strategy: Strategy, rows: int, slo: str | None) -> Strategy:
     if rows and (unfit := [name for name, value in exclusive.items() if value]):
         raise BadRequest(f"splitRows cannot be had with {', '.join(unfit)}. Remove one of the two.")
     return strategy._replace(split_rows=rows)
-
-
-def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
-    cache = order.cache or config.cache
-    if cache is None or not cache.size:
-        return None
-    if config.sequence_batching:
-        raise BadRequest(
-            "cache does not apply to a model with sequenceBatching: what it answers depends on"
-            " earlier requests. Remove one."
-        )
-    return cache
 
 
 def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:

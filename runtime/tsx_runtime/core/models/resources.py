@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import Machine
 from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.workers.forked import Starter
-from tsx_runtime.core.workers.worker import Worker
+from tsx_runtime.feature import Feature
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
 
@@ -27,8 +26,7 @@ class ServerResources(NamedTuple):
     choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # returns the GPUs of one more worker
     batch_policies: Mapping[str, BatchPolicy]  # plugins by name
     count_workers: Callable[[], int]  # returns the number of workers of all versions
-    # A context that is open while a process of the worker loads the model of a version.
-    reserve_memory: Callable[[Any, Worker], AbstractAsyncContextManager[None]]
+    features: Sequence[Feature]
     background: TaskGroup
     arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

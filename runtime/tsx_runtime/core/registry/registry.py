@@ -8,12 +8,12 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
+from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.elastic.controller import ElasticController
-from tsx_runtime.core.elastic.memory import GpuProcesses, MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -23,7 +23,6 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.core.placement.placement import CoreSharing, least_used, machine
-from tsx_runtime.core.recording.manager import RecordingManager
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
@@ -36,12 +35,16 @@ from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
+from tsx_runtime.feature import Feature, load_features
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
 
 EXPORTED_SUFFIX = ".pt2"
 FIRST_WORKER_ID = 9000  # In TorchServe, it is the port of the first worker.
+
+
+FeatureT = TypeVar("FeatureT", bound=Feature)
 
 
 class Registry:
@@ -55,7 +58,6 @@ class Registry:
         starter: Starter | None = None,
         *,
         replaces: bool = False,
-        gpu_processes: GpuProcesses | None = None,
     ) -> None:
         """Prepare an empty registry.
 
@@ -65,7 +67,6 @@ class Registry:
             worker_output: See `LoadOrder.output`.
             starter: Starts workers in another way than as processes.
             replaces: Whether this server replaces another one at its addresses, which ends soon.
-            gpu_processes: Returns the memory that processes use on the GPUs.
         """
         check_isolation(settings)
         self.settings = settings
@@ -76,8 +77,9 @@ class Registry:
         self.state = StateStore(state_directory(settings), replaces=replaces)
         self.plugins = load_plugins(settings.plugins)
         self._downloads = Downloads(settings, self.plugins.sources)
-        self._background = TaskGroup()
-        self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
+        self.background = TaskGroup()
+        self.features: list[Feature] = []
+        self._table = table = ModelTable(settings, self.state, self._downloads, self.background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         # Reasons why models of a snapshot could not be loaded at the start, by name and version.
         self.not_loaded: dict[tuple[str, str], str] = {}
@@ -105,7 +107,6 @@ class Registry:
             traffic.on_traffic,
         )
         self.rollouts = RolloutController(traffic, self.state, is_stopping=lambda: self.stopping)
-        self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
@@ -122,35 +123,24 @@ class Registry:
             worker_files=worker_files,
             hidden=hidden_variables(settings, os.environ),
         )
-        self.memory = MemoryBudget(
-            settings.model_memory,
-            self._versions,
-            table.all,
-            settings.model_gpu_memory,
-            self.gpus,
-            gpu_processes,
-        )
-        hardware = machine(
+        self.machine = machine(
             settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus
         )
         host = ServerResources(
             settings,
             self._starter,
-            hardware,
+            self.machine,
             itertools.count(FIRST_WORKER_ID),
             self.gpus,
             self._choose_gpus,
             self.plugins.batch_policies,
             lambda: sum(len(version.workers) for version in table.all()),
-            self.memory.reserve,
-            self._background,
-            DeviceArbiter(hardware.cores),
+            self.features,
+            self.background,
+            DeviceArbiter(self.machine.cores),
             worker_output,
         )
-        self.cores = CoreSharing(host.machine.cores, self._serving_channels)
-        self.elastic = ElasticController(
-            self._versions, self.memory, host.machine.cores, self._background.load
-        )
+        self.cores = CoreSharing(self.machine.cores, self._serving_channels)
         self._environments = Environments(
             settings.cache_dir,
             timeout=settings.install_timeout,
@@ -158,13 +148,14 @@ class Registry:
             hidden=self._starter.hidden,
         )
         self._registrar = registrar = Registrar(
-            table, host, self._downloads, self._environments, self._background
+            table, host, self._downloads, self._environments, self.background
         )
         self.register_path, self.register_archive, self.opening = (
             registrar.from_path,
             registrar.from_archive,
             registrar.opening,
         )
+        self.features += load_features(self)
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Start the process that forks workers; it imports what the models in `paths` need."""
@@ -235,7 +226,7 @@ class Registry:
         if wait:
             await scaling
         else:
-            self._background.load(scaling)
+            self.background.load(scaling)
         self._table.notify_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
@@ -295,24 +286,50 @@ class Registry:
             if key[0] == name and version in (None, key[1])
         }
 
+    def feature(self, kind: type[FeatureT]) -> FeatureT:
+        """Return the feature of a class."""
+        return next(feature for feature in self.features if isinstance(feature, kind))
+
+    def open(self) -> None:
+        """Prepare the features to serve clients; see `Feature.open`."""
+        for feature in self.features:
+            feature.open()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the background tasks of a server that answers requests."""
+        async with AsyncExitStack() as stack:
+            for feature in self.features:
+                await stack.enter_async_context(feature.running())
+            await stack.enter_async_context(
+                running("cores are not shared anew", repeat(1.0, self.cores.share))
+            )
+            yield
+
     async def close(self, drain: float = 0.0) -> None:
         """End all workers, after accepted requests had up to `drain` seconds."""
         self._downloads.close()
         self.rollouts.close()
         self.shadows.close()
         await self._table.close(drain)
-        await self._background.wait_all()
-        await self.recorders.close()
+        await self.background.wait_all()
+        for feature in self.features:
+            await feature.close()
         await asyncio.to_thread(self.rollouts.logs.close)
         await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)
 
+    def all_versions(self) -> Iterable[ModelVersion]:
+        """Return all versions, including those that start or end."""
+        return self._table.all()
+
     def workers(self) -> list[Worker]:
         """Return the workers of all versions that get requests."""
-        return [worker for version in self._versions() for worker in version.workers]
+        return [worker for version in self.versions() for worker in version.workers]
 
-    def _versions(self) -> list[ModelVersion]:
+    def versions(self) -> list[ModelVersion]:
+        """Return all versions that get requests."""
         return [version for model in self.models.values() for version in model.versions.values()]
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:

@@ -35,6 +35,13 @@ from tsx_runtime.errors import BadRequest
 MAX_CONCURRENT = 1024
 
 
+class EntryPoint(NamedTuple):
+    """The functions that accept a request, and that report a client who has left."""
+
+    submit: Callable[[Job], None]
+    leave: Callable[[Job], None]
+
+
 class Strategy(NamedTuple):
     """The dispatch settings of model-config.yaml."""
 
@@ -118,14 +125,13 @@ def queue_of(strategy: Strategy) -> RequestQueue | None:
     )
 
 
-def entry_point(
-    dispatcher: Dispatcher, strategy: Strategy, response_timeout: float
-) -> Callable[[Job], None]:
-    """Return the function that accepts requests; with `useJobTicket`, no request may wait."""
+def entry_point(dispatcher: Dispatcher, strategy: Strategy, response_timeout: float) -> EntryPoint:
+    """Return the entry point of a dispatcher; with `useJobTicket`, no request may wait."""
     if not response_timeout:
-        return dispatcher.reject_without_time
+        return EntryPoint(dispatcher.reject_without_time, dispatcher.leave)
 
     def submit_to_idle(job: Job) -> None:
         (dispatcher.submit if dispatcher.room() > 0 else dispatcher.reject_busy)(job)
 
-    return submit_to_idle if strategy.uses_job_tickets else dispatcher.submit
+    submit = submit_to_idle if strategy.uses_job_tickets else dispatcher.submit
+    return EntryPoint(submit, dispatcher.leave)

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access_log import BREAK_REASON
 from tsx_runtime.api.headers import Pair, answer_headers, stored_headers
 from tsx_runtime.api.messages import (
+    App,
     ClientGone,
     Message,
     Receive,
@@ -51,8 +51,6 @@ _RETRYABLE_STATUSES = frozenset({404, 408, 409, 425, 429})
 _UNKEYED_METHODS = frozenset(
     {"OPTIONS", "HEAD"}
 )  # OPTIONS runs no model, and a response to HEAD has no body to store.
-
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def has_key(scope: Scope) -> bool:

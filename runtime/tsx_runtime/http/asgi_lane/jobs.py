@@ -64,6 +64,16 @@ MAX_RETRY_AFTER_S = 60
 JOB_STATE = b"x-tsx-job-state"
 
 
+def is_async_request(scope: Scope) -> bool:
+    """Tell whether a prediction's client asks for an asynchronous response."""
+    return scope["method"] not in NO_RUN_METHODS and parse_preference(scope["headers"]) is not None
+
+
+def is_job_path(path: str) -> bool:
+    """Tell whether the path has the form `/jobs/ID`."""
+    return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
+
+
 @dataclass(eq=False)
 class JobRoutes:
     """The job routes of one listener, as an ASGI app."""
@@ -75,23 +85,13 @@ class JobRoutes:
     counts: ResponseCounts
     is_confined: bool = False  # See `answer_headers`.
 
-    def is_async_request(self, scope: Scope) -> bool:
-        """Tell whether a prediction's client asks for an asynchronous response."""
-        return (
-            scope["method"] not in NO_RUN_METHODS and parse_preference(scope["headers"]) is not None
-        )
-
-    def is_job_path(self, path: str) -> bool:
-        """Tell whether the path has the form `/jobs/ID`."""
-        return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
         unread_body = None
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
-            if self.is_job_path(scope["path"]):
+            if is_job_path(scope["path"]):
                 response = await self._show_job(scope["method"], scope["path"].removeprefix(PREFIX))
             else:
                 response = await self._accept(scope, receive, request_id)

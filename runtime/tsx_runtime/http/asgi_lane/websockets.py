@@ -23,6 +23,7 @@ from tsx_runtime.api.headers import NO_CACHE, Pair
 from tsx_runtime.api.messages import (
     CLIENT_LEFT,
     HEADER_NAMES,
+    App,
     Message,
     Receive,
     Scope,
@@ -30,11 +31,9 @@ from tsx_runtime.api.messages import (
     cased_headers,
     request_id_of,
 )
-from tsx_runtime.api.urls import find_target, resolve, runs_model
+from tsx_runtime.api.urls import find_target, resolve
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.asgi_lane.idempotency import App
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
 
 TOKEN_PREFIX = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
@@ -59,6 +58,7 @@ async def serve_websocket(
     app: App,
     admit: Callable[[Scope, Send], Awaitable[Send]],
     predictions: Predictions,
+    runs_model: Callable[[Scope], bool],
     scope: Scope,
     receive: Receive,
     send: Send,
@@ -71,7 +71,12 @@ async def serve_websocket(
     request, send_refusal = _request_scope(scope), send
     try:
         send_refusal = await admit(request, send)
-        check_path(predictions, request)
+        if not runs_model(request):
+            raise ResourceNotFound(
+                f"{errors.NOT_FOUND} A WebSocket takes the paths of predictions, such as"
+                " /predictions/MODEL."
+            )
+        check_model(predictions, request)
     except TsxError as error:
         status, headers, body = errors.error_response(error, scope["path"])
         predictions.counts.add(status)
@@ -90,21 +95,15 @@ async def serve_websocket(
         await _answer(app, dict(request), message, send)
 
 
-def check_path(predictions: Predictions, scope: Scope) -> None:
-    """Check that messages on this path may run a model or a workflow.
+def check_model(predictions: Predictions, scope: Scope) -> None:
+    """Check that the client may send messages, and that their model exists.
 
     Raises:
-        TsxError: The path, the token or the model is wrong.
+        TsxError: The token or the model is wrong.
     """
-    path: str = scope["path"]
-    if not runs_model(path) and not runs_workflow(path):
-        raise ResourceNotFound(
-            f"{errors.NOT_FOUND} A WebSocket takes the paths of predictions, such as"
-            " /predictions/MODEL."
-        )
     if predictions.guard is not None:
         predictions.guard.check_socket(scope["headers"])
-    target = find_target(path, scope["query_string"])
+    target = find_target(scope["path"], scope["query_string"])
     if target is not None and target.name is not None:
         resolve(predictions.registry, target)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import ConfigDict, Field
 
-from tsx_runtime.api.management.schemas import Camel
+from tsx_runtime.api.management.camel import Camel
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.recent_requests import MAX_NEWEST, MAX_SLOWEST, RequestRecord

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.version import __version__
@@ -31,30 +29,37 @@ DOCUMENTATION = {
 PAGE = "/ui/"
 
 
-def answer_index(
-    request: Request,
-    title: str,
-    paths: Mapping[str, Mapping[str, str]],
-    other_addresses: Mapping[str, str],
-) -> Response:
-    """Return the index, or redirect a browser to the web page.
+class IndexedApp(FastAPI):
+    """An app that knows its paths."""
 
-    Args:
-        request: The request.
-        title: The name of the app.
-        paths: The summaries of all routes, by path and method.
-        other_addresses: The server's other addresses, by their roles.
-    """
-    if PAGE in paths and "text/html" in request.headers.get("accept", ""):
+    paths: dict[str, dict[str, str]]  # summaries by path template and method
+    other_addresses: dict[str, str]  # addresses of the other listeners, by their roles
+
+
+def add_routes(app: IndexedApp) -> None:
+    """Add the index and the OpenAPI document of an app."""
+
+    async def describe(request: Request) -> Response:
+        return Response(openapi.to_json(app.openapi()), media_type="application/json")
+
+    async def index(request: Request) -> Response:
+        return await describe(request) if request.method == "OPTIONS" else _index(app, request)
+
+    app.add_api_route("/", index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
+    app.add_api_route("/api-description", describe, methods=["GET"], include_in_schema=False)
+
+
+def _index(app: IndexedApp, request: Request) -> Response:
+    """Return the index, or redirect a browser to the web page."""
+    if PAGE in app.paths and "text/html" in request.headers.get("accept", ""):
         # A relative location is also correct if a proxy adds a prefix.
         return Response(status_code=307, headers={"location": "ui/"})
     main_paths = {
         f"{method} {path}": summary
         for path in MAIN_PATHS
-        for method, summary in paths.get(path, {}).items()
+        for method, summary in app.paths.get(path, {}).items()
     }
-    index = {"name": title, "version": __version__, "paths": main_paths | DOCUMENTATION}
-    return Response(
-        openapi.to_json(index | ({"elsewhere": other_addresses} if other_addresses else {})),
-        media_type="application/json",
-    )
+    index = {"name": app.title, "version": __version__, "paths": main_paths | DOCUMENTATION}
+    if app.other_addresses:
+        index["elsewhere"] = app.other_addresses
+    return Response(openapi.to_json(index), media_type="application/json")

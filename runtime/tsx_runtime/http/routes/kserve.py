@@ -29,8 +29,6 @@ OpenAIName = Annotated[
     str,
     Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"]),
 ]
-# These paths need no token, because probes call them and they reveal nothing about models.
-HEALTH_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 
 
 class Live(BaseModel):

@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from tsx_runtime.api.management.camel import Camel
 from tsx_runtime.api.management.describe import PAGE, page_of
-from tsx_runtime.api.management.schemas import Camel, Flag, Status, parameters_of
+from tsx_runtime.api.management.schemas import Flag, Status, parameters_of
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer, read_parameters
 from tsx_runtime.workflows.manager import Workflow, WorkflowOrder, Workflows

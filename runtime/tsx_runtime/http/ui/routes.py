@@ -24,13 +24,20 @@ from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.management import samples
 from tsx_runtime.api.management.describe import memory_of
 from tsx_runtime.api.messages import Receive, Scope, Send, without_headers
-from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
-from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
-from tsx_runtime.http.asgi_lane.jobs import JobRoutes
+from tsx_runtime.errors import ResourceNotFound
+from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
+from tsx_runtime.http.page import (
+    PAGE_CREDENTIALS,
+    check_page,
+    is_page_prediction,
+    use_model_path,
+)
+from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.ui import state as page_state
+from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.exposition import Families
 
 EXAMPLE = "example.json"  # name of the sample for a request that the handler itself describes
@@ -67,28 +74,29 @@ HEADERS = DATA_HEADERS | {
     "cross-origin-opener-policy": "same-origin",
 }
 VARY_HEADER = {"vary": "accept-encoding"}
-PREDICT_PREFIX = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
-# A browser does not show responses to these methods as pages. `curl -T` sends PUT.
-PREDICT_METHODS = ("POST", "PUT")
-# credentials of the page, which are hidden from handlers
-PAGE_CREDENTIALS = frozenset(map(str.encode, CREDENTIAL_HEADERS))
 
 
-def build_router(
-    registry: Registry,
-    series: TimeSeries,
-    read_metrics: Any,
-    guard: Guard | None,
-    addresses: Mapping[str, str],
-) -> APIRouter:
-    """Build the routes of the page; `read_metrics` comes from `metrics.collection.reader`."""
+def add_page(app: ServerApp, series: TimeSeries) -> None:
+    """Add the page, its API, and its playground to a listener."""
+    context = app.context
+    registry, guard = context.registry, context.guards.management
+    read_metrics = collection.reader(registry, app.counts, context.system)
+    playground = Playground(
+        registry,
+        context.settings.max_request_size,
+        guard,
+        app.counts,
+        openapi.describe_predictions,
+        is_confined=app.is_confined,
+    )
+    app.apps.append((is_page_prediction, playground))
     router = APIRouter(include_in_schema=False)
     _add_files(router)
-    router.include_router(
-        _build_api(registry, series, read_metrics, guard, addresses), prefix="/ui/api"
-    )
-    return router
+    api = _build_api(registry, series, read_metrics, guard, context.addresses)
+    router.include_router(api, prefix="/ui/api")
+    app.add_routes(router, {"ui": page_guard(guard)})
+    app.paths["/ui/"] = {"GET": "The web page"}
 
 
 def page_guard(guard: Guard | None) -> Guard | None:
@@ -255,14 +263,6 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
     return model_samples
 
 
-class PlaygroundJobs(JobRoutes):
-    """The job routes of the page's playground, with the same checks as `Playground`."""
-
-    async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
-        check_page(scope)
-        return await super()._accept(without_headers(scope, PAGE_CREDENTIALS), receive, request_id)
-
-
 @dataclass(eq=False)
 class Playground(Predictions):
     """The app of `/ui/api/predict/MODEL[/VERSION]`: predictions behind the management guard.
@@ -271,15 +271,9 @@ class Playground(Predictions):
     guard suffices, because a client that may register models may also run them.
     """
 
-    job_routes: JobRoutes | None = None
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The scope is changed, not copied, because the access log reads the model from it.
-        scope["path"] = f"/predictions/{scope['path'][len(PREDICT_PREFIX) :]}"
-        if self.job_routes is not None and self.job_routes.is_async_request(scope):
-            await self.job_routes(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+        use_model_path(scope)
+        await super().__call__(scope, receive, send)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)
@@ -288,26 +282,6 @@ class Playground(Predictions):
         check_page(scope)
         return await super()._build_job(
             without_headers(scope, PAGE_CREDENTIALS), receive, request_id
-        )
-
-
-def check_page(scope: Scope) -> None:
-    """Check that a script has sent the request, so that no browser shows the response as a page.
-
-    Raises:
-        MethodNotAllowed: The method is not in `PREDICT_METHODS`.
-        ForeignOrigin: The request comes from another site or from a navigation.
-    """
-    if scope["method"] not in PREDICT_METHODS:
-        raise MethodNotAllowed(allowed=PREDICT_METHODS)
-    headers = dict(scope["headers"])
-    if (
-        headers.get(b"sec-fetch-mode") == b"navigate"
-        or headers.get(b"sec-fetch-site") == b"cross-site"
-    ):
-        raise ForeignOrigin(
-            "Only the web page at /ui/ may call this address from a browser; send predictions to"
-            " the inference address."
         )
 
 

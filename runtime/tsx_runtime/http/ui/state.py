@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.management.describe import Memory, current_limits, describe_cache, describe_slo
+from tsx_runtime.api.management.describe import Memory, current_limits, describe_slo, feature_fields
 from tsx_runtime.api.management.samples import MAX_SAMPLES, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -107,11 +107,10 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "measured": None if version.benchmark_record is None else str(version.benchmark_record),
         "limits": {name: getattr(version.plan, name) for name in LIMITS} | current_limits(version),
         "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
-        "cache": (
-            None
-            if version.cache is None
-            else describe_cache(version.cache).model_dump(by_alias=True)
-        ),
+        **{
+            name: None if value is None else value.model_dump(by_alias=True)
+            for name, value in feature_fields(version).items()
+        },
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
         "lastScaling": version.last_scaling,

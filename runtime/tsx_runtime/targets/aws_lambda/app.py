@@ -54,7 +54,7 @@ class LambdaApp:
     @cached_property
     def _full_app(self) -> Any:
         # The import is deferred, as the module's docstring explains.
-        from tsx_runtime.http.app import build_apps
+        from tsx_runtime.http.build import build_apps
 
         [app] = build_apps(self._registry, self._settings, [("inference",)])
         return app

@@ -22,13 +22,11 @@ from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.elastic.decision import INTERVAL_S
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.collection import reader
-from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
 from tsx_runtime.plugins.api import PUSH_INTERVAL_S, Sample
 from tsx_runtime.settings.schema import Settings
@@ -148,23 +146,19 @@ class ModelReplica:
             application.settings, application.replica, os.environ, Path(state)
         )
         set_up_logging(settings)
-        self._registry = registry = Registry(settings, gpu_processes=gpu_processes)
+        self._registry = registry = Registry(settings)
         resources.push_async_callback(registry.close)
         registry.tracer = resources.enter_context(tracing(settings, os.environ))
         registry.warm_up()
         [self._app] = build_apps(registry, settings, [("inference",)])
-        counts, system = self._app.counts, self._app.system
+        counts, system = self._app.counts, self._app.context.system
         self._grpc = GrpcBridge(registry, settings, Path(state), counts)
         resources.push_async_callback(self._grpc.close)
         await resources.enter_async_context(metric_tasks(registry, counts, system, settings))
         push_metrics = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        tasks = (
-            repeat(1.0, registry.cores.share),
-            repeat(INTERVAL_S, registry.elastic.adjust),
-            repeat(PUSH_INTERVAL_S, push_metrics),
-        )
+        await resources.enter_async_context(registry.running())
         await resources.enter_async_context(
-            running("cores are not shared again, or Ray gets no metrics,", *tasks)
+            running("Ray gets no metrics", repeat(PUSH_INTERVAL_S, push_metrics))
         )
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:

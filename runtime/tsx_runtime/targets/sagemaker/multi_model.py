@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_archiver import ArchiveError, is_model_name
-from tsx_runtime.core.elastic.memory import MEGA, memory_of, size_of_files
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.workers.memory import MEGA, memory_of, size_of_files
 from tsx_runtime.errors import (
     BadRequest,
     Conflict,

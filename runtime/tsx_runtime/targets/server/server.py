@@ -21,18 +21,14 @@ from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.api.access.tokens import Keys, generated_tokens, start_keys
 from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.concurrency.events import wait_for_event
-from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.elastic.decision import INTERVAL_S
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.hardware import raise_file_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
-from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.metrics.gpu import gpu_processes
+from tsx_runtime.features.workflows.feature import WorkflowsFeature
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
@@ -70,7 +66,7 @@ from tsx_runtime.targets.server.startup import (
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
-from tsx_runtime.workflows.manager import Workflow, Workflows
+from tsx_runtime.workflows.manager import Workflow
 
 logger = logging.getLogger("tsx.server")
 
@@ -137,12 +133,10 @@ class _ServerParts:
 
     settings: Settings
     registry: Registry
-    workflows: Workflows
     keys: Keys
     listeners: list[Listener]
     grpc: GrpcAddresses
     tls: ssl.SSLContext | None
-    jobs: Jobs | None
     predecessor: Predecessor | None
 
 
@@ -192,19 +186,19 @@ async def serve_async(
             worker_files,
             output,
             replaces=predecessor is not None,
-            gpu_processes=gpu_processes,
         )
         sockets = systemd_sockets if predecessor is None else predecessor.sockets | systemd_sockets
         bound_listeners = stack.enter_context(
             listeners(settings, sockets, grpc if predecessor is None else ())
         )
         keys = stack.enter_context(_open_keys(settings, predecessor, stop_events.replaced))
-        jobs = None if options.make_platform else make_jobs(registry, settings)
+        if options.make_platform is None:
+            registry.open()
         options.on_bound()
         registry.tracer = stack.enter_context(tracing(settings, os.environ))
         stack.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
-        workflows = Workflows(registry)
+        workflows = registry.feature(WorkflowsFeature).workflows
         import_task = asyncio.ensure_future(asyncio.to_thread(import_modules)) if grpc else None
         try:
             load = register_all if options.answer_first else load_all
@@ -232,9 +226,7 @@ async def serve_async(
                 workflows=list(workflows.workflows.values()),
                 registry=registry,
             )
-            parts = _ServerParts(
-                settings, registry, workflows, keys, bound_listeners, grpc, tls, jobs, predecessor
-            )
+            parts = _ServerParts(settings, registry, keys, bound_listeners, grpc, tls, predecessor)
             await _serve_requests(
                 parts,
                 stop_events,
@@ -243,7 +235,6 @@ async def serve_async(
                 lambda addresses: on_ready(make_server(addresses)),
             )
         finally:
-            workflows.close()
             await registry.close()
 
 
@@ -302,15 +293,11 @@ async def _serve_requests(
     registry = parts.registry
     listeners = parts.listeners
     snapshots = options.snapshots
-    jobs = parts.jobs
     for listener in listeners:
         listener.listen()
-    series = TimeSeries(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
-    apps = build_apps(
-        registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs
-    )
+    apps = build_apps(registry, settings, roles, parts.keys, addresses)
     platform = _make_platform(options, registry, apps)
     counts = apps[0].counts
     predecessor = parts.predecessor
@@ -319,17 +306,9 @@ async def _serve_requests(
     )
     servers = ServerGroup(settings, apps, listeners, ports, parts.tls)
     try:
-        async with (
-            metric_tasks(registry, counts, apps[0].system, settings),
-            running(
-                "charts stand still, or cores are not shared anew,",
-                repeat(1.0, series.sample),
-                repeat(1.0, registry.cores.share),
-            ),
-            running(
-                "models keep their number of workers", repeat(INTERVAL_S, registry.elastic.adjust)
-            ),
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            system = apps[0].context.system
+            await stack.enter_async_context(metric_tasks(registry, counts, system, settings))
             if predecessor is not None:
                 await predecessor.take_over()
                 try:
@@ -340,12 +319,10 @@ async def _serve_requests(
                     )
                 for listener in listeners:
                     listener.take_over()
-                if jobs is not None:
-                    jobs.store.follow(settings.drain_timeout + RESPONSE_TIMEOUT_S)
+                for feature in registry.features:
+                    feature.follow(settings.drain_timeout + RESPONSE_TIMEOUT_S)
             await servers.start()
-            # All models are registered, so a stored request for an unknown model can be refused.
-            if jobs is not None:
-                await jobs.resume()
+            await stack.enter_async_context(registry.running())
             if snapshots is not None:
                 snapshots.begin(registry)
             if options.stop_events is None:
@@ -360,8 +337,8 @@ async def _serve_requests(
             def on_replaced() -> None:
                 stop_events.replaced.set()
                 parts.keys.hand_over()
-                if jobs is not None:
-                    jobs.store.hand_over()
+                for feature in registry.features:
+                    feature.hand_over()
                 stop_events.stop_requested.set()
 
             async with replaceable(path, listeners, tokens, on_replaced) as handover:
@@ -391,13 +368,11 @@ async def _serve_requests(
             drain = 0 if failure else settings.drain_timeout
             await asyncio.gather(
                 servers.stop(registry, stop_events.stop_now, drain),
-                *([] if jobs is None else [jobs.stop(drain, stop_events.stop_now)]),
+                *(feature.stop(drain, stop_events.stop_now) for feature in registry.features),
             )
             if handover.is_successor_loading:
                 stop_events.replaced.set()
     finally:
-        if jobs is not None:
-            await jobs.close()
         for app in apps:
             if app.access_log is not None:
                 app.access_log.flush()

@@ -25,7 +25,7 @@ from tsx_runtime.api.access.client_limits import (
 )
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.build import build_apps
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.image.environment import ModelLocation, read_settings
 from tsx_runtime.targets.sagemaker.environment import read_environment
@@ -205,7 +205,7 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
     with listeners(settings) as bound_listeners:
         apps = asyncio.run(build(bound_listeners))
         is_limited = {
-            listener.roles[0]: app.clients is not None
+            listener.roles[0]: app.admission.clients is not None
             for listener, app in zip(bound_listeners, apps, strict=True)
         }
     assert is_limited == {"inference": True, "management": False, "metrics": False}
@@ -225,8 +225,8 @@ def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
             limits.clock = clock
         return limits
 
-    patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
-    for module in ("http.fast_lane.connection", "http.app", "api.access.client_limits"):
+    patch.setattr("tsx_runtime.http.admission.client_limits", with_clock)
+    for module in ("http.fast_lane.connection", "http.admission", "api.access.client_limits"):
         patch.setattr(f"tsx_runtime.{module}.REFUSAL_DELAY_S", 0.02)
 
 

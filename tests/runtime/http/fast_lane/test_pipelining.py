@@ -6,6 +6,7 @@ import asyncio
 import select
 import socket
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from uvicorn.server import ServerState
 from tests.kit.connections import connect_raw
 from tests.kit.transports import READ_BYTES, FakeTransport
 from tests.runtime.conftest import TALKER
+from tests.support.apps import bare_context
 from tests.support.batches import BATCH
 from tests.support.clients.rawhttp import chunked, request
 from tests.support.models import make_model
@@ -35,7 +37,7 @@ from tsx_runtime.http.fast_lane.connection import (
 )
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.read_flow import MAX_AHEAD_BYTES
-from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.http.lanes import make_lane
 from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +124,8 @@ class EchoApp(ServerApp):
     """An app that answers with the request's path and body length, and records the scopes."""
 
     def __init__(self) -> None:
-        super().__init__("echo", ResponseCounts(), Settings())
+        super().__init__(bare_context(Settings()))
+        self.lanes = partial(make_lane, self)
         self.scopes: list[Any] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -257,7 +260,8 @@ class TalkingApp(ServerApp):
     """An app that accepts a WebSocket and reads its messages once the test sets `may_read`."""
 
     def __init__(self) -> None:
-        super().__init__("talking", ResponseCounts(), Settings())
+        super().__init__(bare_context(Settings()))
+        self.lanes = partial(make_lane, self)
         self.may_read = asyncio.Event()
         self.read_count = 0
 
@@ -289,7 +293,7 @@ async def test_a_websocket_is_not_read_while_early_messages_wait():
         iterations += 1
         assert iterations < 10 * count
     transport.protocol.connection_lost(None)
-    assert app.bytes_in_flight.used == 0
+    assert app.context.bytes_in_flight.used == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])

@@ -14,10 +14,9 @@ from uvicorn.server import ServerState
 from tests.kit.connections import connect_raw
 from tests.kit.transports import FakeTransport
 from tests.runtime.conftest import RunningServer
+from tests.support.apps import bare_app
 from tests.support.clients.rawhttp import RawConnection, request
-from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.connection import FastLane
-from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 MEASURE = """
@@ -152,7 +151,7 @@ def test_a_stream_that_ends_for_a_slow_client_frees_the_worker(
 
 
 def connect_fake(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTransport]:
-    app = ServerApp("slow", ResponseCounts(), Settings.model_validate(settings))
+    app = bare_app(Settings.model_validate(settings))
     app.timeouts = app.timeouts._replace(body_rate=rate)
     connection = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {})
     transport = FakeTransport()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
+from tsx_runtime.features.cache.feature import CacheFeature
 
 COUNTING_HANDLER = """
 import json
@@ -93,7 +94,8 @@ def test_a_cached_answer_can_be_timed(cache_server, lane):
 def test_settings_enable_and_disable_the_cache(cache_server):
     assert call(ask(cache_server, b"x", "plain")) == call(ask(cache_server, b"x", "plain"))
     assert call(ask(cache_server, b"x", "off")) != call(ask(cache_server, b"x", "off"))
-    assert cache_server.registry.models["off"].versions["1.0"].cache is None
+    off = cache_server.registry.models["off"].versions["1.0"]
+    assert off not in cache_server.registry.feature(CacheFeature).caches
 
 
 def test_a_traffic_split_selects_the_version_before_the_cache(cache_server):
@@ -140,7 +142,9 @@ def test_the_description_and_the_page_show_the_state_of_the_cache(cache_server):
     for _ in range(4):
         ask(cache_server, b"described", "plain")
     cache_description = cache_server.management.get("/models/plain").json()[0]["cache"]
-    cache = cache_server.registry.models["plain"].versions["1.0"].cache
+    cache = cache_server.registry.feature(CacheFeature).caches[
+        cache_server.registry.models["plain"].versions["1.0"]
+    ]
     assert cache_description["entries"] == len(cache) >= 1
     assert (cache_description["size"], cache_description["maxSize"]) == (
         cache.size,

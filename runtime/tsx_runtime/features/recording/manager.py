@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.persistence import StateStore
-from tsx_runtime.core.recording.recorder import HeaderFilter, Recorder, RecordingConfig
-from tsx_runtime.core.recording.segments import Segments, StoredSize
 from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.errors import Conflict
+from tsx_runtime.features.recording.recorder import HeaderFilter, Recorder, RecordingConfig
+from tsx_runtime.features.recording.segments import Segments, StoredSize
 
 logger = logging.getLogger("tsx.recording")
 

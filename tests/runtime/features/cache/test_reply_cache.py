@@ -13,11 +13,12 @@ from tests.kit.jobs import FakeJob
 from tests.support.batches import BATCH
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
-from tsx_runtime.core.models.reply_cache import ENTRY_OVERHEAD_BYTES, MAX_BODY_BYTES, ReplyCache
-from tsx_runtime.core.scheduling.dispatcher import Dispatcher
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, TsxError, WorkerDied
+from tsx_runtime.features.cache.reply_cache import ENTRY_OVERHEAD_BYTES, MAX_BODY_BYTES, ReplyCache
 
 NO_FLOW: Any = None
 SIZE = 1000
@@ -48,8 +49,8 @@ class Model:
         self.running_jobs: list[Job] = []
         self.left_jobs: list[Job] = []
         self.stats = Stats()
-        self.cache = ReplyCache(config, cast(Dispatcher, self), lambda: self.now)
-        self.entrance = self.cache.before(self.submit)
+        self.cache = ReplyCache(config, cast(ModelVersion, self), lambda: self.now)
+        self.entrance = self.cache.around(EntryPoint(self.submit, self.leave)).submit
 
     def submit(self, job: Job) -> None:
         self.running_jobs.append(job)

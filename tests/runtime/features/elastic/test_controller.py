@@ -21,12 +21,13 @@ from tests.support.clients.talker import (
     talker,
     until,
 )
-from tsx_runtime.core.elastic.controller import _measure_cores, _WatchedVersion
-from tsx_runtime.core.elastic.decision import MIN_QUIET_S
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.features.elastic.controller import _measure_cores, _WatchedVersion
+from tsx_runtime.features.elastic.decision import MIN_QUIET_S
+from tsx_runtime.features.elastic.feature import ElasticFeature
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
@@ -35,13 +36,13 @@ async def adjust_until(registry, condition) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
-        await registry.elastic.adjust()
+        await registry.feature(ElasticFeature).controller.adjust()
         await asyncio.sleep(0.02)
 
 
 def advance_clock(registry, seconds: float) -> None:
-    old_clock = registry.elastic.clock
-    registry.elastic.clock = lambda: old_clock() + seconds
+    old_clock = registry.feature(ElasticFeature).controller.clock
+    registry.feature(ElasticFeature).controller.clock = lambda: old_clock() + seconds
 
 
 async def test_workers_start_under_load_and_stop_after_it_without_lost_requests(tmp_path):
@@ -64,7 +65,7 @@ async def test_workers_start_under_load_and_stop_after_it_without_lost_requests(
         for job in jobs:
             await answer_of(job)
         for _ in range(3):
-            await registry.elastic.adjust()
+            await registry.feature(ElasticFeature).controller.adjust()
             advance_clock(registry, MIN_QUIET_S + 1)
         await adjust_until(registry, lambda: len(version.workers) == 1)
         assert version.stats.scalings["quiet"] == 1
@@ -83,7 +84,7 @@ async def test_workers_start_if_one_cannot_keep_the_latency_target(tmp_path):
             jobs += [submit(version, "x") for _ in range(4)]
             # 200 requests per second arrive; one worker can answer 50.
             await asyncio.sleep(0.02)
-            await registry.elastic.adjust()
+            await registry.feature(ElasticFeature).controller.adjust()
         assert "requests/s arrive, of which these answer" in version.last_scaling
         assert "(slo)" in version.last_scaling
         await asyncio.wait([job.done for job in jobs], timeout=TIMEOUT)
@@ -98,10 +99,10 @@ async def test_an_idle_model_is_unloaded_and_reloaded_by_its_next_request(regist
     version = await a_talker(registry, tmp_path, handler, config="scaleToZero: 10m\n")
     await ask(version, "a")
     advance_clock(registry, 590)
-    await registry.elastic.adjust()
+    await registry.feature(ElasticFeature).controller.adjust()
     assert len(version.workers) == 1
     advance_clock(registry, 20)
-    await registry.elastic.adjust()
+    await registry.feature(ElasticFeature).controller.adjust()
     assert version.asleep
     assert version.ready
     flag.unlink()

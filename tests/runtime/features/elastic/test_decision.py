@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.core.slo.simulation import Case, simulate_target
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.elastic.decision import (
+from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.features.elastic.decision import (
     INTERVAL_S,
     MIN_QUIET_S,
     SATURATED_UTILIZATION,
@@ -24,7 +25,6 @@ from tsx_runtime.core.elastic.decision import (
     Scaling,
     decide,
 )
-from tsx_runtime.core.slo.curve import LatencyCurve
 
 MODEL = ModelLoad(
     now=1000.0,

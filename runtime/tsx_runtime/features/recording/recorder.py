@@ -23,8 +23,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tsx_archiver.quantities import for_text, parse_bytes, parse_percent, parse_seconds
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.recording.segments import Segments, StoredSize
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
+from tsx_runtime.features.recording.segments import Segments, StoredSize
 from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.api.management.schemas import parameters_of
-from tsx_runtime.core.recording.recorder import RecordingConfig
-from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.persistence import StateStore
+from tsx_runtime.features.recording.manager import RecordingManager
+from tsx_runtime.features.recording.recorder import RecordingConfig
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
@@ -43,15 +44,14 @@ class ModelRecording(BaseModel):
     problem: str | None = Field(None, description="why nothing can be written to disk")
 
 
-async def describe(registry: Registry, model: str) -> ModelRecording:
+async def describe(recorders: RecordingManager, state: StateStore, model: str) -> ModelRecording:
     """Describe the recording of a model, after the current state has been written to disk.
 
     Raises:
         ModelNotFound: The model is unknown.
     """
-    recorders = registry.recorders
     recorders.find(model)  # This refuses an unknown model without waiting for the disk.
-    await registry.state.written()
+    await state.written()
     recorder = recorders.find(model)
     usage = await (recorders.stored_size(model) if recorder is None else recorder.stored_size())
     directory = recorders.directory(model)
@@ -69,7 +69,7 @@ async def describe(registry: Registry, model: str) -> ModelRecording:
     )
 
 
-def build_router(registry: Registry, limit: int) -> APIRouter:
+def build_router(recorders: RecordingManager, state: StateStore, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
     path = "/models/{model}/record"
     route_options: dict[str, Any] = {"response_model": ModelRecording}
@@ -80,14 +80,14 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     )
     async def start(model: ModelName, request: Request) -> Response:
         terms = parameters_of(RecordingConfig, await read_object(request, limit, CONFIG_EXAMPLE))
-        await registry.recorders.start(model, terms)
+        await recorders.start(model, terms)
         return await show(model)
 
     @router.get(
         path, summary="Describe the recording", responses=openapi.failures(404), **route_options
     )
     async def show(model: ModelName) -> Response:
-        return json_answer(await describe(registry, model))
+        return json_answer(await describe(recorders, state, model))
 
     @router.delete(path, summary="Stop recording", responses=openapi.failures(404), **route_options)
     async def stop(
@@ -96,7 +96,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
             bool, Query(description="remove the recorded files as well; by default they are kept")
         ] = False,
     ) -> Response:
-        await registry.recorders.stop(model, remove=remove)
+        await recorders.stop(model, remove=remove)
         return await show(model)
 
     return router

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.clients.talker import until
-from tsx_runtime.core.recording.recorder import (
+from tsx_runtime.features.recording.recorder import (
     MAX_WAITING_BYTES,
     CapturedRequest,
     HeaderFilter,
     Recorder,
     RecordingConfig,
 )
-from tsx_runtime.core.recording.segments import FILES_PER_RECORDING, Segments
+from tsx_runtime.features.recording.segments import FILES_PER_RECORDING, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 pytestmark = pytest.mark.anyio
@@ -219,7 +219,7 @@ async def test_requests_are_dropped_and_counted_if_the_disk_is_full(
 ) -> None:
     import resource
 
-    monkeypatch.setattr("tsx_runtime.core.recording.recorder.DISK_RETRY_S", 0.0)
+    monkeypatch.setattr("tsx_runtime.features.recording.recorder.DISK_RETRY_S", 0.0)
     old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async with recording(tmp_path) as recorder:
@@ -248,7 +248,7 @@ async def test_a_failed_write_is_logged_once_and_recording_continues(
             raise ValueError("odd")
         return encode(entry)
 
-    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encode_or_fail)
+    monkeypatch.setattr("tsx_runtime.features.recording.recorder.encode", encode_or_fail)
 
     async with recording(tmp_path) as recorder:
         for body in (b"odd", b"odd", b"even"):

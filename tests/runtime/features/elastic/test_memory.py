@@ -21,10 +21,10 @@ from tests.support.clients.talker import (
     submit,
     until,
 )
-from tsx_runtime.core.elastic import memory
-from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
+from tsx_runtime.features.elastic import memory
+from tsx_runtime.features.elastic.memory import MEGA, MemoryBudget, least_recently_used
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -17,19 +16,15 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-import psutil
-
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.workers.memory import MEGA, memory_of, processes_of, size_of_files
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
-
-MEGA = 1 << 20
 
 Versions = Callable[[], Iterable[ModelVersion]]
 # Returns the bytes that processes use, by GPU number and process id, where they are known.
@@ -309,37 +304,6 @@ class _DeviceBudget:
         )
 
 
-def size_of_files(directory: Path) -> int:
-    """Return the bytes of all files; a loaded model takes at least as much memory."""
-    return sum(
-        os.lstat(Path(parent, name)).st_size
-        for parent, _, names in os.walk(directory)
-        for name in names
-    )
-
-
-def memory_of(workers: Iterable[Worker]) -> int:
-    """Return the memory of the workers' processes; this blocks.
-
-    A page that several processes share counts in part for each, if the system reports it (PSS).
-    """
-    total = 0
-    for process in _processes_of(workers):
-        with suppress(psutil.Error, OSError):  # The process may have ended.
-            full = process.memory_full_info()
-            total += getattr(full, "pss", full.rss)
-    return total
-
-
-def _processes_of(workers: Iterable[Worker]) -> list[psutil.Process]:
-    processes: list[psutil.Process] = []
-    for worker in workers:
-        for running in (worker.instance, worker.successor, *list(worker.retiring)):
-            with suppress(psutil.Error, OSError):
-                processes += [] if running is None else running.process.members()
-    return processes
-
-
 async def _machine_memory(workers: Sequence[Worker]) -> list[int | None]:
     return await asyncio.to_thread(lambda: [memory_of([worker]) for worker in workers])
 
@@ -355,7 +319,7 @@ async def _gpu_memory(
         {} if read_gpu_processes is None else (await read_gpu_processes()).get(number, {})
     )
     pids = await asyncio.to_thread(
-        lambda: [[process.pid for process in _processes_of([worker])] for worker in workers]
+        lambda: [[process.pid for process in processes_of([worker])] for worker in workers]
     )
     return [
         sum(memory_by_pid.get(pid, 0) for pid in worker_pids) or (None if worker_pids else 0)

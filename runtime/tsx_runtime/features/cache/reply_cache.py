@@ -17,8 +17,9 @@ from typing import NamedTuple
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS, USER_HEADERS
-from tsx_runtime.core.scheduling.dispatcher import Dispatcher
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
+from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.core.telemetry.batch_times import NO_TIMES, Batch
 from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
@@ -61,7 +62,7 @@ class ReplyCache:
     def __init__(
         self,
         config: CacheConfig,
-        dispatcher: Dispatcher,
+        version: ModelVersion,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -69,9 +70,9 @@ class ReplyCache:
         self.hits = 0
         self.misses = 0
         self.evictions = 0  # entries that were dropped to make room
-        self._dispatcher = dispatcher
+        self._version = version
         self._clock = clock
-        self._submit: Callable[[Job], None] = dispatcher.submit
+        self._entry: EntryPoint
         self._key_headers = frozenset([*KEY_HEADERS, *map(str.encode, config.key)])
         self._replies: OrderedDict[bytes, _Reply] = OrderedDict()
         self._running_misses: dict[bytes, _Miss] = {}
@@ -80,15 +81,15 @@ class ReplyCache:
     def __len__(self) -> int:
         return len(self._replies)
 
-    def before(self, submit: Callable[[Job], None]) -> Callable[[Job], None]:
-        """Return the version's entry point; `submit` gets requests that the cache cannot answer."""
-        self._submit = submit
-        return self.submit
+    def around(self, entry: EntryPoint) -> EntryPoint:
+        """Return the version's entry point; `entry` gets requests that the cache cannot answer."""
+        self._entry = entry
+        return EntryPoint(self.submit, self.leave)
 
     def submit(self, job: Job) -> None:
         key = self._key(job)
         if key is None:
-            self._submit(job)
+            self._entry.submit(job)
             return
         now = self._clock()
         reply = self._replies.get(key)
@@ -106,7 +107,7 @@ class ReplyCache:
         if running is None:
             self._running_misses[key] = miss
         self._miss_by_job[job] = miss
-        self._submit(miss)
+        self._entry.submit(miss)
 
     def leave(self, job: Job) -> None:
         """Note that a client has left.
@@ -117,13 +118,13 @@ class ReplyCache:
         job.gone = True
         miss = self._miss_by_job.get(job)
         if miss is None or miss.gone:
-            self._dispatcher.leave(miss or job)
+            self._entry.leave(miss or job)
         elif job in miss.followers:
             del miss.followers[job], self._miss_by_job[job]
             error = ClientLeft(
                 "The client disconnected while its request waited for the answer of an equal one."
             )
-            self._dispatcher.stats.add_refusal(job, error, self._clock())
+            self._version.stats.add_refusal(job, error, self._clock())
             job.refuse(error)
 
     def clear(self) -> None:
@@ -158,7 +159,7 @@ class ReplyCache:
         """Run each request that waited for an answer, because the answer must not be shared."""
         for job in self.release(miss, has_ended=has_ended):
             self.misses += 1
-            self._submit(job)
+            self._entry.submit(job)
 
     def refuse_followers(self, miss: _Miss, error: TsxError) -> None:
         """Refuse the requests that waited, unless the error concerns only this client."""
@@ -166,7 +167,7 @@ class ReplyCache:
             if isinstance(error, DeadlinePassed | ClientLeft) and not job.gone:
                 self.submit(job)
             else:
-                self._dispatcher.stats.add_refusal(job, error, self._clock())
+                self._version.stats.add_refusal(job, error, self._clock())
                 job.refuse(error)
 
     def release(self, miss: _Miss, *, has_ended: bool = True) -> list[Job]:

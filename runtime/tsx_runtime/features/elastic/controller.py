@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_runtime.core.elastic.decision import History, LatencyCapacity, ModelLoad, decide
-from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MAX_WORKERS
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
+from tsx_runtime.core.workers.memory import MEGA
 from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.features.elastic.decision import History, LatencyCapacity, ModelLoad, decide
+from tsx_runtime.features.elastic.memory import MemoryBudget
 from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
 

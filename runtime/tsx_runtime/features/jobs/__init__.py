@@ -1,0 +1,1 @@
+"""Asynchronous requests, and requests with an Idempotency-Key: their answers are stored."""

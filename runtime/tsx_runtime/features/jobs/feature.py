@@ -1,0 +1,60 @@
+"""The feature `jobs`, which stores requests and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.feature import Feature
+from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.metrics.job_metrics import add_jobs, read_jobs
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.app import ServerApp
+    from tsx_runtime.metrics.exposition import Families
+
+
+class JobsFeature(Feature):
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self.jobs: Jobs | None = None  # None if nothing is stored
+
+    def open(self) -> None:
+        self.jobs = make_jobs(self.registry, self.registry.settings)
+
+    def add_routes(self, app: ServerApp) -> None:
+        from tsx_runtime.features.jobs.routes import add_job_routes
+
+        add_job_routes(app, self.jobs)
+
+    async def add_metrics(self, families: Families, host: str) -> None:
+        if self.jobs is not None:
+            add_jobs(families, await read_jobs(self.jobs), host)
+
+    def follow(self, seconds: float) -> None:
+        if self.jobs is not None:
+            self.jobs.store.follow(seconds)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        if self.jobs is None:
+            yield
+            return
+        # All models are registered, so a stored request for an unknown model can be refused.
+        await self.jobs.resume()
+        try:
+            yield
+        finally:
+            await self.jobs.close()
+
+    def hand_over(self) -> None:
+        if self.jobs is not None:
+            self.jobs.store.hand_over()
+
+    async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
+        if self.jobs is not None:
+            await self.jobs.stop(seconds, stop_now)

@@ -1,0 +1,1 @@
+"""The times of single requests, by their ids, and the slowest ones."""

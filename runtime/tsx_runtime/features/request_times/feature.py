@@ -1,0 +1,19 @@
+"""The feature `request_times`, which shows where the time of a request went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tsx_runtime.feature import Feature
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.app import ServerApp
+
+
+class RequestTimesFeature(Feature):
+    def add_routes(self, app: ServerApp) -> None:
+        if "management" in app.roles:
+            from tsx_runtime.http.routes import debug  # imports FastAPI
+
+            router = debug.build_router(self.registry)
+            app.add_routes(router, {"debug": app.context.guards.management})

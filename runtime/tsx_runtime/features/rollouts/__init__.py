@@ -1,0 +1,1 @@
+"""Rollouts: a new version gets more and more requests, as long as it does well."""

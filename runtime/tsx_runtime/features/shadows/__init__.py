@@ -1,0 +1,1 @@
+"""Shadows: copies of requests for a version whose answers are only compared."""

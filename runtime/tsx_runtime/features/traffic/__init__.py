@@ -1,0 +1,1 @@
+"""The split of a model's requests between its versions, labels, and rollback."""

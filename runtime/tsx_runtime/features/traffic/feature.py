@@ -1,0 +1,19 @@
+"""The feature `traffic`, which splits requests between versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tsx_runtime.feature import Feature
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.app import ServerApp
+
+
+class TrafficFeature(Feature):
+    def add_routes(self, app: ServerApp) -> None:
+        if "management" in app.roles:
+            from tsx_runtime.http.routes import traffic  # imports FastAPI
+
+            router = traffic.build_router(self.registry, app.context.max_management_body)
+            app.add_routes(router)

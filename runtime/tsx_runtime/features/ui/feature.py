@@ -1,0 +1,30 @@
+"""The feature `ui`, which is the web page."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.telemetry.time_series import TimeSeries
+from tsx_runtime.feature import Feature
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.app import ServerApp
+
+
+class UiFeature(Feature):
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self.series = TimeSeries(registry.models.values)
+
+    def add_routes(self, app: ServerApp) -> None:
+        from tsx_runtime.http.ui import api_page, routes
+
+        app.include_router(api_page.build_router())
+        if "management" in app.roles:
+            routes.add_page(app, self.series)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return running("charts stand still", repeat(1.0, self.series.sample))

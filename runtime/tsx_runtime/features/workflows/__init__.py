@@ -1,0 +1,1 @@
+"""Workflows: graphs of models and functions that answer a request together."""
