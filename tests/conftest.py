@@ -199,7 +199,7 @@ NIGHTLY_FILES = {
     "tests/runtime/core/workers/test_groups.py",
     "tests/runtime/grpc/test_generation.py",
     "tests/runtime/http/fast_lane/test_unknown_uvicorn.py",
-    "tests/runtime/jobs/test_kills.py",
+    "tests/runtime/features/jobs/test_kills.py",
     "tests/runtime/targets/aws_lambda/test_huggingface.py",
     "tests/runtime/targets/server/test_keystore.py",
     "tests/runtime/worker/forms/kinds/test_answers.py",

@@ -64,9 +64,7 @@ CORE = (
     | PRELOADS
     | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
 )
-WORKFLOWS = CORE | {"tsx_runtime.workflows"}
-JOBS = WORKFLOWS | {"tsx_runtime.jobs"}
-METRICS = JOBS | {"tsx_runtime.metrics"}
+METRICS = CORE | {"tsx_runtime.metrics"}
 API = METRICS | {"tsx_runtime.api"}
 HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
@@ -121,9 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.launch.entry", *PRELOADS},
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
-    "tsx_runtime.workflows": CORE,
-    "tsx_runtime.jobs": WORKFLOWS,
-    "tsx_runtime.metrics": JOBS,
+    "tsx_runtime.metrics": CORE,
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": API,
@@ -139,15 +135,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 FLOORS: dict[str, list[set[str]]] = {
     "tsx_runtime.core": [
         {"registry"},
-        {"rollouts", "shadowing", "recording", "elastic"},
         {"traffic"},
         {"models"},
         {"workers", "slo"},
         {"scheduling"},
-        {"telemetry", "placement", "environments", "isolation", "concurrency", "persistence"},
+        {
+            *{"telemetry", "placement", "environments", "isolation", "concurrency"},
+            *{"persistence", "comparison"},
+        },
     ],
     "tsx_runtime.http": [
-        {"build", "ui"},
+        {"build"},
         {"lanes"},
         {"app"},
         {"asgi_lane"},

@@ -108,6 +108,9 @@ class Feature:
     async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
         """Finish what was accepted, for up to `seconds` or until `stop_now`."""
 
+    def begin_close(self) -> None:
+        """Stop acting on models; their versions end next."""
+
     async def close(self) -> None:
         """Write what must not be lost; all versions have ended."""
 

@@ -25,13 +25,13 @@ from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.jobs.job_stats import JobStats
-from tsx_runtime.jobs.store import JobRecord
+from tsx_runtime.features.jobs.job_stats import JobStats
+from tsx_runtime.features.jobs.metrics import JobReading
+from tsx_runtime.features.jobs.storage.store import JobRecord
 from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system
-from tsx_runtime.metrics.job_metrics import JobReading
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import TIMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsx_runtime.jobs.store import NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.features.jobs.storage.store import NewJob, StoredAnswer, StoredRequest
 
 REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
 ANSWER = StoredAnswer(200, b"content-type: text/plain\r\n", b"an answer")

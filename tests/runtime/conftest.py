@@ -20,16 +20,16 @@ import uvicorn
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.features.jobs.feature import JobsFeature
+from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.ui.feature import UiFeature
+from tsx_runtime.features.ui.time_series import TimeSeries
 from tsx_runtime.features.workflows.feature import WorkflowsFeature
+from tsx_runtime.features.workflows.manager import Workflows
 from tsx_runtime.http.build import SEPARATE_LISTENERS, build_apps
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
-from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.workflows.manager import Workflows
 
 GRACE = 5.0  # seconds for requests that run at the end
 DEADLINE = 120.0  # seconds, for a busy machine

@@ -4,4 +4,4 @@
 """
 
 # The features through which a request passes, the first one first. All others follow by name.
-ORDER = ("cache", "recording")
+ORDER = ("cache", "recording", "shadows")

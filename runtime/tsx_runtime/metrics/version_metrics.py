@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.generation import read_generation
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
@@ -387,23 +386,3 @@ def _label_name(name: str) -> str:
 def plain_text(value: str) -> str:
     """Replace lone surrogates (a file's name may contain them), which cannot be encoded."""
     return value.encode("utf-8", "replace").decode()
-
-
-def add_shadows(families: Families, mirrors: Iterable[Mirror], host: str) -> None:
-    """Add the metrics of shadows."""
-    for mirror in mirrors:
-        report = mirror.report
-        model = {"model_name": mirror.name, "model_version": mirror.number, "hostname": host}
-        results = {
-            "agreed": report.agreed,
-            "disagreed": report.disagreed,
-            "uncompared": report.uncompared,
-        }
-        text = "copies of requests, by what the comparison of the answers said"
-        families.add_by("result", "tsx_shadow_requests_total", text, model, results)
-        text = "requests of the share that were not copied, or that the shadow refused"
-        shed = dict(sorted(report.shed.items()))
-        families.add_by("reason", "tsx_shadow_shed_total", text, model, shed)
-        text = "answers of 500 and more, of the requests that were compared"
-        errors = {"primary": report.primary_errors, "shadow": report.shadow_errors}
-        families.add_by("side", "tsx_shadow_errors_total", text, model, errors)

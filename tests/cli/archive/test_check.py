@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.archive.check import difference, findings
-from tsx_runtime.core.shadowing.difference import Difference
+from tsx_runtime.core.comparison.difference import Difference
 from tsx_runtime.plugins import ComparedAnswer
 
 TOLERANCE = 1e-4

@@ -14,8 +14,8 @@ from tests.cli.conftest import Run
 from tsx_cli.batch.precomputed import open_precomputed
 from tsx_cli.batch.rows import RowResult
 from tsx_cli.common.failure import UsageError
-from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
+from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
+from tsx_runtime.features.jobs.storage.store import PRECOMPUTED, AnswerKey, StoredAnswer
 
 
 def stored_answers(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | None]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.runtime.conftest import RunningServer
 from tests.support.models import make_model, make_war
-from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
+from tsx_runtime.features.jobs.storage.store import PRECOMPUTED, AnswerKey, StoredAnswer
 from tsx_runtime.wire import header_block
 
 pytestmark = pytest.mark.slow

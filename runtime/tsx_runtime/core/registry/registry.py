@@ -26,10 +26,8 @@ from tsx_runtime.core.placement.placement import CoreSharing, least_used, machin
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
-from tsx_runtime.core.rollouts.controller import RolloutController
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
-from tsx_runtime.core.shadowing.manager import ShadowManager
 from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
@@ -106,8 +104,6 @@ class Registry:
             traffic.unobserve,
             traffic.on_traffic,
         )
-        self.rollouts = RolloutController(traffic, self.state, is_stopping=lambda: self.stopping)
-        self.shadows = ShadowManager(traffic, self.plugins.comparisons)
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.
@@ -309,13 +305,12 @@ class Registry:
     async def close(self, drain: float = 0.0) -> None:
         """End all workers, after accepted requests had up to `drain` seconds."""
         self._downloads.close()
-        self.rollouts.close()
-        self.shadows.close()
+        for feature in self.features:
+            feature.begin_close()
         await self._table.close(drain)
         await self.background.wait_all()
         for feature in self.features:
             await feature.close()
-        await asyncio.to_thread(self.rollouts.logs.close)
         await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature
-from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
-from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.metrics.job_metrics import add_jobs, read_jobs
+from tsx_runtime.features.jobs.executor import make_jobs
+from tsx_runtime.features.jobs.metrics import add_jobs, read_jobs
+from tsx_runtime.features.jobs.service import Jobs
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -27,7 +27,7 @@ class JobsFeature(Feature):
         self.jobs = make_jobs(self.registry, self.registry.settings)
 
     def add_routes(self, app: ServerApp) -> None:
-        from tsx_runtime.features.jobs.routes import add_job_routes
+        from tsx_runtime.features.jobs.http.routes import add_job_routes
 
         add_job_routes(app, self.jobs)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class RequestTimesFeature(Feature):
     def add_routes(self, app: ServerApp) -> None:
         if "management" in app.roles:
-            from tsx_runtime.http.routes import debug  # imports FastAPI
+            from tsx_runtime.features.request_times import routes  # imports FastAPI
 
-            router = debug.build_router(self.registry)
+            router = routes.build_router(self.registry)
             app.add_routes(router, {"debug": app.context.guards.management})

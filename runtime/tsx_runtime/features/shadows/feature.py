@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature
-from tsx_runtime.metrics.version_metrics import add_shadows
+from tsx_runtime.features.shadows.manager import ShadowManager
+from tsx_runtime.features.shadows.metrics import add_shadows
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -13,12 +15,19 @@ if TYPE_CHECKING:
 
 
 class ShadowsFeature(Feature):
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self.shadows = ShadowManager(registry.traffic_manager, registry.plugins.comparisons)
+
     def add_routes(self, app: ServerApp) -> None:
         if "management" in app.roles:
-            from tsx_runtime.http.routes import shadow  # imports FastAPI
+            from tsx_runtime.features.shadows import routes  # imports FastAPI
 
-            router = shadow.build_router(self.registry, app.context.max_management_body)
-            app.add_routes(router)
+            limit = app.context.max_management_body
+            app.add_routes(routes.build_router(self.registry, self.shadows, limit))
 
     async def add_metrics(self, families: Families, host: str) -> None:
-        add_shadows(families, self.registry.shadows.all(), host)
+        add_shadows(families, self.shadows.all(), host)
+
+    def begin_close(self) -> None:
+        self.shadows.close()

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 class TrafficFeature(Feature):
     def add_routes(self, app: ServerApp) -> None:
         if "management" in app.roles:
-            from tsx_runtime.http.routes import traffic  # imports FastAPI
+            from tsx_runtime.features.traffic import routes  # imports FastAPI
 
-            router = traffic.build_router(self.registry, app.context.max_management_body)
-            app.add_routes(router)
+            app.add_routes(routes.build_router(self.registry, app.context.max_management_body))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.feature import Feature
+from tsx_runtime.features.ui.time_series import TimeSeries
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -20,7 +20,7 @@ class UiFeature(Feature):
         self.series = TimeSeries(registry.models.values)
 
     def add_routes(self, app: ServerApp) -> None:
-        from tsx_runtime.http.ui import api_page, routes
+        from tsx_runtime.features.ui import api_page, routes
 
         app.include_router(api_page.build_router())
         if "management" in app.roles:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature
-from tsx_runtime.workflows.manager import Workflows
+from tsx_runtime.features.workflows.manager import Workflows
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -20,7 +20,7 @@ class WorkflowsFeature(Feature):
     def add_routes(self, app: ServerApp) -> None:
         context = app.context
         if "inference" in app.roles:
-            from tsx_runtime.http.asgi_lane.workflow_predictions import (
+            from tsx_runtime.features.workflows.predictions import (
                 WorkflowPredictions,
                 runs_workflow,
             )
@@ -36,7 +36,7 @@ class WorkflowsFeature(Feature):
             app.model_apps.append((lambda scope: runs_workflow(scope["path"]), predictions))
             app.document(openapi.workflow_path())
         if "management" in app.roles:
-            from tsx_runtime.http.routes import workflows
+            from tsx_runtime.features.workflows import routes as workflows
 
             router = workflows.build_router(self.workflows, context.max_management_body)
             app.add_routes(router, {"workflows": context.guards.management})

@@ -27,6 +27,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.errors import TsxError
 from tsx_runtime.features.workflows.feature import WorkflowsFeature
+from tsx_runtime.features.workflows.manager import Workflow
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.torchserve_log import metric_tasks
@@ -66,7 +67,6 @@ from tsx_runtime.targets.server.startup import (
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
-from tsx_runtime.workflows.manager import Workflow
 
 logger = logging.getLogger("tsx.server")
 

@@ -22,11 +22,11 @@ from tsx_runtime.core.models.plan import BATCH_PARAMETERS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
+from tsx_runtime.features.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
-from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
 REPORT_INTERVAL_S = 0.5
 

@@ -17,7 +17,7 @@ from tests.support.logs import lines_of
 from tests.support.models import make_model
 from tests.support.openai_models import COUNTER
 from tsx_cli.requests.replay_run import target_of
-from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.core.comparison.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.recordings import read
 from tsx_runtime.settings.traffic_policy import Compare, Traffic

@@ -16,11 +16,12 @@ from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import ModelNotFound, SettingError
-from tsx_runtime.http.asgi_lane.stored_requests import RequestExecutor
-from tsx_runtime.jobs.store import StoredRequest
+from tsx_runtime.features.jobs.executor import RequestExecutor
+from tsx_runtime.features.jobs.storage.store import StoredRequest
+from tsx_runtime.features.rollouts.feature import RolloutsFeature
+from tsx_runtime.features.rollouts.policy import RolloutPlan
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import Snapshot
@@ -266,7 +267,7 @@ async def test_a_default_version_from_a_rollout_or_rollback_is_kept(tmp_path: Pa
         plan = RolloutPlan(
             version="2.0", steps=(100,), bake=0.1, max_error_rate=0.5, min_requests=1
         )
-        registry.rollouts.start("noop", plan)
+        registry.feature(RolloutsFeature).rollouts.start("noop", plan)
         job = WaitingJob(request_meta("1", b"", []), b"", time.monotonic())
         registry.route("noop").submit(job)
         await job.done

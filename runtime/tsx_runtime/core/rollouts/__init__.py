@@ -1,1 +1,0 @@
-"""Canary rollouts: steps, decisions, and their log."""

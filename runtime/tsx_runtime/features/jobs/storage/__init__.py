@@ -1,0 +1,1 @@
+"""The stores of jobs and of answers: SQLite and PostgreSQL."""

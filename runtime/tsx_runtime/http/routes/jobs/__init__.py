@@ -1,1 +1,0 @@
-"""The FastAPI routes of asynchronous requests and of stored responses."""

@@ -1,1 +1,0 @@
-"""The web page: its routes, its data and its static files."""
