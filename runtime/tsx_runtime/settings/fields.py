@@ -124,6 +124,10 @@ Networks = Annotated[
 ]
 
 
+class Secret:
+    """The mark of a setting that is a secret: it is neither shown nor passed to workers."""
+
+
 class Described(BaseModel):
     """Settings whose descriptions are the strings below the fields."""
 

@@ -7,7 +7,6 @@ Settings of one model (batch size, workers, device) are in its archive's `model-
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +30,7 @@ from tsx_runtime.settings.fields import (
     LogFraction,
     Networks,
     Pattern,
+    Secret,
     Size,
     SloText,
     to_lower,
@@ -52,36 +52,6 @@ from tsx_runtime.wire import MAX_FIELD
 ROLES = ("inference", "management", "metrics")
 # The gRPC APIs; the settings ROLE_address and ROLE_port have the host and port of one.
 GRPC_ROLES = ("grpc_inference", "grpc_management")
-
-
-# Special values of `jobs_store`.
-OFF = "off"
-SQLITE = "sqlite:///"
-POSTGRES = ("postgresql://", "postgres://")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
-
-
-def _check_store(value: str) -> str:
-    path = value.removeprefix(SQLITE)
-    if (
-        not path
-        or "\0" in path
-        or (
-            _SCHEME.match(path)
-            and len(path) > 1
-            and path[1] != ":"
-            and not path.startswith(POSTGRES)
-        )
-    ):
-        raise ValueError("it names no store")
-    return value
-
-
-JobsStore = Annotated[
-    str,
-    AfterValidator(_check_store),
-    Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off"),
-]
 
 
 def _check_absolute(paths: list[Path]) -> list[Path]:
@@ -160,7 +130,7 @@ class Settings(Described):
     """PEM file with the certificate's private key"""
     keystore: Path | None = None
     """Java keystore, PKCS12 or JKS, in place of the two PEM files"""
-    keystore_pass: str = "changeit"
+    keystore_pass: Annotated[str, Secret()] = "changeit"
     """password of the keystore and of its key"""
     enable_grpc: bool = True
     """also serve gRPC, if the extra `grpc` is installed"""
@@ -193,10 +163,6 @@ class Settings(Described):
     if empty"""
     load_models: list[str] = []
     """models to load at start: archives, [name=]file, or 'all' in the model store"""
-    workflow_store: Path | None = None
-    """directory that workflows are registered from; the model store if not set"""
-    load_workflows: list[str] = []
-    """workflows to load after the models: [name=]file, or 'all' in the workflow store"""
     default_workers_per_model: int = Field(0, ge=0)
     """workers of a model that does not set their number; 0 = one per GPU, and without a GPU one, or
     several for a small Hugging Face model"""
@@ -219,31 +185,6 @@ class Settings(Described):
     max_request_size"""
     max_header_size: Bytes = Field(64 << 10, ge=1024)
     """maximum size of a request's headers, in bytes"""
-    jobs_store: JobsStore | None = None
-    """asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off for none;
-    jobs.sqlite in state_dir if not set"""
-    job_retention: Seconds = Field(86_400, ge=1)
-    """time for which an asynchronous answer is stored, in seconds"""
-    idempotency_retention: Seconds = Field(86_400, ge=1)
-    """time for which the answer to an Idempotency-Key is stored, in seconds"""
-    max_kept_answer: Bytes = Field(8 << 20, ge=0, le=MAX_FIELD)
-    """maximum size of an answer that is stored for an Idempotency-Key, in bytes"""
-    max_job_size: Bytes | None = Field(None, ge=1, le=1_000_000_000)
-    """maximum size of the body of an asynchronous request, in bytes; max_request_size if not set"""
-    max_queued_jobs: int = Field(10_000, ge=1)
-    """maximum number of asynchronous requests that are not answered yet"""
-    max_jobs_per_client: int | None = Field(None, ge=0)
-    """of these, maximum number of one client; 0 = unlimited; not set: 1000 where other machines can
-    connect"""
-    max_jobs_size: Bytes = Field(16 << 30, ge=0)
-    """maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit"""
-    job_callback_hosts: list[str] = []
-    """where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs;
-    none if empty"""
-    job_callback_secret: str | None = Field(None, min_length=16)
-    """secret with which callbacks are signed (HMAC-SHA256)"""
-    job_callback_old_secret: str | None = Field(None, min_length=16)
-    """previous secret, with which callbacks are signed as well"""
     header_timeout: Seconds = Field(10, ge=1)
     """maximum time to receive a request's headers, in seconds"""
     body_timeout: Seconds = Field(30, ge=1)
@@ -272,15 +213,15 @@ class Settings(Described):
     """handler of archives without one"""
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = None
     """service envelope of the requests: body, json, kserve or kservev2; none if not set"""
-    inference_token: str | None = Field(None, min_length=1)
+    inference_token: Annotated[str | None, Secret()] = Field(None, min_length=1)
     """bearer token that predictions must carry"""
-    management_token: str | None = Field(None, min_length=1)
+    management_token: Annotated[str | None, Secret()] = Field(None, min_length=1)
     """bearer token that management and metrics calls must carry"""
     disable_token_authorization: bool = False
     """serve without tokens on an address that is not loopback"""
     generate_tokens: bool = False
     """generate the tokens that are not set and write them to key_file, as TorchServe does"""
-    api_token: str | None = Field(None, min_length=1)
+    api_token: Annotated[str | None, Secret()] = Field(None, min_length=1)
     """bearer token that GET /token must carry, which replaces a generated token"""
     key_file: Path = Path("key_file.json")
     """file for generated tokens; only the server's user can read it"""
@@ -472,15 +413,9 @@ MODELS = "models"
 # Settings with nested values, which a text on a command line or in a variable cannot set.
 NESTED = {MODELS, "model_versions", "model_snapshot"}
 SECRETS = frozenset(
-    {
-        "inference_token",
-        "api_token",
-        "keystore_pass",
-        "management_token",
-        "job_callback_secret",
-        "job_callback_old_secret",
-        "jobs_store",
-    }
+    name
+    for name, field in Settings.model_fields.items()
+    if any(isinstance(mark, Secret) for mark in field.metadata)
 )
 
 

@@ -24,7 +24,7 @@ class JobsFeature(Feature):
         self.jobs: Jobs | None = None  # None if nothing is stored
 
     def open(self) -> None:
-        self.jobs = make_jobs(self.registry, self.registry.settings)
+        self.jobs = make_jobs(self.registry)
 
     def add_routes(self, app: ServerApp) -> None:
         from tsx_runtime.features.jobs.http.routes import add_job_routes

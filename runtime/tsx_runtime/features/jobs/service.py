@@ -14,6 +14,7 @@ from tsx_runtime.features.jobs.callbacks import CallbackSender
 from tsx_runtime.features.jobs.job_stats import JobStats
 from tsx_runtime.features.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.features.jobs.runner import LEASE_S, JobExecutor, Runner
+from tsx_runtime.features.jobs.settings import OFF, POSTGRES, SQLITE, JobsSettings
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import (
@@ -24,8 +25,6 @@ from tsx_runtime.features.jobs.storage.store import (
     NewJob,
     StoredAnswer,
 )
-from tsx_runtime.settings.addresses import parse_address
-from tsx_runtime.settings.schema import OFF, POSTGRES, SQLITE, Settings
 from tsx_runtime.sources.urls import AllowList
 
 JOBS_PER_CLIENT = 1000  # the default limit if other machines can connect
@@ -36,8 +35,10 @@ TEND_S = LEASE_S / 3
 class Jobs:
     """The jobs of a server. The first job calls `begin`, which opens the store."""
 
-    def __init__(self, settings: Settings, store: SqlStore, executor: JobExecutor) -> None:
-        """Prepare the jobs.
+    def __init__(
+        self, settings: JobsSettings, store: SqlStore, executor: JobExecutor, *, is_local: bool
+    ) -> None:
+        """Prepare the jobs; with `is_local`, only this machine can connect.
 
         Raises:
             SettingError: The settings contradict each other.
@@ -65,7 +66,7 @@ class Jobs:
             store, executor, self.owner, self.keep, self.callbacks.notify_answer, self.stats
         )
         self._max_jobs = settings.max_queued_jobs
-        default = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT
+        default = 0 if is_local else JOBS_PER_CLIENT
         self._max_client_jobs = (
             default if settings.max_jobs_per_client is None else settings.max_jobs_per_client
         )
@@ -197,7 +198,7 @@ class Jobs:
         await repeat(TEND_S, self.runner.tend)
 
 
-def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
+def make_store(settings: JobsSettings, directory: Path | None) -> SqlStore | None:
     """Return the store that `jobs_store` names, else one in `directory`, or None without both.
 
     Raises:

@@ -40,6 +40,8 @@ from tsx_runtime.errors import (
 from tsx_runtime.features.workflows.execution import run
 from tsx_runtime.features.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.features.workflows.schedule import Output, row_positions
+from tsx_runtime.features.workflows.settings import WorkflowsSettings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
@@ -99,6 +101,11 @@ class Workflow:
                 self._idle.set()
 
 
+def store_of(settings: Settings) -> Path | None:
+    """Return the directory that workflows are registered from."""
+    return WorkflowsSettings.of(settings).workflow_store or settings.model_store
+
+
 class Workflows:
     """The workflows of one server.
 
@@ -112,7 +119,7 @@ class Workflows:
         self.workflows: dict[str, Workflow] = {}
         # Names that are registered, being registered, or being unregistered.
         self._names_in_use: set[str] = set()
-        self._store = self.settings.workflow_store or self.settings.model_store
+        self._store = store_of(self.settings)
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
         self._downloads = DaemonThreads(MAX_DOWNLOADS, "downloads")
 

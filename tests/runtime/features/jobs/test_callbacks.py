@@ -16,9 +16,9 @@ from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.features.jobs import callbacks, receivers
 from tsx_runtime.features.jobs.callbacks import CallbackSender, backoff, signature
 from tsx_runtime.features.jobs.service import Jobs
+from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import DueCallback
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import AllowList
 
 pytestmark = pytest.mark.anyio
@@ -167,11 +167,11 @@ def test_callback_urls_are_normalized(tmp_path: Path, url: str, normalized_url: 
 
 def test_a_callback_is_signed_with_the_new_and_the_old_secret(tmp_path: Path) -> None:
     new, old = "n" * 16, "o" * 16
-    settings = Settings(
+    settings = JobsSettings(
         job_callback_hosts=["a.example"], job_callback_secret=new, job_callback_old_secret=old
     )
     # Nothing runs, so a registry is not needed.
-    jobs = Jobs(settings, SqliteStore(tmp_path / "jobs.sqlite"), None)  # type: ignore[arg-type]
+    jobs = Jobs(settings, SqliteStore(tmp_path / "jobs.sqlite"), None, is_local=True)  # type: ignore[arg-type]
     due = DueCallback("a", "http://a.example/", 1, "id", ANSWER)
     seconds, *signatures = jobs.callbacks._headers(due)["x-tsx-signature"].split(",")
     now = int(seconds.removeprefix("t="))
@@ -190,5 +190,6 @@ def test_callbacks_need_allowed_hosts_and_a_secret(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
         CallbackSender(store, AllowList([]), []).check("http://a.example/")
+    settings = JobsSettings(job_callback_hosts=["a.example"])
     with pytest.raises(SettingError, match="job_callback_secret"):
-        Jobs(Settings(job_callback_hosts=["a.example"]), store, None)  # type: ignore[arg-type]
+        Jobs(settings, store, None, is_local=True)  # type: ignore[arg-type]

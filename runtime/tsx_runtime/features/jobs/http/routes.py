@@ -11,6 +11,7 @@ from tsx_runtime.features.jobs.http import precomputed, queue
 from tsx_runtime.features.jobs.http.idempotency import Idempotency, has_key
 from tsx_runtime.features.jobs.http.jobs import JobRoutes, is_async_request, is_job_path
 from tsx_runtime.features.jobs.service import Jobs
+from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.page import PAGE_CREDENTIALS, check_page, is_page_prediction, use_model_path
 from tsx_runtime.http.routes import openapi
@@ -31,7 +32,7 @@ class PlaygroundJobs(JobRoutes):
 def add_job_routes(app: ServerApp, jobs: Jobs | None) -> None:
     """Add the jobs of a server to a listener; `jobs` is None if it stores nothing."""
     settings, guards, registry = app.context.settings, app.context.guards, app.context.registry
-    max_job_size = settings.max_job_size or settings.max_request_size
+    max_job_size = JobsSettings.of(settings).max_job_size or settings.max_request_size
     if "inference" in app.roles:
         idempotency = Idempotency(
             None if jobs is None else jobs.keyed_runs,
