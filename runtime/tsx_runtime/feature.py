@@ -14,7 +14,7 @@ import pkgutil
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, create_model
 
@@ -22,7 +22,8 @@ from tsx_runtime import features
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.registry import Registry
@@ -30,8 +31,30 @@ if TYPE_CHECKING:
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
     from tsx_runtime.metrics.exposition import Families, Labels
+    from tsx_runtime.settings.schema import Settings
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class StartItem(NamedTuple):
+    """Something besides models that a feature loads at the start of a server.
+
+    If `path` is None, the URL is the source, as in a registration.
+    """
+
+    feature: type[Feature]
+    path: Path | None
+    url: str
+    name: str | None
+
+
+class LoadedItem(NamedTuple):
+    """What a feature has loaded for a `StartItem`, for the output of `tsx serve`."""
+
+    kind: str  # such as "workflow"
+    name: str
+    path: str  # the path of its requests
+    details: dict[str, str]  # the further columns of a table of this kind
 
 
 class Feature:
@@ -47,6 +70,15 @@ class Feature:
             SettingError: The settings of the feature cannot be used.
         """
         self.registry = registry
+
+    @classmethod
+    def start_items(cls, settings: Settings) -> Sequence[StartItem]:
+        """Return the items that `load` should get at the start of a server with these settings.
+
+        Raises:
+            SettingError: An item cannot be found.
+        """
+        return ()
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
         """Return the entry point of a version's requests, in place of `entry`.
@@ -67,6 +99,16 @@ class Feature:
         Entering it may raise LoadFailed, which refuses the load.
         """
         return None
+
+    async def load(self, item: StartItem, *, log_failures: bool) -> LoadedItem | None:
+        """Load an item at the start, after all models.
+
+        With `log_failures`, an error is logged, and the result is None.
+
+        Raises:
+            TsxError: The item cannot be loaded.
+        """
+        raise NotImplementedError
 
     def end_version(self, version: ModelVersion) -> None:
         """Forget a version, which has ended."""
@@ -117,14 +159,16 @@ class Feature:
 
 def load_features(registry: Registry) -> list[Feature]:
     """Return the features of a server, in the order in which requests pass through them."""
-    return [
-        kind(registry)
-        for module in _modules("feature")
-        for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, Feature)
-        and kind.__module__ == module.__name__
-    ]
+    return [kind(registry) for kind in _kinds()]
+
+
+def start_items(settings: Settings) -> list[StartItem]:
+    """Return the items that the features load at the start of a server with these settings.
+
+    Raises:
+        SettingError: An item cannot be found.
+    """
+    return [item for kind in _kinds() for item in kind.start_items(settings)]
 
 
 def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[ModelT]:
@@ -141,6 +185,17 @@ def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[Mod
         base.__name__, __base__=bases, __module__=base.__module__, __doc__=base.__doc__
     )
     return model
+
+
+def _kinds() -> list[type[Feature]]:
+    return [
+        kind
+        for module in _modules("feature")
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Feature)
+        and kind.__module__ == module.__name__
+    ]
 
 
 @cache

@@ -25,6 +25,7 @@ from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.errors import Conflict
+from tsx_runtime.feature import StartItem, start_items
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
@@ -33,11 +34,8 @@ from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import (
     StartModel,
-    StartWorkflow,
     models_from_settings,
     start_model,
-    start_workflow,
-    workflows_from_settings,
 )
 
 NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
@@ -101,7 +99,7 @@ def serve_arguments(
         given_workflows = [
             start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
         ]
-        workflows = given_workflows or workflows_from_settings(settings)
+        items = given_workflows or start_items(settings)
         orders: dict[str, Any] = {
             name: value for name, value in registration_options.items() if value is not None
         }
@@ -115,13 +113,19 @@ def serve_arguments(
             run_server(
                 settings,
                 [replace(start, order=replace(start.order, **orders)) for start in starts],
-                workflows,
+                items,
                 options=options,
             )
         except Conflict as error:
             raise CliError(
                 f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE"
             ) from error
+
+
+def start_workflow(path: Path, name: str | None) -> StartItem:
+    from tsx_runtime.features.workflows.feature import WorkflowsFeature  # a feature
+
+    return StartItem(WorkflowsFeature, path, path.name, name)
 
 
 def with_grpc_addresses(
@@ -216,8 +220,11 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
     name, path = _split(argument)
     kind = classify(path)
     store_name, store = "model store", settings.model_store
-    if kind == "workflow" and settings.workflow_store:
-        store_name, store = "workflow store", settings.workflow_store
+    if kind == "workflow":
+        from tsx_runtime.features.workflows.settings import WorkflowsSettings  # a feature
+
+        if workflow_store := WorkflowsSettings.of(settings).workflow_store:
+            store_name, store = "workflow store", workflow_store
     candidates = () if store is None else (store / path, store / f"{path}.mar")
     stored = next((file for file in candidates if file.exists()), None)
     if kind in ("Hugging Face", "MLflow") or (
@@ -244,7 +251,7 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
 def run_server(
     settings: Settings,
     starts: list[StartModel],
-    workflows: list[StartWorkflow],
+    items: list[StartItem],
     *,
     ready_line: str | None = None,
     options: ServeOptions = DEFAULT_OPTIONS,
@@ -262,17 +269,9 @@ def run_server(
     install_lossy_output()
     set_up_logging(settings)
     console = Console()
-    if console.is_terminal and (starts or workflows):
-        source_text = one_line(
-            redacted(
-                ", ".join(
-                    [
-                        *(start.order.url for start in starts),
-                        *(start.order.url for start in workflows),
-                    ]
-                )
-            )
-        )
+    if console.is_terminal and (starts or items):
+        urls = [*(start.order.url for start in starts), *(item.url for item in items)]
+        source_text = one_line(redacted(", ".join(urls)))
         overwrite(f"loading {source_text} ...", console)
         options = replace(
             options,
@@ -286,7 +285,7 @@ def run_server(
             print(ready_line, flush=True)
 
     try:
-        serve(settings, starts, on_ready, options, workflows)
+        serve(settings, starts, on_ready, options, items)
     except BaseException:
         overwrite("", console)
         raise

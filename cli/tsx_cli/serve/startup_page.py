@@ -13,6 +13,7 @@ from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.management.samples import SampleInput, has_example, sample_of
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.feature import LoadedItem
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import MAX_QUOTED_CHARS
@@ -39,8 +40,9 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
                 f"serving {version.name} {version.version}: {kind(version)}, {devices(version)},"
                 f" {_count(len(version.workers), 'worker')}"
             )
-        for workflow in started.workflows:
-            print(f"serving workflow {workflow.name}: {one_line(', '.join(workflow.nodes))}")
+        for item in started.items:
+            details = one_line(", ".join(item.details.values()))
+            print(f"serving {item.kind} {item.name}: {details}")
         for role, address in started.addresses.items():
             print(f"{ROLE_NAMES[role]} at {address}")
         if page := web_page(started):
@@ -49,9 +51,12 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
             "\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True
         )
         return
+    items_by_kind: dict[str, list[LoadedItem]] = {}
+    for item in started.items:
+        items_by_kind.setdefault(item.kind, []).append(item)
     count_texts = [
         _count(len(versions), "model"),
-        *([_count(len(started.workflows), "workflow")] if started.workflows else []),
+        *(_count(len(items), noun) for noun, items in items_by_kind.items()),
     ]
     console.print(
         Text.assemble(
@@ -73,10 +78,9 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
             for version in versions
         ]
         print_table(["model", "version", "kind", "device", "workers"], rows)
-    if started.workflows:
+    for noun, items in items_by_kind.items():
         print_table(
-            ["workflow", "nodes"],
-            [(workflow.name, ", ".join(workflow.nodes)) for workflow in started.workflows],
+            [noun, *items[0].details], [(item.name, *item.details.values()) for item in items]
         )
     console.print("\n  Ctrl-C stops the server\n")
 
@@ -149,10 +153,7 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
             ]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
-    lines += [
-        curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE")
-        for workflow in started.workflows[:1]
-    ]
+    lines += [curl(inference, item.path, settings, "-T", "FILE") for item in started.items[:1]]
     return [*lines, curl(inference, "/ping", settings)]
 
 

@@ -214,9 +214,9 @@ def serve(arguments: argparse.Namespace) -> int:
     """Run the server in this process."""
     from tsx_cli.serve.background import AlreadyRunning, claim_pid_file, pid_file, start_notifier
     from tsx_cli.serve.server import run_server
+    from tsx_runtime.feature import start_items
     from tsx_runtime.targets.server.server import ServeOptions
     from tsx_runtime.targets.server.snapshots import Snapshots
-    from tsx_runtime.targets.server.startup import workflows_from_settings
 
     warnings: list[str] = []
     setup = configure(arguments, os.environ, warn=warnings.append)
@@ -236,7 +236,7 @@ def serve(arguments: argparse.Namespace) -> int:
             run_server(
                 setup.settings,
                 starts(setup.settings),
-                workflows_from_settings(setup.settings),
+                start_items(setup.settings),
                 ready_line=READY,
                 options=options,
             )

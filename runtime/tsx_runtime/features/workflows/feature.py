@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
-from tsx_runtime.features.workflows.manager import Workflows
+from tsx_runtime.errors import TsxError
+from tsx_runtime.feature import Feature, LoadedItem, StartItem
+from tsx_runtime.features.workflows.manager import SUFFIX, WorkflowOrder, Workflows, store_of
+from tsx_runtime.features.workflows.settings import WorkflowsSettings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources import Trust
+from tsx_runtime.sources.store_entries import resolve_entries
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
+
+logger = logging.getLogger("tsx.server")
 
 
 class WorkflowsFeature(Feature):
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
         self.workflows = Workflows(registry)
+
+    @classmethod
+    def start_items(cls, settings: Settings) -> Sequence[StartItem]:
+        entries = WorkflowsSettings.of(settings).load_workflows
+        return [
+            StartItem(cls, path, file, name)
+            for name, file, path in resolve_entries(
+                entries,
+                store_of(settings),
+                "workflow_store",
+                lambda path: path.name.endswith(SUFFIX),
+            )
+        ]
+
+    async def load(self, item: StartItem, *, log_failures: bool) -> LoadedItem | None:
+        order = WorkflowOrder(item.url, item.name, loaded_at_startup=True)
+        try:
+            if item.path is None:
+                workflow = await self.workflows.register(order, trust=Trust.OPERATOR)
+            else:
+                workflow = await self.workflows.register_path(item.path, order)
+        except TsxError as error:
+            if not log_failures:
+                raise
+            logger.error("workflow %s is not served: %s", item.url, error.message)
+            return None
+        logger.info("workflow %s is loaded: POST /wfpredict/%s", workflow.name, workflow.name)
+        nodes = {"nodes": ", ".join(workflow.nodes)}
+        return LoadedItem("workflow", workflow.name, f"/wfpredict/{workflow.name}", nodes)
 
     def add_routes(self, app: ServerApp) -> None:
         context = app.context

@@ -26,8 +26,7 @@ from tsx_runtime.core.placement.hardware import raise_file_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.errors import TsxError
-from tsx_runtime.features.workflows.feature import WorkflowsFeature
-from tsx_runtime.features.workflows.manager import Workflow
+from tsx_runtime.feature import LoadedItem, StartItem
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.torchserve_log import metric_tasks
@@ -55,10 +54,9 @@ from tsx_runtime.targets.server.snapshots import Snapshots
 from tsx_runtime.targets.server.startup import (
     LoadStatus,
     StartModel,
-    StartWorkflow,
     check_models,
     load_all,
-    load_workflows,
+    load_items,
     log_privileges,
     register_all,
     report_loading,
@@ -82,7 +80,7 @@ class RunningServer:
 
     addresses: dict[str, str]
     versions: list[ModelVersion]
-    workflows: list[Workflow]
+    items: list[LoadedItem]
     registry: Registry
 
 
@@ -145,7 +143,7 @@ def serve(
     models: Sequence[StartModel],
     on_ready: Callable[[RunningServer], None] = lambda started: None,
     options: ServeOptions = DEFAULT_OPTIONS,
-    workflows: Sequence[StartWorkflow] = (),
+    items: Sequence[StartItem] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM; return after the last accepted request is answered.
 
@@ -153,9 +151,9 @@ def serve(
 
     Raises:
         SettingError: An address or a token cannot be used. If a model cannot be loaded,
-            `Registry.register_path` or `Workflows.register_path` raises other errors.
+            `Registry.register_path` raises other errors, and so does `Feature.load`.
     """
-    _run(serve_async(settings, models, on_ready, options, workflows))
+    _run(serve_async(settings, models, on_ready, options, items))
 
 
 async def serve_async(
@@ -163,7 +161,7 @@ async def serve_async(
     models: Sequence[StartModel],
     on_ready: Callable[[RunningServer], None],
     options: ServeOptions,
-    start_workflows: Sequence[StartWorkflow],
+    items: Sequence[StartItem],
 ) -> None:
     settings, systemd_sockets = use_sockets(settings, passed_sockets(os.environ))
     check_required_tokens(settings)
@@ -198,7 +196,6 @@ async def serve_async(
         registry.tracer = stack.enter_context(tracing(settings, os.environ))
         stack.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
-        workflows = registry.feature(WorkflowsFeature).workflows
         import_task = asyncio.ensure_future(asyncio.to_thread(import_modules)) if grpc else None
         try:
             load = register_all if options.answer_first else load_all
@@ -209,22 +206,18 @@ async def serve_async(
                 )
             if import_task is not None:
                 await import_task
-            if (
-                versions is None
-                or await _run_until(
-                    stop_events.stop_requested,
-                    load_workflows(workflows, start_workflows, log_failures=options.answer_first),
-                )
-                is None
-            ):
+            if versions is None:
+                return
+            loaded_items = await _run_until(
+                stop_events.stop_requested,
+                load_items(registry, items, log_failures=options.answer_first),
+            )
+            if loaded_items is None:
                 return
             if options.make_platform is None:
                 warn_of_unknown_models(settings, registry.names)
             make_server = partial(
-                RunningServer,
-                versions=versions,
-                workflows=list(workflows.workflows.values()),
-                registry=registry,
+                RunningServer, versions=versions, items=loaded_items, registry=registry
             )
             parts = _ServerParts(settings, registry, keys, bound_listeners, grpc, tls, predecessor)
             await _serve_requests(

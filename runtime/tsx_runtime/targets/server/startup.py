@@ -1,4 +1,4 @@
-"""The loading of a server's models and workflows at its start."""
+"""The loading of models, and of the items of features, at the start of a server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from tsx_runtime.core.models.plan import BATCH_PARAMETERS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
-from tsx_runtime.features.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
+from tsx_runtime.feature import LoadedItem, StartItem
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
+from tsx_runtime.sources.store_entries import resolve_entries, resolve_file
 
 REPORT_INTERVAL_S = 0.5
 
@@ -219,33 +220,10 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
         ]
     return [
         StartModel(path, RegisterOrder(url=file, model_name=name, loaded_at_startup=True))
-        for name, file, path in _resolve_entries(
+        for name, file, path in resolve_entries(
             settings.load_models, settings.model_store, "model_store", _looks_like_model
         )
     ]
-
-
-def _resolve_entries(
-    entries: Sequence[str], store: Path | None, setting: str, is_match: Callable[[Path], bool]
-) -> list[tuple[str | None, str, Path | None]]:
-    """Return name, file and path of each entry (`[name=]file` or `all`); a URL has no path."""
-    if [entry.lower() for entry in entries] == ["all"]:
-        store_paths = _resolve_path("all", store, setting).parent.iterdir()
-        paths = sorted(path for path in store_paths if is_match(path) and path.name[0] != ".")
-        return [(None, path.name, path) for path in paths]
-    pairs = map(split_name, entries)
-    return [
-        (name or None, file, None if is_url(file) else _resolve_path(file, store, setting))
-        for name, file in pairs
-    ]
-
-
-def _resolve_path(file: str, store: Path | None, setting: str) -> Path:
-    if store is None and not Path(file).is_absolute():
-        raise SettingError(
-            f"'{file}' cannot be found, because {setting} is not set: give the archives' directory"
-        )
-    return Path(file) if store is None else store / file
 
 
 def _looks_like_model(path: Path) -> bool:
@@ -279,75 +257,21 @@ def _restore(name: str, number: str, saved: VersionSettings, store: Path | None)
             if saved.slo is None or name not in BATCH_PARAMETERS
         },
     )
-    path = None if is_url(saved.mar_name) else _resolve_path(saved.mar_name, store, "model_store")
+    path = None if is_url(saved.mar_name) else resolve_file(saved.mar_name, store, "model_store")
     return StartModel(path, order, saved.default_version)
 
 
-def split_name(entry: str) -> tuple[str, str]:
-    """Split `[name=]file` into name (possibly empty) and file; a URL may contain `=` too."""
-    name, equals, file = entry.partition("=")
-    return (name, file) if equals and "/" not in name else ("", entry)
+async def load_items(
+    registry: Registry, items: Iterable[StartItem], *, log_failures: bool
+) -> list[LoadedItem]:
+    """Load the items of features concurrently, and return those that are loaded.
 
-
-@dataclass(frozen=True)
-class StartWorkflow:
-    """A workflow to load at the start.
-
-    If `path` is None, the URL in `order` is the source, as in a registration.
+    With `log_failures`, a failure is logged and the item skipped. Otherwise it ends the start.
     """
-
-    path: Path | None
-    order: WorkflowOrder
-
-
-async def load_workflows(
-    workflows: Workflows, starts: Iterable[StartWorkflow], *, log_failures: bool
-) -> list[Workflow]:
-    """Load all workflows concurrently.
-
-    With `log_failures`, a failure is logged and the workflow skipped. Otherwise it ends the start.
-    """
-    loaded = await _finish_all(_load_workflow(workflows, start, log_failures) for start in starts)
-    return [workflow for workflow in loaded if workflow is not None]
-
-
-def workflows_from_settings(settings: Settings) -> list[StartWorkflow]:
-    """Return the workflows of `load_workflows`: `all`, or `[name=]file` in the workflow store.
-
-    Raises:
-        SettingError: The workflow store is missing.
-    """
-    store = settings.workflow_store or settings.model_store
-    return [
-        StartWorkflow(path, WorkflowOrder(file, name, loaded_at_startup=True))
-        for name, file, path in _resolve_entries(
-            settings.load_workflows,
-            store,
-            "workflow_store",
-            lambda path: path.name.endswith(SUFFIX),
-        )
-    ]
-
-
-def start_workflow(path: Path, name: str | None = None) -> StartWorkflow:
-    return StartWorkflow(path, WorkflowOrder(path.name, name, loaded_at_startup=True))
-
-
-async def _load_workflow(
-    workflows: Workflows, start: StartWorkflow, log_failures: bool
-) -> Workflow | None:
-    try:
-        if start.path is None:
-            workflow = await workflows.register(start.order, trust=Trust.OPERATOR)
-        else:
-            workflow = await workflows.register_path(start.path, start.order)
-    except TsxError as error:
-        if not log_failures:
-            raise
-        logger.error("workflow %s is not served: %s", start.order.url, error.message)
-        return None
-    logger.info("workflow %s is loaded: POST /wfpredict/%s", workflow.name, workflow.name)
-    return workflow
+    loaded = await _finish_all(
+        registry.feature(item.feature).load(item, log_failures=log_failures) for item in items
+    )
+    return [item for item in loaded if item is not None]
 
 
 def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_PORTS, Running, serving, tsx
 from tsx_runtime.errors import SettingError
+from tsx_runtime.features.workflows.feature import WorkflowsFeature
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
-from tsx_runtime.targets.server.startup import workflows_from_settings
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -81,12 +81,10 @@ def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     def registrations(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
-        starts = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
-        assert all(
-            start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url)
-            for start in starts
-        )
-        return [(start.order.url, start.order.name) for start in starts]
+        values = {"load_workflows": entries, **settings}
+        items = WorkflowsFeature.start_items(Settings.model_validate(values))
+        assert all((item.path is None) == is_url(item.url) for item in items)
+        return [(item.url, item.name) for item in items]
 
     assert (
         registrations("all", workflow_store=tmp_path)
