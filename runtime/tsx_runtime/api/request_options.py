@@ -1,9 +1,8 @@
-"""Options in a request's headers: priority, deadline, asynchronous response, idempotency key."""
+"""Options in a request's headers: priority, deadline, and whether the request is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest
@@ -14,9 +13,6 @@ MAX_PRIORITY = 100
 MAX_TIMEOUT_MS = 86_400_000  # a day
 PREFER = b"prefer"
 IDEMPOTENCY_KEY = b"idempotency-key"
-CALLBACK = b"x-tsx-callback-url"
-JOB_SIZE = "max_job_size"  # the setting that limits bodies of stored requests
-MAX_WAIT_S = 600  # longer waits are reduced to this
 
 
 def priority_and_timeout(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int | None]:
@@ -57,39 +53,12 @@ def _whole_number(name: bytes, value: bytes, minimum: int, maximum: int) -> int:
     return number
 
 
-class Preference(NamedTuple):
-    """A client's preference for an asynchronous response after at most `wait` seconds."""
-
-    wait: int = 0
-
-
 def is_stored(headers: Iterable[Pair]) -> bool:
-    """Tell whether the request may use the job store; header names are in lower case."""
+    """Tell whether the request may be stored, which is decided outside of the fast lane.
+
+    Header names are in lower case.
+    """
     return any(
         name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower())
         for name, value in headers
-    )
-
-
-def parse_preference(headers: Iterable[Pair]) -> Preference | None:
-    """Return the preference for an asynchronous response, or None.
-
-    If a preference is repeated, the first one counts. An invalid wait counts as 0.
-    """
-    preferences: dict[str, str] = {}
-    for name, value in headers:
-        if name == PREFER:
-            for preference in value.decode("latin-1").split(","):
-                token, _, argument = preference.partition(";")[0].partition("=")
-                preferences.setdefault(token.strip().lower(), argument.strip().strip('"'))
-    if "respond-async" not in preferences:
-        return None
-    wait = preferences.get("wait", "")
-    return Preference(min(int(wait[:9]), MAX_WAIT_S) if wait.isascii() and wait.isdigit() else 0)
-
-
-def callback_of(headers: Iterable[Pair]) -> str:
-    """Return the URL to which the response is sent, or an empty string."""
-    return next(
-        (value.decode("latin-1").strip() for name, value in headers if name == CALLBACK), ""
     )

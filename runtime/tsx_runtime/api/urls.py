@@ -29,7 +29,8 @@ MAX_FIELDS = 1000
 MAX_HEAD_BYTES = 4096
 # These paths need no token, because probes call them and they reveal nothing about models.
 HEALTH_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
-# First segments of the server's own paths.
+# First segments of the server's own paths. Those of features belong to them even if a feature is
+# missing, so that a path of a plugin or of a model means the same on every server.
 RESERVED_PATHS = {
     "predictions",
     "explanations",

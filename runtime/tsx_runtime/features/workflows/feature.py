@@ -61,8 +61,8 @@ class WorkflowsFeature(Feature):
             from tsx_runtime.features.workflows.predictions import (
                 WorkflowPredictions,
                 runs_workflow,
+                workflow_path,
             )
-            from tsx_runtime.http.routes import openapi
 
             predictions = WorkflowPredictions(
                 self.workflows,
@@ -72,7 +72,7 @@ class WorkflowsFeature(Feature):
                 app.is_confined,
             )
             app.model_apps.append((lambda scope: runs_workflow(scope["path"]), predictions))
-            app.document(openapi.workflow_path())
+            app.document(workflow_path())
         if "management" in app.roles:
             from tsx_runtime.features.workflows import routes as workflows
 

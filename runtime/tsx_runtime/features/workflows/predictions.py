@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
@@ -28,6 +29,7 @@ from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.features.workflows.manager import Workflows
 from tsx_runtime.features.workflows.node import WorkflowRequest
 from tsx_runtime.features.workflows.schedule import Output
+from tsx_runtime.http.routes import openapi
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 PREFIX = "/wfpredict/"
@@ -85,3 +87,20 @@ class WorkflowPredictions:
             request_id.decode(), headers, body, deadline(start_time, 0.0, timeout_ms), priority
         )
         return await while_client_waits(self.workflows.find(name).answer(request), receive)
+
+
+def workflow_path() -> dict[str, Any]:
+    """Return the path that runs a workflow; its requests are like those of predictions."""
+    path = "/wfpredict/{workflow}"
+    operation = openapi.prediction(
+        path, [openapi.parameter("workflow", "a registered workflow", "dog_breed")]
+    )["post"]
+    operation |= {
+        "summary": "Run a workflow",
+        "description": (
+            "The first nodes get the request unchanged, the others get the answers of the nodes"
+            " before them. The answer is the only leaf's, or one JSON object with each leaf's by"
+            " its name."
+        ),
+    }
+    return {path: {"post": operation}}

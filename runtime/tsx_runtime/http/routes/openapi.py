@@ -15,7 +15,7 @@ from tsx_runtime.api import request_options
 from tsx_runtime.api.management.schemas import ErrorBody
 from tsx_runtime.version import __version__
 
-_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _STATUS_TEXTS = {
     400: "the request cannot be used, or its token is missing or wrong",
     401: "the token is missing or wrong, where token_failure_status is 401",
@@ -33,25 +33,26 @@ _STATUS_TEXTS = {
 }
 
 
-def _parameter(
+def parameter(
     name: str,
     description: str,
     example: str = "",
     location: str = "path",
     schema: dict[str, Any] = {"type": "string"},  # noqa: B006  # It is never modified.
 ) -> dict[str, Any]:
-    parameter = {
+    """Return a parameter of a path item."""
+    described = {
         "name": name,
         "in": location,
         "required": location == "path",
         "description": description,
         "schema": schema,
     }
-    return parameter | ({"example": example} if example else {})
+    return described | ({"example": example} if example else {})
 
 
 _OPTION_HEADERS = [
-    _parameter(
+    parameter(
         request_options.PRIORITY.decode(),
         "the waiting request with the highest priority is served first; 0 if not given",
         location="header",
@@ -61,7 +62,7 @@ _OPTION_HEADERS = [
             "maximum": request_options.MAX_PRIORITY,
         },
     ),
-    _parameter(
+    parameter(
         request_options.TIMEOUT.decode(),
         "milliseconds that the client will wait for the answer",
         location="header",
@@ -69,7 +70,7 @@ _OPTION_HEADERS = [
     ),
     # These have no examples, because the page at /docs would send them with each request.
     *(
-        _parameter(name, description, location="header")
+        parameter(name, description, location="header")
         for name, description in (
             ("Prefer", "respond-async: answer later, at the Location of a 202"),
             (
@@ -89,7 +90,7 @@ _PATHS_WITH_QUERY = {
     "/{model}/predict",
     "/{model}/{version}/predict",
 }
-_ONLY_MODEL = _parameter(
+_ONLY_MODEL = parameter(
     "model_name", "a registered model; needed where there are several", "digits", "query"
 )
 
@@ -151,11 +152,11 @@ def _inline_definitions(part: Any, definitions: dict[str, Any]) -> Any:
 
 def prediction_paths() -> dict[str, Any]:
     """Return the paths of predictions and explanations; all methods are described as POST."""
-    version = _parameter("version", "one of its versions; the default one if not given", "1.0")
-    url_path = _parameter(
+    version = parameter("version", "one of its versions; the default one if not given", "1.0")
+    url_path = parameter(
         "rest", "passed to the handler as the request header `url_path`", "v1/completions"
     )
-    model = _parameter("model", "a registered model", "digits")
+    model = parameter("model", "a registered model", "digits")
     paths: dict[str, Any] = {}
     for path, parameters in (
         ("/predictions/{model}", [model]),
@@ -173,8 +174,52 @@ def prediction_paths() -> dict[str, Any]:
         ("/{model}/predict", [model]),
         ("/{model}/{version}/predict", [model, version]),
     ):
-        paths[path] = _prediction(path, parameters)
+        paths[path] = prediction(path, parameters)
     return paths
+
+
+def prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the path item of a path whose requests run a model."""
+    is_explanation = path.startswith("/explanations") or path.endswith("explain")
+    path_name = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
+    binary = {"type": "string", "format": "binary"}
+    operation = {
+        "tags": ["inference"],
+        "summary": "Explain a prediction" if is_explanation else "Predict",
+        "description": (
+            "The body stays as it is; the handler gets a form's fields by their names, and any"
+            " other body as `body`. "
+            + (_QUERY if path in _PATHS_WITH_QUERY else "")
+            + "The answer is what the handler returns; it has a Content-Type only if the handler"
+            " sets one."
+        ),
+        "operationId": f"post_{path_name}",
+        "parameters": [*parameters, *_OPTION_HEADERS],
+        "requestBody": {
+            "content": {
+                "application/octet-stream": {"schema": binary},
+                "application/json": {"schema": {}, "example": {"data": [0.1, 0.2]}},
+                "text/plain": {"schema": {"type": "string"}, "example": "a sentence"},
+                "multipart/form-data": {
+                    "schema": {"type": "object", "properties": {"data": binary}}
+                },
+            }
+        },
+        "responses": (
+            {
+                "200": {
+                    "description": "what the handler returned",
+                    "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}},
+                }
+            }
+            | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
+            | {
+                str(status): {"description": _STATUS_TEXTS[status], "content": ERROR}
+                for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)
+            }
+        ),
+    }
+    return {"post": operation}
 
 
 def openai_paths() -> dict[str, Any]:
@@ -224,72 +269,10 @@ def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[
             }
         }
         | {
-            str(status): {"description": _STATUS_TEXTS[status], "content": _ERROR}
+            str(status): {"description": _STATUS_TEXTS[status], "content": ERROR}
             for status in statuses
         },
     }
-
-
-def workflow_path() -> dict[str, Any]:
-    """Return the path that runs a workflow; its requests are like those of predictions."""
-    path = "/wfpredict/{workflow}"
-    operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])[
-        "post"
-    ]
-    operation |= {
-        "summary": "Run a workflow",
-        "description": (
-            "The first nodes get the request unchanged, the others get the answers of the nodes"
-            " before them. The answer is the only leaf's, or one JSON object with each leaf's by"
-            " its name."
-        ),
-    }
-    return {path: {"post": operation}}
-
-
-def job_path() -> dict[str, Any]:
-    """Return the path of a job, which a 202 response has as its Location."""
-    id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
-    operations = {
-        "get": (
-            "Fetch an answer",
-            {
-                "202": "it is queued or running: its place and the expected time",
-                "200": "the answer, of any status",
-            },
-        ),
-        "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
-    }
-    failure_texts = {
-        "404": "no such job",
-        "410": "it was cancelled, or its answer has expired",
-        "503": "the store cannot be used",
-    }
-    return {
-        "/jobs/{id}": {
-            method: {
-                "tags": ["jobs"],
-                "summary": summary,
-                "operationId": f"{method}_job",
-                "parameters": [id],
-                "responses": (
-                    {status: {"description": text} for status, text in successes.items()}
-                    | {
-                        status: {"description": text, "content": _ERROR}
-                        for status, text in failure_texts.items()
-                    }
-                ),
-            }
-            for method, (summary, successes) in operations.items()
-        }
-    }
-
-
-def add_predictions(document: dict[str, Any]) -> None:
-    document["paths"] = prediction_paths() | openai_paths() | workflow_path() | document["paths"]
-    document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = (
-        ErrorBody.model_json_schema()
-    )
 
 
 def replace_validation_errors(document: dict[str, Any]) -> None:
@@ -304,7 +287,7 @@ def replace_validation_errors(document: dict[str, Any]) -> None:
         for operation in item.values():
             if operation["responses"].pop("422", None):
                 operation["responses"].setdefault(
-                    "400", {"description": _STATUS_TEXTS[400], "content": _ERROR}
+                    "400", {"description": _STATUS_TEXTS[400], "content": ERROR}
                 )
 
 
@@ -367,46 +350,3 @@ def _add_schemas(part: Any, schemas: dict[str, Any], used_schemas: dict[str, Any
             _add_schemas(used_schemas[name], schemas, used_schemas)
         for value in part.values():
             _add_schemas(value, schemas, used_schemas)
-
-
-def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    is_explanation = path.startswith("/explanations") or path.endswith("explain")
-    path_name = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
-    binary = {"type": "string", "format": "binary"}
-    operation = {
-        "tags": ["inference"],
-        "summary": "Explain a prediction" if is_explanation else "Predict",
-        "description": (
-            "The body stays as it is; the handler gets a form's fields by their names, and any"
-            " other body as `body`. "
-            + (_QUERY if path in _PATHS_WITH_QUERY else "")
-            + "The answer is what the handler returns; it has a Content-Type only if the handler"
-            " sets one."
-        ),
-        "operationId": f"post_{path_name}",
-        "parameters": [*parameters, *_OPTION_HEADERS],
-        "requestBody": {
-            "content": {
-                "application/octet-stream": {"schema": binary},
-                "application/json": {"schema": {}, "example": {"data": [0.1, 0.2]}},
-                "text/plain": {"schema": {"type": "string"}, "example": "a sentence"},
-                "multipart/form-data": {
-                    "schema": {"type": "object", "properties": {"data": binary}}
-                },
-            }
-        },
-        "responses": (
-            {
-                "200": {
-                    "description": "what the handler returned",
-                    "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}},
-                }
-            }
-            | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
-            | {
-                str(status): {"description": _STATUS_TEXTS[status], "content": _ERROR}
-                for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)
-            }
-        ),
-    }
-    return {"post": operation}

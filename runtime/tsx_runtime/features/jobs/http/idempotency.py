@@ -32,8 +32,9 @@ from tsx_runtime.api.messages import (
     unread_body_of,
     while_client_waits,
 )
-from tsx_runtime.api.request_options import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
+from tsx_runtime.api.request_options import IDEMPOTENCY_KEY
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
+from tsx_runtime.features.jobs.http.preference import JOB_SIZE, parse_preference
 from tsx_runtime.features.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.features.jobs.storage.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts

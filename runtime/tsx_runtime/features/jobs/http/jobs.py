@@ -16,7 +16,7 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
@@ -40,21 +40,22 @@ from tsx_runtime.api.messages import (
     unread_body_of,
     while_client_waits,
 )
-from tsx_runtime.api.request_options import (
+from tsx_runtime.api.request_options import priority_and_timeout
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
+from tsx_runtime.features.jobs.http.idempotency import KEYED_SCOPE_KEY, REQUEST_ID
+from tsx_runtime.features.jobs.http.preference import (
     CALLBACK,
     JOB_SIZE,
     Preference,
     callback_of,
     parse_preference,
-    priority_and_timeout,
 )
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
-from tsx_runtime.features.jobs.http.idempotency import KEYED_SCOPE_KEY, REQUEST_ID
 from tsx_runtime.features.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.jobs.storage.store import JobRecord, NewJob, StoredAnswer, StoredRequest
 from tsx_runtime.http.asgi_lane.predictions import read_request
+from tsx_runtime.http.routes import openapi
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import header_block
 
@@ -268,3 +269,41 @@ def _client(scope: Scope) -> str:
         return str(caller.client)
     client = scope.get("client")
     return str(client[0]) if client else ""
+
+
+def job_path() -> dict[str, Any]:
+    """Return the path of a job, which a 202 response has as its Location."""
+    id = openapi.parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
+    operations = {
+        "get": (
+            "Fetch an answer",
+            {
+                "202": "it is queued or running: its place and the expected time",
+                "200": "the answer, of any status",
+            },
+        ),
+        "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
+    }
+    failure_texts = {
+        "404": "no such job",
+        "410": "it was cancelled, or its answer has expired",
+        "503": "the store cannot be used",
+    }
+    return {
+        "/jobs/{id}": {
+            method: {
+                "tags": ["jobs"],
+                "summary": summary,
+                "operationId": f"{method}_job",
+                "parameters": [id],
+                "responses": (
+                    {status: {"description": text} for status, text in successes.items()}
+                    | {
+                        status: {"description": text, "content": openapi.ERROR}
+                        for status, text in failure_texts.items()
+                    }
+                ),
+            }
+            for method, (summary, successes) in operations.items()
+        }
+    }

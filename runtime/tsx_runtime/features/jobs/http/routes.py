@@ -9,12 +9,11 @@ from tsx_runtime.api.messages import App, Receive, Scope, Send, without_headers
 from tsx_runtime.api.urls import runs_model
 from tsx_runtime.features.jobs.http import precomputed, queue
 from tsx_runtime.features.jobs.http.idempotency import Idempotency, has_key
-from tsx_runtime.features.jobs.http.jobs import JobRoutes, is_async_request, is_job_path
+from tsx_runtime.features.jobs.http.jobs import JobRoutes, is_async_request, is_job_path, job_path
 from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.page import PAGE_CREDENTIALS, check_page, is_page_prediction, use_model_path
-from tsx_runtime.http.routes import openapi
 
 
 class PlaygroundJobs(JobRoutes):
@@ -66,7 +65,7 @@ def add_job_routes(app: ServerApp, jobs: Jobs | None) -> None:
         )
     routes = JobRoutes(jobs, registry, max_job_size, guard, app.counts, app.is_confined)
     app.apps.append((lambda scope: is_job_path(scope["path"]), routes))
-    app.document(openapi.job_path())
+    app.document(job_path())
     if "inference" in app.roles:
         app.model_apps.append(
             (lambda scope: runs_model(scope["path"]) and is_async_request(scope), routes)
