@@ -30,10 +30,9 @@ from tsx_cli.batch.sources import BY_SUFFIX, FILES, STDIN, Sources
 from tsx_cli.batch.stores import LocalStore, OutputStore, S3Store
 from tsx_cli.batch.summary import BatchProgress, summary, summary_text
 from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, StreamWriter, Writer
-from tsx_cli.bench.search.options import finite
 from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
 from tsx_cli.common.interruption import interruptible
-from tsx_cli.common.options import read_option
+from tsx_cli.common.options import finite, read_option
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.ray.spec import RAY_ADDRESS
 from tsx_runtime.settings.schema import Settings

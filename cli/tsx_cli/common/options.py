@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -216,6 +217,17 @@ def read_option(parse: Callable[[str], float], text: str, option: str, usage: st
         return parse(text)
     except ValueError:
         raise UsageError(f"{option} takes {usage}, not {text!r}") from None
+
+
+def finite(value: float, option: str) -> float:
+    """Refuse infinity and NaN, which pass the range checks of the command line.
+
+    Raises:
+        UsageError: The value is not finite.
+    """
+    if not math.isfinite(value):
+        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
+    return value
 
 
 def read_pair(text: str, usage: str) -> tuple[str, str]:

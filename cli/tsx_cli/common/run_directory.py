@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +102,25 @@ class JournalFile:
                 f"{message}; free some disk space, and continue with {self.command} --resume"
                 f" {self._path.parent}"
             ) from error
+
+
+def new_directory(command: str, model: Path, output: Path | None) -> Path:
+    """Return the directory of a new run of `tsx bench` or `tsx optimize`.
+
+    It is `output`, or a directory named after the model and the time.
+
+    Raises:
+        UsageError: The directory already contains a run.
+    """
+    directory = output or Path(
+        f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
+    )
+    if has_run(directory):
+        raise UsageError(
+            f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or"
+            " name another directory"
+        )
+    return directory
 
 
 def has_run(directory: Path) -> bool:

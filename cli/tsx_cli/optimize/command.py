@@ -49,6 +49,7 @@ def optimize_command(
     was measured. If no form is better, the archive stays as it is, and the exit code is 0.
     """
     # These modules import a server, which would slow --help down.
+    from tsx_cli.archive.source import require_archive
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.search.options import seconds
     from tsx_cli.common.output import print_json
@@ -83,6 +84,7 @@ def optimize_command(
             device=device,
             seed=seed,
         )
+        require_archive(model)
         request = new_optimization(model, run_options, output, limit, keep, quiet=as_json)
     if keep is not options.Keep.NONE:
         check_writable(request.model, "--keep", "give --keep none")

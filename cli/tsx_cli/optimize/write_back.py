@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import OpenArchive, open_archive, rewrite_archive
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex
 from tsx_archiver.names import normal
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.storage.cache import Cache
@@ -17,14 +18,12 @@ from tsx_archiver.storage.digest import file_digest
 from tsx_cli.bench.search.variants import config_name, config_text, with_keys
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
-from tsx_cli.optimize.results import FormResult
-
-
-class BuiltForm(NamedTuple):
-    """A form with its measurements and files."""
-
-    record: FormRecord
-    directory: Path  # directory of the form's files
+from tsx_cli.optimize.builder import BuiltForm, FormBuilder
+from tsx_cli.optimize.choose import rank_forms
+from tsx_cli.optimize.journal import OptimizeJournal
+from tsx_cli.optimize.options import Keep
+from tsx_cli.optimize.results import FormResult, OptimizeResults
+from tsx_runtime.settings.schema import Settings
 
 
 def measured_of(result: FormResult) -> dict[str, Any]:
@@ -78,6 +77,49 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
     return f"{path} now runs as {names[0]}" + (
         f", else as {', '.join(names[1:])}" if names[1:] else ""
     )
+
+
+def keep_chosen_forms(
+    path: Path,
+    keep: Keep,
+    digest: str,
+    results: OptimizeResults,
+    builder: FormBuilder,
+    journal: OptimizeJournal,
+    settings: Settings,
+) -> None:
+    """Write the forms of --keep into the archive; `digest` is its digest at the start.
+
+    Raises:
+        CliError: The archive has changed, or the files of a form are missing.
+        ArchiveError: The archive cannot be read.
+    """
+    chosen_forms = rank_forms(results.forms)[: 1 if keep is Keep.BEST else None]
+    if not chosen_forms:
+        if builder.archive.config.forms:
+            results.notes.append(
+                f"{path} still has the forms of an earlier run: tsx optimize"
+                f" {path} --remove removes them"
+            )
+        return
+    built_forms: list[BuiltForm] = []
+    for form in chosen_forms:
+        form_files = builder.find_built(form.name)
+        if form_files is None:
+            raise CliError(
+                f"nothing was written into {path}: {builder.directory / FORMS_DIRECTORY}"
+                f" has no files of {form.name}; run tsx optimize again"
+            )
+        built_forms.append(
+            form_files._replace(record=replace(form_files.record, measured=measured_of(form)))
+        )
+    results.notes.append(keep_forms(path, digest, built_forms, settings.archive_cache()))
+    for form in chosen_forms:
+        form.state = "kept"
+    with open_archive(
+        path, cache=settings.archive_cache(), limits=settings.archive_limits()
+    ) as archive:
+        journal.written(digest_of(archive))
 
 
 def remove_forms(path: Path, cache: Path | Cache) -> str:

@@ -20,9 +20,9 @@ from tsx_archiver import (
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, parse_forms
 from tsx_cli.bench.report.write_back import check_writable
 from tsx_cli.common.failure import CliError
+from tsx_cli.optimize.builder import BuiltForm
 from tsx_cli.optimize.results import FormResult, GuardVerdict
 from tsx_cli.optimize.write_back import (
-    BuiltForm,
     digest_of,
     keep_forms,
     measured_of,

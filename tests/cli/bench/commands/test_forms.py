@@ -15,7 +15,8 @@ from tsx_archiver import ArchiveSpec, inspect_archive, open_archive, write_archi
 from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.bench.load.results import read_results
 from tsx_cli.bench.report.write_back import write
-from tsx_cli.optimize.write_back import BuiltForm, keep_forms
+from tsx_cli.optimize.builder import BuiltForm
+from tsx_cli.optimize.write_back import keep_forms
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt", reason="workers that are programs need Linux or macOS"
