@@ -105,7 +105,7 @@ def bench_command(
     TorchServe's auto-benchmark.
     """
     from tsx_cli.archive.source import require_archive
-    from tsx_cli.bench.commands.session import new_run, resumed_run, run_bench
+    from tsx_cli.bench.commands.session import RunRequest, resumed_run, run_bench
     from tsx_cli.bench.report import show, write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.report.write_back import check_writable
@@ -114,6 +114,7 @@ def bench_command(
     # These modules import a server, which would slow --help down.
     from tsx_cli.bench.search.options import BenchOptions, seconds, share
     from tsx_cli.common.output import print_json
+    from tsx_cli.common.run_directory import new_directory
 
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
@@ -154,7 +155,8 @@ def bench_command(
             ramp=ramp,
         )
         require_archive(model)
-        request = new_run(model, bench_options, output, limit, quiet=as_json)
+        directory = new_directory("bench", model, output)
+        request = RunRequest(model, bench_options, directory, limit, quiet=as_json)
     if limit is None and not request.options.exhaustive:
         request = replace(request, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
     round_s = request.options.duration or 0.0

@@ -53,8 +53,9 @@ def optimize_command(
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.search.options import seconds
     from tsx_cli.common.output import print_json
+    from tsx_cli.common.run_directory import new_directory
     from tsx_cli.optimize.report import show, write_report
-    from tsx_cli.optimize.session import new_optimization, resumed_optimization, run_optimization
+    from tsx_cli.optimize.session import OptimizeRequest, resumed_optimization, run_optimization
     from tsx_cli.optimize.write_back import remove_forms
 
     settings, _ = read_settings(None)
@@ -85,7 +86,8 @@ def optimize_command(
             seed=seed,
         )
         require_archive(model)
-        request = new_optimization(model, run_options, output, limit, keep, quiet=as_json)
+        directory = new_directory("optimize", model, output)
+        request = OptimizeRequest(model, run_options, directory, limit, keep, quiet=as_json)
     if keep is not options.Keep.NONE:
         check_writable(request.model, "--keep", "give --keep none")
     results = run_optimization(request, settings)

@@ -17,7 +17,7 @@ from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.results import Inputs, command_line, model_info, now
 from tsx_cli.bench.search.machine import environment
 from tsx_cli.common.interruption import interruptible
-from tsx_cli.common.run_directory import new_directory, write_results
+from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder, check_buildable, device_of, model_size_mib
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
@@ -41,25 +41,6 @@ class OptimizeRequest:
     keep: Keep
     past: PastOptimization | None = None
     quiet: bool = False
-
-
-def new_optimization(
-    model: Path,
-    options: OptimizeOptions,
-    output: Path | None,
-    time_limit: float,
-    keep: Keep,
-    *,
-    quiet: bool,
-) -> OptimizeRequest:
-    """Return the request of a new run.
-
-    Raises:
-        UsageError: The directory already contains a run.
-    """
-    return OptimizeRequest(
-        model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet
-    )
 
 
 def resumed_optimization(

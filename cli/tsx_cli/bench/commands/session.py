@@ -24,7 +24,7 @@ from tsx_cli.bench.search.trial import TrialTarget
 from tsx_cli.bench.search.variants import kept_forms
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.interruption import interruptible
-from tsx_cli.common.run_directory import new_directory, write_results
+from tsx_cli.common.run_directory import write_results
 from tsx_runtime.settings.schema import Settings
 
 
@@ -39,24 +39,6 @@ class RunRequest:
     past: PastRun | None = None
     quiet: bool = False
     profile: bool = False  # whether to profile a worker of the best configuration
-
-
-def new_run(
-    model: Path,
-    options: BenchOptions,
-    output: Path | None,
-    time_limit: float | None,
-    *,
-    quiet: bool,
-) -> RunRequest:
-    """Prepare a new run.
-
-    Raises:
-        UsageError: The directory already contains a run.
-    """
-    return RunRequest(
-        model, options, new_directory("bench", model, output), time_limit, quiet=quiet
-    )
 
 
 def resumed_run(
