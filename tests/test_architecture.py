@@ -155,8 +155,8 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
         "archive",
-        "bench cache client config init jobs models requests serve",
-        "deploy mlflow_deployments optimize",
+        "bench cache client config explain init jobs models predict replay serve slowest",
+        "deploy mlflow_deployments optimize plan",
         "batch check",
         "main",
         "__main__",
@@ -176,6 +176,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "ray",
         "emit",
         "commands",
+        "command",
     ),
 }
 

@@ -61,7 +61,7 @@ def plan_command(
     The highest load that a benchmark measured within the bounds decides.
     """
     # This module imports pydantic, which would slow --help down.
-    from tsx_cli.bench.report import planning
+    from tsx_cli.plan import planning
 
     record = planning.read_measurements(archive, results)
     if rps is None:
