@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import typer
 
-from tsx_archiver import open_archive
 from tsx_cli.batch.local import open_local
-from tsx_cli.batch.precomputed import is_jobs_store, open_precomputed
+from tsx_cli.batch.precomputed import STORE_PREFIX, open_precomputed
 from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import BatchEngine
 from tsx_cli.batch.s3 import S3
@@ -22,6 +21,7 @@ from tsx_cli.batch.sources import BY_SUFFIX, STDIN
 from tsx_cli.batch.stores import LocalStore, OutputStore, open_store
 from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, StreamWriter, Writer
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import open_cached
 from tsx_cli.deploy.ray.spec import RAY_ADDRESS
 from tsx_runtime.settings.schema import Settings
 
@@ -96,7 +96,7 @@ def open_output(
         CliError: The output cannot be written.
     """
     output = options.output
-    if is_jobs_store(output):
+    if output.startswith(STORE_PREFIX):
         if options.output_format:
             raise UsageError(f"{output} takes answers as they are; leave --output-format out")
         name = options.model_name or _model_name(options.model, settings)
@@ -129,9 +129,7 @@ def open_output(
 
 
 def _model_name(model: Path, settings: Settings) -> str:
-    with open_archive(
-        model, cache=settings.archive_cache(), limits=settings.archive_limits()
-    ) as archive:
+    with open_cached(model, settings) as archive:
         return archive.manifest.model_name
 
 

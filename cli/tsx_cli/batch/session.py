@@ -13,7 +13,6 @@ from pathlib import Path
 
 import typer
 
-from tsx_archiver import open_archive
 from tsx_cli.archive.source import require_packed
 from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.options import Options, open_engine, open_output
@@ -24,7 +23,7 @@ from tsx_cli.batch.sources import FILES, STDIN, Sources
 from tsx_cli.batch.summary import BatchProgress, summary, summary_text
 from tsx_cli.common.failure import INTERRUPTED, UsageError
 from tsx_cli.common.interruption import interruptible
-from tsx_cli.common.options import finite
+from tsx_cli.common.options import finite, open_cached
 from tsx_cli.common.output import print_json
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import escaped
@@ -111,7 +110,5 @@ def model_fingerprint(model: Path, settings: Settings) -> str:
     """
     if model.is_dir():
         return Sources([str(model)], FILES, S3()).survey()[0]
-    with open_archive(
-        model, cache=settings.archive_cache(), limits=settings.archive_limits()
-    ) as archive:
+    with open_cached(model, settings) as archive:
         return str(archive.digest)

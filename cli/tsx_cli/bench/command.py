@@ -186,7 +186,7 @@ def bench_command(
             print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
         print(
-            one_line(write_into_archive(request.model, results, settings.archive_cache())),
+            one_line(write_into_archive(request.model, results, settings)),
             file=sys.stderr if as_json else sys.stdout,
         )
     elif write:

@@ -15,7 +15,7 @@ import typer
 from tsx_cli.common.failure import CliError, UsageError
 
 if TYPE_CHECKING:
-    from tsx_archiver import Limits
+    from tsx_archiver import Limits, OpenArchive
     from tsx_runtime.settings.schema import Settings
 
 COMPLETION_TIMEOUT_S = 2.0
@@ -197,6 +197,17 @@ def read_settings(
         (lambda notice: None) if quiet else lambda notice: print(notice, file=sys.stderr)
     )
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), warn)
+
+
+def open_cached(path: Path, settings: Settings) -> OpenArchive:
+    """Open an archive with the cache and the limits of the settings.
+
+    Raises:
+        ArchiveError: The archive cannot be read.
+    """
+    from tsx_archiver import open_archive
+
+    return open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits())
 
 
 def archive_limits(*, quiet: bool = True) -> Limits:

@@ -9,7 +9,7 @@ import errno
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -81,7 +81,9 @@ class JournalFile:
             self._file.close()
         self._lock.close()
 
-    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
+    def begin(self, options: Any, model: Path, **entry: Any) -> None:
+        """Write the first line, which `JournaledRun` reads; the options are a dataclass."""
+        asked = asdict(options) | {"model": str(model.absolute())}
         self.write("begin", format=self.format, asked=asked, **entry)
 
     def write(self, kind: str, **entry: Any) -> None:

@@ -63,7 +63,7 @@ def optimize_command(
         refuse_others(context, {"model", "remove"}, "--remove only removes forms")
         if model is None:
             raise UsageError("name an archive: tsx optimize model.mar --remove")
-        print(one_line(remove_forms(model, settings.archive_cache())))
+        print(one_line(remove_forms(model, settings)))
         return
     limit = seconds(time_limit, "--time-limit")
     if resume is not None:

@@ -230,7 +230,7 @@ class Optimization:
                 f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
                 f" {disturbed[0]}"
             )
-        if (note := quietness_note(results.environment)) is not None:
+        if note := quietness_note(results.environment):
             results.notes.append(note)
 
     def _remaining_s(self) -> float:

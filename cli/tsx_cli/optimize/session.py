@@ -8,15 +8,15 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.load.results import Inputs, command_line, model_info, now
+from tsx_cli.bench.load.results import command_line, model_info, now
 from tsx_cli.bench.search.machine import environment
 from tsx_cli.common.interruption import interruptible
+from tsx_cli.common.options import open_cached
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder, check_buildable, device_of, model_size_mib
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
@@ -24,7 +24,7 @@ from tsx_cli.optimize.options import Keep, OptimizeOptions
 from tsx_cli.optimize.prove import Criteria
 from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import OptimizeResults, reference_result
-from tsx_cli.optimize.rows import Rows, read_rows
+from tsx_cli.optimize.rows import read_rows
 from tsx_cli.optimize.run import Optimization
 from tsx_cli.optimize.write_back import digest_of, keep_chosen_forms
 from tsx_runtime.settings.schema import Settings
@@ -65,9 +65,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
     """
     options, past = request.options, request.past
     with (
-        open_archive(
-            request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
-        ) as archive,
+        open_cached(request.model, settings) as archive,
         tempfile.TemporaryDirectory(
             prefix="tsx-optimize-", dir=temporary_directory()
         ) as temporary_path,
@@ -81,13 +79,24 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
             OptimizeJournal(request.directory, new=past is None) as journal,
         ):
             progress.show_activity("examining this machine")
-            results = _empty_results(request, archive, inputs, rows, criteria)
+            results = OptimizeResults(
+                started=now() if past is None else past.started,
+                command=command_line(),
+                model=model_info(request.model, archive),
+                environment=environment(),
+                inputs=inputs,
+                calibration_rows=len(rows.calibration),
+                held_out_rows=len(rows.held_out),
+                limit="",
+                batch_sizes=criteria.measured_sizes,
+                reference=reference_result(model_size_mib(archive)),
+            )
             fingerprint = results.environment.fingerprint
             digest, inputs_digest = digest_of(archive), rows.digest()
             if past is None:
-                request_options = asdict(options) | {"model": str(request.model.absolute())}
                 journal.begin(
-                    request_options,
+                    options,
+                    request.model,
                     sha256=digest,
                     inputs=inputs_digest,
                     fingerprint=fingerprint,
@@ -137,20 +146,3 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
                     request.model, request.keep, digest, results, builder, journal, settings
                 )
     return results
-
-
-def _empty_results(
-    request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, rows: Rows, criteria: Criteria
-) -> OptimizeResults:
-    return OptimizeResults(
-        started=now() if request.past is None else request.past.started,
-        command=command_line(),
-        model=model_info(request.model, archive),
-        environment=environment(),
-        inputs=inputs,
-        calibration_rows=len(rows.calibration),
-        held_out_rows=len(rows.held_out),
-        limit="",
-        batch_sizes=criteria.measured_sizes,
-        reference=reference_result(model_size_mib(archive)),
-    )

@@ -103,12 +103,11 @@ def serve_arguments(
                 " sets them for its models"
             )
         try:
-            options = ServeOptions(replace=replaces)
             run_server(
                 settings,
                 [replace(start, order=replace(start.order, **orders)) for start in starts],
                 workflows,
-                options=options,
+                options=ServeOptions(replace=replaces),
             )
         except Conflict as error:
             raise CliError(

@@ -149,7 +149,7 @@ class Bench:
         results.baseline = self.baseline_trial()
         if self.guard.note:
             self.note(self.guard.note)
-        if (note := quietness_note(results.environment)) is not None:
+        if note := quietness_note(results.environment):
             self.note(note)
         curves = sum(bool(curve.disturbed) for curve in results.curves)
         if curves:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tsx_archiver import OpenArchive, open_archive
 from tsx_cli.bench.commands.profile import profile_best
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
@@ -24,6 +23,7 @@ from tsx_cli.bench.search.trial import TrialTarget
 from tsx_cli.bench.search.variants import kept_forms
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.interruption import interruptible
+from tsx_cli.common.options import open_cached
 from tsx_cli.common.run_directory import write_results
 from tsx_runtime.settings.schema import Settings
 
@@ -60,49 +60,58 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
     The directory receives the journal and results.json. `complete` of the results is False after an
     interruption.
     """
+    options, past = request.options, request.past
     sweep()
-    pinning = choose_cores(request.options.server_cores, request.options.generator_cores)
+    pinning = choose_cores(options.server_cores, options.generator_cores)
     # This process runs on the cores of the server, since it only waits while the generator runs.
     cores = () if pinning is None else tuple(pinning.server)
-    with (
-        pinned(cores),
-        open_archive(
-            request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
-        ) as archive,
-    ):
-        payloads, source = payloads_of(request.options, archive)
+    with pinned(cores), open_cached(request.model, settings) as archive:
+        payloads, source = payloads_of(options, archive)
         started_at = time.monotonic()
         end_time = started_at + (float("inf") if request.time_limit is None else request.time_limit)
         with (
             Progress(end_time, quiet=request.quiet) as progress,
-            Journal(request.directory, new=request.past is None) as journal,
+            Journal(request.directory, new=past is None) as journal,
         ):
             progress.show_activity("examining this machine")
-            results = _results(request, archive, payloads, source)
-            results.pinning = pinning
-            if request.past is None:
+            results = Results(
+                started=now() if past is None else past.started,
+                command=command_line(),
+                model=model_info(request.model, archive),
+                slo=options.slo,
+                environment=environment(),
+                inputs=mix(payloads, source),
+                pinning=pinning,
+                curves=[] if past is None else past.curves,
+                trials=[] if past is None else past.trials,
+            )
+            fingerprint = results.environment.fingerprint
+            if past is None:
                 journal.begin(
-                    request.options.as_json() | {"model": str(request.model.absolute())},
+                    options,
+                    request.model,
                     sha256=archive.digest,
-                    fingerprint=results.environment.fingerprint,
+                    fingerprint=fingerprint,
                     started=results.started,
                 )
-            seconds = request.options.duration or FULL_ROUND_S
+            else:
+                past.check(request.model, archive.digest, fingerprint)
+            seconds = options.duration or FULL_ROUND_S
             generator = () if pinning is None else tuple(pinning.generator)
             size_limits = size_limits_of(settings, payloads)
             target = TrialTarget(
                 archive,
                 payloads,
                 seconds,
-                request.options.seed,
+                options.seed,
                 sizes=size_limits,
                 generator_cores=generator,
-                slo=request.options.bounds,
+                slo=options.bounds,
             )
             watch = partial(Watch, extra_cores=generator)
-            forms, outdated = kept_forms(archive, request.options.forms)
+            forms, outdated = kept_forms(archive, options.forms)
             bench = Bench(
-                request.options,
+                options,
                 target,
                 results,
                 journal,
@@ -141,22 +150,3 @@ def size_limits_of(settings: Settings, payloads: Sequence[Payload]) -> dict[str,
         "max_request_size": max(settings.max_request_size, largest_request),
         "max_response_size": settings.max_response_size,
     }
-
-
-def _results(
-    request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str
-) -> Results:
-    past = request.past
-    results = Results(
-        started=past.started if past is not None else now(),
-        command=command_line(),
-        model=model_info(request.model, archive),
-        slo=request.options.slo,
-        environment=environment(),
-        inputs=mix(payloads, source),
-        curves=past.curves if past is not None else [],
-        trials=past.trials if past is not None else [],
-    )
-    if past is not None:
-        past.check(request.model, archive.digest, results.environment.fingerprint)
-    return results

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
@@ -84,9 +84,6 @@ class BenchOptions:
     def compare(self) -> Compare:
         """The method by which answers are compared."""
         return parse_tolerance(self.tolerance, self.same_top)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def parse_words(text: str, known: Sequence[str], option: str) -> list[str]:
