@@ -161,8 +161,8 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
         "archive",
-        "bench cache client config init jobs models requests serve",
-        "deploy mlflow_deployments optimize",
+        "bench cache client config explain init jobs models predict replay serve slowest",
+        "deploy mlflow_deployments optimize plan",
         "batch check",
         "main",
         "__main__",
@@ -182,6 +182,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "ray",
         "emit",
         "commands",
+        "command",
     ),
 }
 

@@ -193,7 +193,7 @@ def invoke(
     --json shows its content type.
     """
     from tsx_cli.deploy.commands.verbs import invoke_deployment
-    from tsx_cli.requests.predict import check_delivery, deliver
+    from tsx_cli.predict.command import check_delivery, deliver
 
     check_delivery(output, as_json=as_json)
     if (body is None) == (input_option is None):
