@@ -108,7 +108,7 @@ class Feature:
         Raises:
             TsxError: The item cannot be loaded.
         """
-        raise NotImplementedError
+        return None
 
     def end_version(self, version: ModelVersion) -> None:
         """Forget a version, which has ended."""

@@ -15,35 +15,15 @@ from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
-from tsx_runtime.features.jobs.service import Jobs, make_store
-from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.features.jobs.storage.store import (
     JobRecord,
     JobTarget,
     StoredAnswer,
     StoredRequest,
 )
-from tsx_runtime.settings.addresses import parse_address
 
 MAX_WORKER_SHARE = 0.5  # largest fraction of a model's running requests that may be asynchronous
 PRIORITY_PENALTY = 1000  # lower priority than that of any request whose client waits
-
-
-def make_jobs(registry: Registry) -> Jobs | None:
-    """Return the job service of a registry, or None if the settings have no store.
-
-    Raises:
-        SettingError: The store cannot be used.
-    """
-    settings = JobsSettings.of(registry.settings)
-    store = make_store(settings, registry.state.directory)
-    if store is None:
-        return None
-    executor = RequestExecutor(registry, registry.settings.max_response_size, store.request)
-    is_local = parse_address(registry.settings.inference_address).is_local
-    jobs = Jobs(settings, store, executor, is_local=is_local)
-    registry.on_readiness.append(jobs.runner.notify_change)
-    return jobs
 
 
 class RequestExecutor:

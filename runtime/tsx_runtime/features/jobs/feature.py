@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature
-from tsx_runtime.features.jobs.executor import make_jobs
+from tsx_runtime.features.jobs.executor import RequestExecutor
 from tsx_runtime.features.jobs.metrics import add_jobs, read_jobs
 from tsx_runtime.features.jobs.service import Jobs
+from tsx_runtime.features.jobs.settings import JobsSettings
+from tsx_runtime.features.jobs.storage.location import make_store
+from tsx_runtime.settings.addresses import parse_address
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -24,7 +27,15 @@ class JobsFeature(Feature):
         self.jobs: Jobs | None = None  # None if nothing is stored
 
     def open(self) -> None:
-        self.jobs = make_jobs(self.registry)
+        registry = self.registry
+        settings = JobsSettings.of(registry.settings)
+        store = make_store(settings, registry.state.directory)
+        if store is None:
+            return
+        executor = RequestExecutor(registry, registry.settings.max_response_size, store.request)
+        is_local = parse_address(registry.settings.inference_address).is_local
+        self.jobs = Jobs(settings, store, executor, is_local=is_local)
+        registry.on_readiness.append(self.jobs.runner.notify_change)
 
     def add_routes(self, app: ServerApp) -> None:
         from tsx_runtime.features.jobs.http.routes import add_job_routes

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.errors import SettingError
@@ -14,9 +13,8 @@ from tsx_runtime.features.jobs.callbacks import CallbackSender
 from tsx_runtime.features.jobs.job_stats import JobStats
 from tsx_runtime.features.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.features.jobs.runner import LEASE_S, JobExecutor, Runner
-from tsx_runtime.features.jobs.settings import OFF, POSTGRES, SQLITE, JobsSettings
+from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
-from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import (
     JOB,
     AnswerKey,
@@ -196,50 +194,3 @@ class Jobs:
     async def _tend(self) -> None:
         await self.runner.tend()
         await repeat(TEND_S, self.runner.tend)
-
-
-def make_store(settings: JobsSettings, directory: Path | None) -> SqlStore | None:
-    """Return the store that `jobs_store` names, else one in `directory`, or None without both.
-
-    Raises:
-        SettingError: The store cannot be used.
-    """
-    location = settings.jobs_store
-    if location == OFF:
-        return None
-    if location is not None and location.startswith(POSTGRES):
-        return postgres_store(location)
-    if location is not None:
-        return SqliteStore(Path(location.removeprefix(SQLITE)), settings.max_jobs_size)
-    return (
-        None
-        if directory is None
-        else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
-    )
-
-
-def postgres_store(url: str) -> SqlStore:
-    """Return the store in a PostgreSQL database.
-
-    Raises:
-        SettingError: The driver is not installed, or the URL is wrong.
-    """
-    try:
-        from tsx_runtime.features.jobs.storage.postgres import (
-            PostgresStore,  # an optional dependency
-        )
-    except ImportError as error:
-        raise SettingError(
-            "jobs_store is a PostgreSQL URL, which needs the extra postgres: pip install"
-            " 'tsx-serve[postgres]'"
-        ) from error
-    try:
-        return PostgresStore(url)
-    except PostgresStore.driver_error:  # The error's text may contain the password.
-        text = (
-            "jobs_store is not a URL of a PostgreSQL database. Write"
-            " postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        )
-        raise SettingError(
-            f"{text}, with the signs @ / : % of the password percent-encoded."
-        ) from None

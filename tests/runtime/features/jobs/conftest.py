@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres import postgres_server
-from tsx_runtime.features.jobs.service import postgres_store
+from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 

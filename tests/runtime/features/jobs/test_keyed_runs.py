@@ -11,7 +11,7 @@ import pytest
 from tsx_runtime.errors import KeyReused
 from tsx_runtime.features.jobs import keyed_runs
 from tsx_runtime.features.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
-from tsx_runtime.features.jobs.service import postgres_store
+from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.store import AnswerKey, StoredAnswer
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
 from tsx_runtime.errors import QueueFull, StoreFull
 from tsx_runtime.features.jobs import runner as runner_module
 from tsx_runtime.features.jobs.runner import Runner
-from tsx_runtime.features.jobs.service import postgres_store
+from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import (

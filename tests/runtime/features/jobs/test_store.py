@@ -21,8 +21,8 @@ from tsx_runtime.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
-from tsx_runtime.features.jobs.service import postgres_store
 from tsx_runtime.features.jobs.storage import sql_store
+from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import JOB, AnswerKey, JobRecord, NewJob, StoredAnswer
