@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
+from tests.runtime.features.jobs.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.features.jobs import callbacks, receivers
 from tsx_runtime.features.jobs.callbacks import CallbackSender, backoff, signature

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
+from tests.runtime.features.jobs.stored_jobs import ANSWER, QUEUE_LIMIT, a_new_job
 from tsx_runtime.errors import QueueFull, StoreFull
 from tsx_runtime.features.jobs import runner as runner_module
 from tsx_runtime.features.jobs.runner import Runner

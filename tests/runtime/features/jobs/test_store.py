@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.stored_jobs import ANSWER, QUEUE_LIMIT, REQUEST, a_new_job
+from tests.runtime.features.jobs.stored_jobs import ANSWER, QUEUE_LIMIT, REQUEST, a_new_job
 from tsx_runtime.errors import (
     BadRequest,
     JobsFull,
