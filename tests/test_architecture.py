@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.wire": set(),
     "tsx_runtime.shared": WIRE | {"tsx_archiver"},
     "tsx_runtime.sandbox": WIRE | {"tsx_runtime.shared"},
-    "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared"},
+    "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared", SEAM},
     "tsx_runtime.settings": SHARED | {SEAM},
     "tsx_runtime.feature": set(),
     # The core knows two things of a worker: the function that its process starts with, and the
