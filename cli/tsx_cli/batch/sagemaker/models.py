@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.commands.locations import Location
-from tsx_cli.deploy.commands.verbs import resolve_digest
+from tsx_cli.deploy.aws.kinds.ecr import resolve_digest
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.sagemaker.resources import resources
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, models_of
 from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.target import Location
 
 NEEDED_KINDS = frozenset({"AWS::S3::Bucket", "Tsx::S3::Object", "AWS::IAM::Role", MODEL})
 

@@ -19,7 +19,6 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
@@ -40,10 +39,7 @@ FIRST_ERROR_STATUS = 400
 HEAD_SEPARATOR = b"\0" * 8  # separates head and body of a streamed response
 
 
-class LambdaTarget:
-    def log_group(self, name: str) -> str:
-        return GROUPS["lambda"].format(name)
-
+class LambdaPlatform:
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
@@ -144,8 +140,6 @@ class LambdaTarget:
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
         provisioned = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
         return {
-            "name": name,
-            "target": "lambda",
             "region": cloud.region,
             "status": function.outputs["status"],
             "reason": "" if function.state == "changing" else function.reason,

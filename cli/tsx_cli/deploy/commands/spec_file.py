@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
 from tsx_cli.deploy.spec_values import MAX_NAME_CHARS, SpecSection
+from tsx_cli.deploy.targets import find_target
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -47,15 +49,11 @@ def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec
         "kubernetes": Kubernetes,
         "ray": Ray,
     }
-    try:
+    with _describe_problems():
         sections: dict[str, Any] = {
             key: section_type.model_validate(values.get(key, {}))
             for key, section_type in section_types.items()
         }
-    except ValidationError as error:
-        raise UsageError(
-            "; ".join(_describe_problem(problem) for problem in error.errors())
-        ) from error
     sections |= {
         key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
     }
@@ -75,24 +73,9 @@ def read_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
         UsageError: The specification is incomplete or invalid.
         CliError: tsx.toml is invalid.
     """
-    try:
+    with _describe_problems():
         spec = DeploySpec.model_validate(_values(file, options))
-    except ValidationError as error:
-        raise UsageError(
-            "; ".join(_describe_problem(problem) for problem in error.errors())
-        ) from error
-    if spec.canary is not None and spec.target == "container":
-        raise UsageError("canary: the target container runs one version at a time. Remove it")
-    if spec.canary is not None and spec.target == "ray" and spec.ray.models:
-        raise UsageError(
-            "canary: replicas that several models share have none. Remove it, or deploy the model"
-            " alone, without ray.models"
-        )
-    if spec.create_role and spec.target in ("container", "kubernetes", "ray"):
-        raise UsageError(
-            f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not."
-            " Remove it"
-        )
+    find_target(spec.target).check(spec)
     return spec
 
 
@@ -167,6 +150,14 @@ def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
             else value
         )
     return merged
+
+
+@contextmanager
+def _describe_problems() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise UsageError("; ".join(map(_describe_problem, error.errors()))) from error
 
 
 def _describe_problem(problem: Mapping[str, Any]) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws_lambda import resources as aws_lambda
+from tsx_cli.deploy.aws.target import AwsTarget
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
-from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
+from tsx_cli.deploy.targets import find_target
 
 # Placeholders for values of the stack. They contain NUL, which no archive's name contains.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
@@ -90,9 +90,9 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         reason = f"a stack would look up what '{model}' names; pack the archive under another name"
         raise UsageError(f"--emit cloudformation: {reason}")
     stack_facts = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
-    resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(
-        spec, stack_facts
-    )
+    target = find_target(spec.target)
+    assert isinstance(target, AwsTarget)
+    resources = target.resources(spec, stack_facts)
     parameters: dict[str, Any] = {}
     if spec.image is None:
         parameters["Image"] = {

@@ -11,7 +11,7 @@ from typing import Any
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.deployment import log_arguments, predict
-from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered_resources
@@ -62,7 +62,7 @@ ROUTING_S = 300  # limit for a Gateway to accept a route
 PULL_S = 60  # time to pull images, in addition to the start of a model
 
 
-class KubernetesTarget:
+class KubernetesPlatform:
     def wanted_resources(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         if spec.image is None and spec.repository is None:
             advice = (
@@ -267,8 +267,6 @@ class KubernetesTarget:
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
         pods = cloud.list_objects("pods", name)
         return {
-            "name": name,
-            "target": "kubernetes",
             "namespace": cloud.namespace,
             "model": annotations.get("tsx/model"),
             "image": deployment["spec"]["template"]["spec"]["containers"][0]["image"],
@@ -305,13 +303,9 @@ class KubernetesTarget:
         conditions = {
             condition["type"]: condition["status"] for condition in status.get("conditions") or []
         }
-        fields = {
-            "name": name,
-            "target": "kubernetes",
+        return {
             "namespace": cloud.namespace,
             "model": _annotations(service).get("tsx/model"),
-        }
-        return fields | {
             "storage": service["spec"]["predictor"]["model"].get("storageUri"),
             "address": status.get("url"),
             "conditions": conditions,
@@ -448,7 +442,6 @@ def _tokens(
         )
     elif not tags_in(secret):
         return []
-    secret_tags = {key: tags[key] for key in ("tsx:name", "tsx:target")}
     return [
         Resource(
             "Secret",
@@ -456,7 +449,7 @@ def _tokens(
             name,
             {"Keys": dict.fromkeys(TOKENS.values(), True)},
             (),
-            secret_tags,
+            owner_tags(tags),
         )
     ]
 

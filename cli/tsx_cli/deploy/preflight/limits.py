@@ -33,6 +33,10 @@ class TargetLimit(NamedTuple):
     key: str = ""  # the key of [deploy] that raises it, if any
 
 
+def set_limit(name: str, most: float, key: str) -> dict[str, TargetLimit]:
+    return {name: TargetLimit(most, SET_BY_USER, key)}
+
+
 _ENVIRONMENT = {  # limits of SageMaker containers, for every kind of endpoint
     "env": TargetLimit(32 * KIB, _CONTAINER),
     "env_each": TargetLimit(1024, _CONTAINER),

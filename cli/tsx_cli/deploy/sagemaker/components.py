@@ -32,7 +32,7 @@ from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, num
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
+from tsx_cli.deploy.sagemaker.deployment import SageMakerPlatform, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, MAX_UPDATE_S, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import (
     SHAPES,
@@ -273,14 +273,11 @@ def _scaling_resources(
     ]
 
 
-class ComponentTarget(SageMakerTarget):
+class ComponentPlatform(SageMakerPlatform):
     """A deployment that is an inference component."""
 
     def __init__(self, member: EndpointMembership) -> None:
         self.member = member
-
-    def log_group(self, name: str) -> str:
-        return LOG.format(name)
 
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return shared.with_change_note(cloud, self.member, resources(spec, facts))
@@ -363,7 +360,7 @@ class ComponentTarget(SageMakerTarget):
             return None
         specification = component.properties["Specification"]
         return {
-            **shared.common_status(cloud, name, component, self.member),
+            **shared.common_status(cloud, component, self.member),
             "model name": specification.get("ModelName"),
             "copies": component.outputs["copies"],
             "desired copies": component.properties["RuntimeConfig"]["CopyCount"],

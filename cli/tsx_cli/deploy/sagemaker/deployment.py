@@ -18,7 +18,6 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, own_bucket, translate_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
@@ -37,11 +36,8 @@ from tsx_cli.deploy.spec import DeploySpec
 SCALING_AND_ALARMS = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
-class SageMakerTarget:
+class SageMakerPlatform:
     """A deployment with an endpoint of its own."""
-
-    def log_group(self, name: str) -> str:
-        return GROUPS["sagemaker"].format(name)
 
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
@@ -178,8 +174,6 @@ class SageMakerTarget:
             variant["VariantName"]: variant for variant in endpoint.outputs["variants"]
         }
         return {
-            "name": name,
-            "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
             # The reason of a changing endpoint only repeats its status.

@@ -435,15 +435,11 @@ def superseded_models(versions: Sequence[DeployedVersion], keep: int, names: set
     return former_ids[: -(keep - 1) or None]
 
 
-def common_status(
-    cloud: Cloud, name: str, observed: Observed, member: EndpointMembership
-) -> dict[str, Any]:
+def common_status(cloud: Cloud, observed: Observed, member: EndpointMembership) -> dict[str, Any]:
     """Return the first fields of `tsx deploy status`; `observed` is the deployment's state."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     endpoint_status = "absent" if endpoint is None else endpoint.outputs["status"]
     return {
-        "name": name,
-        "target": "sagemaker",
         "region": cloud.region,
         "status": observed.outputs.get("status", endpoint_status),
         "reason": next(

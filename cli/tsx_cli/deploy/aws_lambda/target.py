@@ -1,0 +1,41 @@
+"""The target `lambda`: a Lambda function."""
+
+from __future__ import annotations
+
+from tsx_cli.deploy.aws.logs import GROUPS
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.aws.target import AwsTarget
+from tsx_cli.deploy.aws_lambda.deployment import LambdaPlatform
+from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS
+from tsx_cli.deploy.aws_lambda.resources import resources as function_resources
+from tsx_cli.deploy.preflight.limits import LIMITS, MIB, TargetProfile, set_limit
+from tsx_cli.deploy.preflight.outlook import DeploymentScaling
+from tsx_cli.deploy.spec import DeploySpec
+
+
+class LambdaTarget(AwsTarget):
+    name, kinds = "lambda", KINDS
+    main_kinds = frozenset({"AWS::Lambda::Function"})
+    resources = staticmethod(function_resources)
+
+    def platform(
+        self, cloud: Cloud, spec: DeploySpec, *, exists: bool
+    ) -> tuple[LambdaPlatform, str]:
+        return LambdaPlatform(), GROUPS["lambda"].format(spec.name)
+
+    def scaling(self, spec: DeploySpec) -> DeploymentScaling:
+        return DeploymentScaling()
+
+    def profile(self, spec: DeploySpec) -> TargetProfile:
+        """Return the profile of a function; the model is in its image, not in /tmp."""
+        settings = spec.lambda_
+        limits = {
+            **LIMITS["lambda"],
+            **set_limit("time", settings.timeout, "lambda.timeout"),
+            **set_limit("start", settings.timeout, "lambda.timeout"),
+            **set_limit("memory", settings.memory * MIB, "lambda.memory"),
+        }
+        return TargetProfile("lambda", limits, spec.env, spec.device)
+
+
+TARGET = LambdaTarget()
