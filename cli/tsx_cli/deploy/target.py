@@ -51,10 +51,8 @@ class DeployTarget(ABC):
     can_create_role = False
 
     @abstractmethod
-    def locate(self, spec: DeploySpec, *, exists: bool = False) -> Location:
-        """Return the location of a deployment.
-
-        With `exists`, the specification contains only the name and the location of a deployment.
+    def locate(self, spec: DeploySpec) -> Location:
+        """Return the location of a deployment; the specification may only name it.
 
         Raises:
             CliError: A program or a package is missing.

@@ -41,14 +41,9 @@ def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
             " deploy it with tsx deploy, or set image and "
             r"sagemaker.role under [deploy] in tsx.toml"
         )
-    overrides = {
-        "component": None,
-        "multi_model": None,
-        "serverless": None,
-        "asynchronous": None,
-        "autoscaling": None,
-        "data_capture": None,
-    }
+    overrides = dict.fromkeys(
+        ("component", "multi_model", "serverless", "asynchronous", "autoscaling", "data_capture")
+    )
     spec = spec.model_copy(
         update={"sagemaker": spec.sagemaker.model_copy(update=overrides), "canary": None}
     )

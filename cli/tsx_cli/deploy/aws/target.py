@@ -10,11 +10,10 @@ from dataclasses import replace
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, log_group, s3
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
-from tsx_cli.deploy.engine.resources import Ref, Resource
+from tsx_cli.deploy.engine.resources import OWNER, Ref, Resource, owned
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe, own_tag_pattern, tag_for_repository
 from tsx_cli.deploy.spec import DeploySpec
@@ -44,7 +43,7 @@ class AwsTarget(DeployTarget):
     removed_log = ""  # format of the name of a log group that a part of a deployment leaves
 
     @abstractmethod
-    def platform(self, cloud: Cloud, spec: DeploySpec, *, exists: bool) -> tuple[Platform, str]:
+    def platform(self, cloud: Cloud, spec: DeploySpec) -> tuple[Platform, str]:
         """Return the platform, and the name of the deployment's log group."""
 
     @abstractmethod
@@ -55,9 +54,9 @@ class AwsTarget(DeployTarget):
             UsageError: The target does not support the specification.
         """
 
-    def locate(self, spec: DeploySpec, *, exists: bool = False) -> Location:
+    def locate(self, spec: DeploySpec) -> Location:
         cloud = Cloud(spec.region, spec.profile, spec.sagemaker.bucket_owner)
-        platform, log_name = self.platform(cloud, spec, exists=exists)
+        platform, log_name = self.platform(cloud, spec)
         kinds = {**KINDS, **self.kinds}
         return Location(spec.name, self, cloud, platform, kinds, spec.repository, log_name)
 
@@ -79,8 +78,8 @@ class AwsTarget(DeployTarget):
             )
         # A repository that the specification names has no owner, because deployments may share it.
         tags = {OWNER: spec.name, "tsx:target": self.name} if spec.repository is None else {}
-        scanning = {"ImageScanningConfiguration": {"ScanOnPush": True}}
-        repository = Resource("Repository", REPOSITORY, path, scanning, tags=tags)
+        properties = {"ImageScanningConfiguration": {"ScanOnPush": True}}
+        repository = Resource("Repository", REPOSITORY, path, properties, tags=tags)
         image = Resource("Image", IMAGE, f"{repository_name}:{tag}", {}, ("Repository",))
         kind = ecr.EcrImage(Builder(spec.build.tool), recipe, recipe.machine)
         return BuiltImage(Ref("Image", "Uri", tag), [repository, image], {IMAGE: kind})
@@ -88,17 +87,15 @@ class AwsTarget(DeployTarget):
     def leftovers(self, location: Location, existing: Sequence[Resource]) -> list[Resource]:
         """Return the deployment's remaining resources: its log, images and repository."""
         cloud, name = location.cloud, location.name
-        is_deployed = any(resource.kind in self.main_kinds for resource in existing)
-        log = log_group.own_log_group(cloud, name, location.log_name, exists=is_deployed)
+        exists = any(resource.kind in self.main_kinds for resource in existing)
+        log = log_group.own_log_group(cloud, name, location.log_name, exists=exists)
         if self.removed_log and not log:
             log = log_group.own_log_group(cloud, name, self.removed_log.format(name), exists=False)
         if location.repository is not None:
             return [*log, *ecr.images_of(cloud, location.repository, own_tag_pattern(name))]
         repository = Resource("Repository", REPOSITORY, self._own_repository(name), {})
         observed = KINDS[REPOSITORY].observe(cloud, repository.name)
-        return (
-            [*log, repository] if observed is not None and observed.tags.get(OWNER) == name else log
-        )
+        return [*log, repository] if owned(observed, name) else log
 
     def _own_repository(self, name: str) -> str:
         """Return the name of a deployment's own repository, which is removed with it."""

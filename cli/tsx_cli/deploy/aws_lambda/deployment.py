@@ -32,7 +32,7 @@ from tsx_cli.deploy.aws_lambda.resources import (
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, numbered_resources
+from tsx_cli.deploy.engine.resources import Observed, Resource, ids_of, numbered_resources, owned
 from tsx_cli.deploy.spec import DeploySpec
 
 FIRST_ERROR_STATUS = 400
@@ -47,11 +47,8 @@ class LambdaPlatform:
         """Return the resources of a function; its versions, alias and URL are deleted with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
-        observed = _observe(cloud, provider)
         existing = own_role(cloud, name, "lambda")
-        existing += (
-            [provider] if observed is not None and observed.tags.get("tsx:name") == name else []
-        )
+        existing += [provider] if owned(_observe(cloud, provider), name) else []
         if function is not None:
             existing.append(
                 Resource(
@@ -59,7 +56,7 @@ class LambdaPlatform:
                     "AWS::Lambda::Function",
                     name,
                     {},
-                    tuple(resource.id for resource in existing),
+                    ids_of(existing),
                 )
             )
             existing += [
@@ -206,8 +203,7 @@ class LambdaPlatform:
 
 def _function(cloud: Cloud, name: str) -> Observed | None:
     """Return the function of a deployment, or None if another deployment owns it."""
-    function = KINDS["AWS::Lambda::Function"].observe(cloud, name)
-    return function if function is not None and function.tags.get("tsx:name") == name else None
+    return owned(KINDS["AWS::Lambda::Function"].observe(cloud, name), name)
 
 
 def _observe(cloud: Cloud, resource: Resource) -> Observed | None:
@@ -269,8 +265,7 @@ def _related_resources(cloud: Cloud, name: str) -> list[Resource]:
     kind = "AWS::Lambda::EventSourceMapping"
     queues = [f"{alias}|{mapping['EventSourceArn']}" for mapping in mappings(cloud, alias)]
     for queue in numbered_resources("Queue", kind, queues, needs, start=1):
-        observed = _observe(cloud, queue)
-        if observed is not None and observed.tags.get("tsx:name") == name:
+        if owned(_observe(cloud, queue), name):
             existing.append(queue)
     return [*existing, *_scaling_resources(cloud, name)]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws.target import AwsTarget
+from tsx_cli.deploy.aws_lambda import resources as function
 from tsx_cli.deploy.aws_lambda.deployment import LambdaPlatform
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS
-from tsx_cli.deploy.aws_lambda.resources import resources as function_resources
 from tsx_cli.deploy.preflight.limits import LIMITS, MIB, TargetProfile, set_limit
 from tsx_cli.deploy.preflight.outlook import DeploymentScaling
 from tsx_cli.deploy.spec import DeploySpec
@@ -16,12 +15,10 @@ from tsx_cli.deploy.spec import DeploySpec
 class LambdaTarget(AwsTarget):
     name, kinds = "lambda", KINDS
     main_kinds = frozenset({"AWS::Lambda::Function"})
-    resources = staticmethod(function_resources)
+    resources = staticmethod(function.resources)
 
-    def platform(
-        self, cloud: Cloud, spec: DeploySpec, *, exists: bool
-    ) -> tuple[LambdaPlatform, str]:
-        return LambdaPlatform(), GROUPS["lambda"].format(spec.name)
+    def platform(self, cloud: Cloud, spec: DeploySpec) -> tuple[LambdaPlatform, str]:
+        return LambdaPlatform(), function.LOG.format(spec.name)
 
     def scaling(self, spec: DeploySpec) -> DeploymentScaling:
         return DeploymentScaling()

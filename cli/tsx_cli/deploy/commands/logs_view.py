@@ -18,16 +18,16 @@ from tsx_cli.deploy.spec_values import span
 from tsx_cli.deploy.target import Location
 from tsx_runtime.shared.log_format import escaped
 
-CODE_RUNNING_KINDS = frozenset(
-    {
-        "AWS::SageMaker::Endpoint",
-        "AWS::SageMaker::InferenceComponent",
-        "AWS::Lambda::Function",
-        "AWS::Lambda::Version",
-        "AWS::Lambda::Alias",
-    }
-    | {"Kubernetes::Deployment", "Kubernetes::InferenceService", "Tsx::Ray::Application"}
-)
+CODE_RUNNING_KINDS = {
+    "AWS::SageMaker::Endpoint",
+    "AWS::SageMaker::InferenceComponent",
+    "AWS::Lambda::Function",
+    "AWS::Lambda::Version",
+    "AWS::Lambda::Alias",
+    "Kubernetes::Deployment",
+    "Kubernetes::InferenceService",
+    "Tsx::Ray::Application",
+}
 
 
 class ProgramLog:

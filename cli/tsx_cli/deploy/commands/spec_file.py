@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.ray.spec import Ray
-from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.spec_values import MAX_NAME_CHARS, SpecSection
 from tsx_cli.deploy.targets import find_target
 from tsx_runtime.settings.sources import CONFIG_NAME
@@ -42,17 +41,11 @@ def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    section_types: dict[str, type[SpecSection]] = {
-        "build": Build,
-        "sagemaker": SageMaker,
-        "container": Container,
-        "kubernetes": Kubernetes,
-        "ray": Ray,
-    }
+    fields: Any = DeploySpec.model_fields
     with _describe_problems():
-        sections: dict[str, Any] = {
-            key: section_type.model_validate(values.get(key, {}))
-            for key, section_type in section_types.items()
+        sections = {
+            key: fields[key].annotation.model_validate(values.get(key, {}))
+            for key in ("build", "sagemaker", "container", "kubernetes", "ray")
         }
     sections |= {
         key: values.get(key) for key in ("name", "target", "region", "profile", "repository")

@@ -30,7 +30,7 @@ from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.image.local import image_builder
+from tsx_cli.deploy.image.local import this_machine
 from tsx_cli.deploy.image.recipe import recipe
 from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
 from tsx_cli.deploy.spec import DeploySpec
@@ -89,10 +89,8 @@ def show_logs(
     follow: bool,
     as_json: bool,
 ) -> None:
-    location = locate_named_deployment(options)
-    log = log_of(location)
     show_lines(
-        log,
+        log_of(locate_named_deployment(options)),
         since=since,
         count=count,
         follow=follow,
@@ -127,9 +125,7 @@ def show_history(options: DeploymentOptions, *, as_json: bool) -> None:
 
 def roll_back(options: DeploymentOptions, number: int | None, *, ask: bool, as_json: bool) -> None:
     location = locate_named_deployment(options)
-    version = _find_earlier_version(
-        location.platform.versions(location.cloud, location.name), number, location
-    )
+    version = _find_earlier_version(location, number)
     # The hint contains the number, because a second run without it would go back further.
     retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
     _move_requests(
@@ -201,7 +197,7 @@ def _read_spec_and_location(options: DeploymentOptions) -> tuple[DeploySpec, Loc
 
 def locate_named_deployment(options: DeploymentOptions) -> Location:
     spec = read_named_spec(*options)
-    return find_target(spec.target).locate(spec, exists=True)
+    return find_target(spec.target).locate(spec)
 
 
 def _plan_deployment(
@@ -213,11 +209,11 @@ def _plan_deployment(
     if spec.builds_image:
         # This raises errors of the specification before a wheel is built.
         location.platform.wanted_resources(cloud, spec, facts)
-    local = stack.enter_context(image_builder(spec))
+        local = stack.enter_context(this_machine(spec))
     facts, image_bytes = target.pin_image(cloud, facts)
     image_resources: list[Resource] = []
     notes: Sequence[str] = ()
-    if local is not None:
+    if spec.builds_image:
         image_recipe = recipe(spec, facts, local)
         image, image_resources, kinds = target.built_image(cloud, spec, image_recipe)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
@@ -273,9 +269,8 @@ def _print_status(location: Location, *, as_json: bool) -> None:
         print_json(status) if as_json else show_status(status)
 
 
-def _find_earlier_version(
-    versions: Sequence[DeployedVersion], number: int | None, location: Location
-) -> DeployedVersion:
+def _find_earlier_version(location: Location, number: int | None) -> DeployedVersion:
+    versions = location.platform.versions(location.cloud, location.name)
     if not versions:
         raise _absence_error(location)
     if number is not None:

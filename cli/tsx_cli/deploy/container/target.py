@@ -16,7 +16,7 @@ from tsx_cli.deploy.target import BuiltImage, DeployTarget, Location
 class ContainerTarget(DeployTarget):
     name = "container"
 
-    def locate(self, spec: DeploySpec, *, exists: bool = False) -> Location:
+    def locate(self, spec: DeploySpec) -> Location:
         program = find_engine(spec.container.engine)
         # The engine that runs the image also builds it.
         kinds = {KIND: DockerContainer(), IMAGE: LocalImage(Builder(program.name))}
@@ -33,8 +33,8 @@ class ContainerTarget(DeployTarget):
     def built_image(self, cloud: ContainerHost, spec: DeploySpec, recipe: Recipe) -> BuiltImage:
         tag = tag_for_repository(spec.repository, spec.name, recipe.tag)
         name = f"{spec.repository or spec.name}:{tag}"
-        kind = LocalImage(Builder(cloud.program.name), recipe)
-        return BuiltImage(name, [Resource("Image", IMAGE, name, {})], {IMAGE: kind})
+        kinds = {IMAGE: LocalImage(Builder(cloud.program.name), recipe)}
+        return BuiltImage(name, [Resource("Image", IMAGE, name, {})], kinds)
 
 
 TARGET = ContainerTarget()

@@ -20,17 +20,17 @@ from tsx_cli.deploy.targets import find_target
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 SHAPES = Path(__file__).with_name("shapes.yaml")
 TSX_PREFIX = "Tsx::"  # prefix of the kinds that CloudFormation does not have
-NAME_PROPERTIES = {  # kind -> property with the name
-    "AWS::CloudWatch::Alarm": "AlarmName",
-    "AWS::IAM::Role": "RoleName",
-    "AWS::Lambda::CapacityProvider": "CapacityProviderName",
-    "AWS::Lambda::Function": "FunctionName",
-    "AWS::Logs::LogGroup": "LogGroupName",
-    "AWS::S3::Bucket": "BucketName",
-    "AWS::SageMaker::Endpoint": "EndpointName",
-    "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
-    "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
-    "AWS::SageMaker::Model": "ModelName",
+NAMED_KINDS = {  # kinds with a property for the name, such as AlarmName
+    "AWS::CloudWatch::Alarm",
+    "AWS::IAM::Role",
+    "AWS::Lambda::CapacityProvider",
+    "AWS::Lambda::Function",
+    "AWS::Logs::LogGroup",
+    "AWS::S3::Bucket",
+    "AWS::SageMaker::Endpoint",
+    "AWS::SageMaker::EndpointConfig",
+    "AWS::SageMaker::InferenceComponent",
+    "AWS::SageMaker::Model",
 }
 # Kinds whose `Ref` is their ARN, so that `Fn::GetAtt` gives their name.
 ARN_REF_KINDS = {
@@ -207,15 +207,15 @@ def _resource(
     all_substitutions = dict(substitutions)
     resources_by_id = {resource.id: resource for resource in template_resources}
     for need in resource.needs:
-        if need in resources_by_id and resources_by_id[need].kind in NAME_PROPERTIES:
+        if need in resources_by_id and resources_by_id[need].kind in NAMED_KINDS:
             all_substitutions[resources_by_id[need].name] = _reference(resources_by_id[need])
     settings = {
         **resource.properties,
         **(resource.change_settings if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
     properties = _substitute(settings, all_substitutions)
-    name = NAME_PROPERTIES.get(resource.kind)
-    if name is not None and name not in properties and resource.kind not in REPLACEABLE_KINDS:
+    name = f"{resource.short_kind}Name"
+    if name not in properties and resource.kind in NAMED_KINDS - REPLACEABLE_KINDS:
         properties = {name: resource.name, **properties}
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
     if tags and resource.kind not in UNTAGGED_KINDS:
@@ -231,7 +231,7 @@ def _resource(
 
 def _reference(resource: Resource) -> dict[str, Any]:
     if resource.kind in ARN_REF_KINDS:
-        return {"Fn::GetAtt": [resource.id, NAME_PROPERTIES[resource.kind]]}
+        return {"Fn::GetAtt": [resource.id, f"{resource.short_kind}Name"]}
     return {"Ref": resource.id}
 
 

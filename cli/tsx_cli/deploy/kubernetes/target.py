@@ -25,7 +25,7 @@ IMAGE = "Tsx::Registry::Image"
 class KubernetesTarget(DeployTarget):
     name = "kubernetes"
 
-    def locate(self, spec: DeploySpec, *, exists: bool = False) -> Location:
+    def locate(self, spec: DeploySpec) -> Location:
         if shutil.which("kubectl") is None:
             raise CliError(
                 "kubectl is not installed; install it, or write the manifests with --emit"
@@ -57,8 +57,8 @@ class KubernetesTarget(DeployTarget):
 
     def built_image(self, cloud: Cluster, spec: DeploySpec, recipe: Recipe) -> BuiltImage:
         image = Resource("Image", IMAGE, f"{spec.repository}:{recipe.tag}", {})
-        kind = PushedImage(Builder(spec.build.tool), recipe)
-        return BuiltImage(Ref("Image", "Uri", recipe.tag), [image], {IMAGE: kind})
+        kinds = {IMAGE: PushedImage(Builder(spec.build.tool), recipe)}
+        return BuiltImage(Ref("Image", "Uri", recipe.tag), [image], kinds)
 
 
 TARGET = KubernetesTarget()

@@ -94,7 +94,7 @@ class TargetProfile:
 
     @property
     def name(self) -> str:
-        return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(
+        return {"lambda": "Lambda", "ray": "Ray"}.get(
             self.target, self.target.replace("sagemaker", "SageMaker")
         )
 

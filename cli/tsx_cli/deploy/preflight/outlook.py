@@ -84,26 +84,26 @@ class Outlook:
 
     def as_json(self) -> dict[str, Any]:
         best, curve = self.record.best, self._curve
-        data: dict[str, Any] = {
+        fewest, most = self.scaling[:2]
+        return {
             "date": self.record.measured,
             "on": self.machine,
             "slo": self.record.slo,
             "configuration": best.configuration,
-        }
-        data |= {
             "rps": best.throughput,
             "p50_ms": best.p50_ms,
             "p99_ms": best.p99_ms,
             "in_flight": round(self.in_flight, 2),
+            "autoscaling_target": self.fitting_target,
+            "alone_ms": self.alone_ms,
+            "rps_of_all": None if fewest is None else best.throughput * fewest,
+            "rps_of_most": None if most is None else best.throughput * most,
+            "curve_ms": (
+                {}
+                if curve is None
+                else {point.batch_size: point.median_ms for point in curve.points}
+            ),
         }
-        data |= {"autoscaling_target": self.fitting_target, "alone_ms": self.alone_ms}
-        fewest, most = self.scaling[:2]
-        data["rps_of_all"] = None if fewest is None else best.throughput * fewest
-        data["rps_of_most"] = None if most is None else best.throughput * most
-        data["curve_ms"] = (
-            {} if curve is None else {point.batch_size: point.median_ms for point in curve.points}
-        )
-        return data
 
     def lines(self) -> list[str]:
         best, bound = self.record.best, f" under {self.record.slo}" if self.record.slo else ""

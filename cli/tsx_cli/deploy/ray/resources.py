@@ -14,9 +14,8 @@ from typing import Any
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.report.archive_record import ArchiveRecord
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
-from tsx_cli.deploy.engine.resources import Resource, digest
+from tsx_cli.deploy.engine.resources import OWNER, Resource, digest
 from tsx_cli.deploy.preflight.outlook import DeploymentScaling, Outlook
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import (

@@ -16,7 +16,7 @@ from tsx_cli.deploy.target import DeployTarget, Location
 class RayTarget(DeployTarget):
     name = "ray"
 
-    def locate(self, spec: DeploySpec, *, exists: bool = False) -> Location:
+    def locate(self, spec: DeploySpec) -> Location:
         try:
             from tsx_cli.deploy.ray.cluster import RayCluster
             from tsx_cli.deploy.ray.deployment import RayPlatform
@@ -31,9 +31,8 @@ class RayTarget(DeployTarget):
 
     def scaling(self, spec: DeploySpec) -> DeploymentScaling:
         settings, target = spec.ray, spec.ray.target_ongoing_requests
-        min_replicas = settings.min_replicas
         return DeploymentScaling(
-            settings.replicas if min_replicas is None else max(1, min_replicas),
+            settings.replicas if settings.min_replicas is None else max(1, settings.min_replicas),
             settings.max_replicas,
             target,
             by_load=target is not None,  # tsx sets a missing target to a fitting one.

@@ -22,7 +22,7 @@ from tsx_cli.deploy.aws.session import Cloud, own_bucket, translate_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, numbered_resources
+from tsx_cli.deploy.engine.resources import Resource, ids_of, numbered_resources, owned
 from tsx_cli.deploy.sagemaker.kinds import CHANGING_STATUSES, KINDS
 from tsx_cli.deploy.sagemaker.resources import (
     VARIANT,
@@ -45,11 +45,11 @@ class SageMakerPlatform:
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
         # The endpoint needs the role until it is deleted.
-        role_ids = tuple(resource.id for resource in role)
+        role_ids = ids_of(role)
         models = numbered_resources(
             "Model", "AWS::SageMaker::Model", names_of(cloud, "model", name_prefix(name)), role_ids
         )
-        needs = tuple(resource.id for resource in models)
+        needs = ids_of(models)
         names = names_of(cloud, "endpoint_config", name_prefix(name))
         configs = numbered_resources("Config", "AWS::SageMaker::EndpointConfig", names, needs)
         alarms = numbered_resources(
@@ -57,8 +57,8 @@ class SageMakerPlatform:
         )
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         existing = [*role, *models, *configs, *alarms]
-        if endpoint is not None and endpoint.tags.get("tsx:name") == name:
-            needs = tuple(resource.id for resource in (*configs, *alarms))
+        if owned(endpoint, name):
+            needs = ids_of((*configs, *alarms))
             existing += [
                 Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs),
                 *_existing_scaling_resources(cloud, name),

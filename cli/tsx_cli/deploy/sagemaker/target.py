@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws.target import AwsTarget
 from tsx_cli.deploy.engine.facts import Facts
@@ -15,7 +14,7 @@ from tsx_cli.deploy.preflight.outlook import DeploymentScaling
 from tsx_cli.deploy.sagemaker import components, multi_model
 from tsx_cli.deploy.sagemaker.deployment import SageMakerPlatform
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, KINDS
-from tsx_cli.deploy.sagemaker.resources import resources
+from tsx_cli.deploy.sagemaker.resources import LOG, resources
 from tsx_cli.deploy.sagemaker.shared_endpoints import (
     COMPONENTS,
     ENDPOINT,
@@ -37,17 +36,14 @@ class SageMakerTarget(AwsTarget):
     removed_log = components.LOG
     complete = staticmethod(complete_spec)
 
-    def platform(
-        self, cloud: Cloud, spec: DeploySpec, *, exists: bool
-    ) -> tuple[SageMakerPlatform, str]:
-        member = membership(cloud, spec.name) if exists else wanted_membership(spec)
-        log = GROUPS["sagemaker"]
+    def platform(self, cloud: Cloud, spec: DeploySpec) -> tuple[SageMakerPlatform, str]:
+        member = membership(cloud, spec.name) if spec.names_only else wanted_membership(spec)
         if member is None:
-            return SageMakerPlatform(), log.format(spec.name)
+            return SageMakerPlatform(), LOG.format(spec.name)
         if member.form == COMPONENTS:
             return components.ComponentPlatform(member), components.LOG.format(spec.name)
         # The models of an endpoint share its log.
-        return multi_model.MultiModelPlatform(member), log.format(member.endpoint)
+        return multi_model.MultiModelPlatform(member), LOG.format(member.endpoint)
 
     def resources(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Return the resources of an endpoint or a component.

@@ -111,7 +111,7 @@ class OnRay:
 
     def cluster(self) -> Any:
         settings = {"name": "digits", "target": "ray", "ray": {"address": self.address}}
-        return find_target("ray").locate(read_named_spec(None, settings), exists=True).cloud
+        return find_target("ray").locate(read_named_spec(None, settings)).cloud
 
 
 @pytest.fixture(scope="module")

@@ -82,9 +82,7 @@ def test_a_scaling_specification_needs_a_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
     assert TARGET.locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
-    assert (
-        TARGET.locate(read_named_spec(None, settings), exists=True).cloud.settings.max_replicas == 2
-    )
+    assert TARGET.locate(read_named_spec(None, settings)).cloud.settings.max_replicas == 2
 
 
 def test_several_archives_can_share_replicas() -> None:
