@@ -58,8 +58,9 @@ class DeployTarget(ABC):
             CliError: A program or a package is missing.
         """
 
-    @abstractmethod
-    def scaling(self, spec: DeploySpec) -> DeploymentScaling: ...
+    def scaling(self, spec: DeploySpec) -> DeploymentScaling:
+        """Return the scaling of a deployment; by default, there are no instances to scale."""
+        return DeploymentScaling()
 
     def check(self, spec: DeploySpec) -> None:
         """Check a specification when it is read.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import OpenArchive, inspect_archive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
-from tsx_archiver.storage.private_directory import scratch_directory
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.load.configuration import parse_numbers
@@ -127,7 +128,9 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
         open_archive(
             request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
         ) as archive,
-        scratch_directory("tsx-optimize-") as scratch,
+        tempfile.TemporaryDirectory(
+            prefix="tsx-optimize-", dir=temporary_directory()
+        ) as temporary_path,
     ):
         if MANIFEST_KEY in archive.manifest.data:
             advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
@@ -182,7 +185,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
                 device_of(options.device, archive),
                 items_of(rows.calibration),
                 criteria.sizes[-1],
-                scratch,
+                Path(temporary_path),
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
             )

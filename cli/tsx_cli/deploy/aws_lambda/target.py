@@ -8,7 +8,6 @@ from tsx_cli.deploy.aws_lambda import resources as function
 from tsx_cli.deploy.aws_lambda.deployment import LambdaPlatform
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS
 from tsx_cli.deploy.preflight.limits import LIMITS, MIB, TargetProfile, set_limit
-from tsx_cli.deploy.preflight.outlook import DeploymentScaling
 from tsx_cli.deploy.spec import DeploySpec
 
 
@@ -19,9 +18,6 @@ class LambdaTarget(AwsTarget):
 
     def platform(self, cloud: Cloud, spec: DeploySpec) -> tuple[LambdaPlatform, str]:
         return LambdaPlatform(), function.LOG.format(spec.name)
-
-    def scaling(self, spec: DeploySpec) -> DeploymentScaling:
-        return DeploymentScaling()
 
     def profile(self, spec: DeploySpec) -> TargetProfile:
         """Return the profile of a function; the model is in its image, not in /tmp."""
