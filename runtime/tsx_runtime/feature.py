@@ -75,6 +75,8 @@ class Feature:
     def start_items(cls, settings: Settings) -> Sequence[StartItem]:
         """Return the items that `load` should get at the start of a server with these settings.
 
+        Features of plugins are not asked, because plugins are loaded later.
+
         Raises:
             SettingError: An item cannot be found.
         """
@@ -159,7 +161,7 @@ class Feature:
 
 def load_features(registry: Registry) -> list[Feature]:
     """Return the features of a server, in the order in which requests pass through them."""
-    return [kind(registry) for kind in _kinds()]
+    return [kind(registry) for kind in (*_kinds(), *registry.plugins.features.values())]
 
 
 def start_items(settings: Settings) -> list[StartItem]:
