@@ -49,10 +49,17 @@ WORKER_BASE = WIRE | {
 }
 HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
-GENERATION = CODECS | {"tsx_runtime.worker.generation"}
-OPENAI = GENERATION | {"tsx_runtime.worker.openai"}
-HANDLERS = OPENAI | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
+HANDLERS = CODECS | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
+GENERATION = HANDLERS | {"tsx_runtime.features.generation.worker"}
+OPENAI = GENERATION | {"tsx_runtime.features.openai.worker"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
+# The parts of features that run in workers. They alone import those of other features.
+WORKER_PARTS: dict[str, set[str]] = {
+    "tsx_runtime.features.generation.worker": HANDLERS,
+    "tsx_runtime.features.openai.worker": GENERATION,
+    "tsx_runtime.features.huggingface.worker": OPENAI,
+    "tsx_runtime.features.mlflow.worker": HANDLERS,
+}
 ARCHIVER_BASE = {
     "tsx_archiver.errors",
     "tsx_archiver.limits",
@@ -109,9 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.forms.build": EXECUTION
     | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
     "tsx_runtime.worker.forms": CODECS | {"tsx_runtime.worker.handlers.models"},
-    "tsx_runtime.worker.openai": OPENAI,
-    "tsx_runtime.worker.generation": GENERATION,
-    "tsx_runtime.worker.handlers": OPENAI | {"tsx_runtime.worker.forms"},
+    "tsx_runtime.worker.handlers": CODECS | {"tsx_runtime.worker.forms"},
     "tsx_runtime.worker.execution": HANDLERS,
     "tsx_runtime.worker.model_loading": EXECUTION,
     "tsx_runtime.worker.main": EXECUTION | {"tsx_runtime.worker.model_loading"},
@@ -123,6 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": API,
+    **WORKER_PARTS,
     "tsx_runtime.features": GRPC,
     "tsx_runtime.targets": FEATURES,
     "tsx_runtime.testing": TARGETS,
@@ -393,7 +399,7 @@ def test_only_workers_import_torch_and_its_kin() -> None:
     for module in (
         name
         for name in MODULES
-        if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])
+        if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker", *WORKER_PARTS])
     ):
         allowed = (
             NUMERIC

@@ -31,14 +31,14 @@ logger = logging.getLogger("tsx.worker")
 
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
-    "huggingface": "tsx_runtime.worker.handlers.huggingface.handler:HuggingFaceHandler",
+    "huggingface": "tsx_runtime.features.huggingface.worker.handler:HuggingFaceHandler",
     "huggingface_generation": (
-        "tsx_runtime.worker.handlers.huggingface.generation:HuggingFaceGeneration"
+        "tsx_runtime.features.huggingface.worker.generation:HuggingFaceGeneration"
     ),
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
-    "mlflow_pyfunc": "tsx_runtime.worker.handlers.mlflow.pyfunc:MLflowPyfunc",
-    "mlflow_pytorch": "tsx_runtime.worker.handlers.mlflow.pytorch:MLflowPyTorch",
+    "mlflow_pyfunc": "tsx_runtime.features.mlflow.worker.pyfunc:MLflowPyfunc",
+    "mlflow_pytorch": "tsx_runtime.features.mlflow.worker.pytorch:MLflowPyTorch",
     "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
