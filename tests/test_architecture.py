@@ -35,7 +35,7 @@ WIRE = {
     "tsx_runtime.wire",
 }
 SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.sandbox", "tsx_runtime.shared"}
-# Packages whose own modules have no code.
+# Packages whose own modules import nothing.
 TOPS = {"tsx_runtime", "tsx_runtime.features"}
 # The interface of features, which names the types of all floors for the type checker only.
 SEAM = "tsx_runtime.feature"
@@ -55,6 +55,8 @@ OPENAI = GENERATION | {"tsx_runtime.features.openai.worker"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
 # The parts of features that run in workers. They alone import those of other features.
 WORKER_PARTS: dict[str, set[str]] = {
+    "tsx_runtime.features.huggingface.handlers": HANDLER_API,
+    "tsx_runtime.features.mlflow.handlers": HANDLER_API,
     "tsx_runtime.features.generation.worker": HANDLERS,
     "tsx_runtime.features.openai.worker": GENERATION,
     "tsx_runtime.features.huggingface.worker": OPENAI,

@@ -219,7 +219,7 @@ async def serve_async(
             ):
                 return
             if options.make_platform is None:
-                warn_of_unknown_models(settings, registry.names)
+                warn_of_unknown_models(registry)
             make_server = partial(
                 RunningServer,
                 versions=versions,

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runtime.worker.handlers.conftest import load_here as load_here
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS
 from tests.support.served_model import a_context, a_served_model, answers_of

@@ -28,11 +28,13 @@ from tests.runtime.features.huggingface.conftest import (
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
 from tests.support.language_models import tiny_llama
+from tests.support.served_model import a_context
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.features.generation.worker import loading as generation
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.features.openai.worker import tasks as openai
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.loader import find_entry
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -245,36 +247,26 @@ def test_a_pickle_with_more_than_weights_is_refused(
     assert not (tmp_path / "ran").exists()
 
 
-def end_here(*_: Any) -> None:
-    raise LoadError("here")
-
-
-@pytest.mark.parametrize(
-    ("handler", "trusted", "offline"),
-    [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)],
-)
+@pytest.mark.parametrize(("trusted", "offline"), [(False, "1"), (True, None)])
 def test_a_worker_of_a_packed_model_downloads_nothing(
-    load_here: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    handler: str,
-    trusted: bool,
-    offline: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool, offline: str | None
 ) -> None:
-    def error_of_load() -> str:
-        with pytest.raises(LoadError) as exc_info:
-            load_here(end_here, handler=handler, trust_remote_code=trusted)
-        return str(exc_info.value)
-
+    context = a_context()
+    context.system_properties.update(model_dir=str(tmp_path), trust_remote_code=trusted)
     monkeypatch.setattr(os, "environ", {})
-    assert error_of_load() == "here"
+    find_entry("huggingface", tmp_path, context)
     assert os.environ.get("HF_HUB_OFFLINE") == offline
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
-    assert ("another repository: org/other--modeling.Own" if trusted else "here") in error_of_load()
+    if trusted:
+        with pytest.raises(LoadError, match=r"another repository: org/other--modeling\.Own"):
+            find_entry("huggingface", tmp_path, context)
+    else:
+        find_entry("huggingface", tmp_path, context)
     (tmp_path / "config.json").write_text("{}")
     index = '{"weight_map": {"a": "../secret.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert ("here" if handler == "own.py" else "which files have the weights") in error_of_load()
+    with pytest.raises(LoadError, match="which files have the weights"):
+        find_entry("huggingface", tmp_path, context)
 
 
 def test_the_progress_of_loading_is_logged(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.hub import Hub, HubRepo, hub_double
 from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound, SettingError
-from tsx_runtime.sources.hub import HubModel, check_allowed, download, parse_hub
+from tsx_runtime.features.huggingface.hub import HubModel, check_allowed, download, parse_hub
 from tsx_runtime.sources.urls import AllowList, is_url, parse_url
 
 CONFIG = b'{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}'

@@ -6,6 +6,7 @@ This module decides which models are allowed; the library huggingface_hub downlo
 from __future__ import annotations
 
 import glob
+import logging
 import re
 import threading
 import time
@@ -13,13 +14,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tsx_archiver import OpenArchive, plan_archive
 from tsx_archiver.errors import ArchiveError
 from tsx_archiver.limits import human
+from tsx_archiver.linking import open_linked
 from tsx_archiver.metadata.huggingface import Pretrained
+from tsx_archiver.pretrained import pretrained_spec
 from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound
-from tsx_runtime.sources.urls import check_length
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources.urls import HUB_SCHEME, check_length, is_hub
 
-SCHEME = "hf:"
 SYNTAX = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
 _MODEL = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
@@ -34,6 +38,7 @@ _CLIENT_LOCK = threading.Lock()  # held while a thread changes the library's cli
 LOG_INTERVAL_S = 10.0
 
 Progress = Callable[[int, int], None]  # arguments: fetched bytes, total bytes
+logger = logging.getLogger("tsx.registry")
 
 
 class HubModel(NamedTuple):
@@ -41,11 +46,7 @@ class HubModel(NamedTuple):
     revision: str | None  # a branch, a tag or a commit
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-
-def is_hub(text: str) -> bool:
-    return text.startswith(SCHEME)
+        return f"{HUB_SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
 def parse_hub(text: str) -> HubModel:
@@ -79,10 +80,49 @@ def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
         for text in (str(model._replace(revision=None)), str(model))
     ):
         advice = (
-            f"Add {SCHEME}{model.repo}, or a pattern that begins with {SCHEME}, to the server's"
+            f"Add {HUB_SCHEME}{model.repo}, or a pattern that begins with {HUB_SCHEME}, to the server's"
             " setting allowed_urls."
         )
         raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
+
+
+def open_hub(
+    model: HubModel, settings: Settings, progress: Progress, stopped: Callable[[], bool]
+) -> OpenArchive:
+    """Download and open a model; this blocks.
+
+    Raises:
+        BadRequest: The model cannot be served.
+        DownloadFailed: The download failed.
+    """
+    start_time = time.monotonic()
+    log = log_progress(model, logger.info)
+
+    def report(done: int, total: int) -> None:
+        progress(done, total)
+        log(done, total)
+
+    directory = download(
+        model, max_bytes=settings.max_archive_size, progress=report, stopped=stopped
+    )
+    logger.info(
+        "%s is commit %s, downloaded in %.1f s",
+        model,
+        directory.name,
+        time.monotonic() - start_time,
+    )
+    try:
+        spec, notes = pretrained_spec(
+            directory, source=f"{HUB_SCHEME}{model.repo}", revision=directory.name
+        )
+        for note in notes:
+            if note.startswith("note: "):
+                logger.warning("%s: %s", model, note.removeprefix("note: "))
+        return open_linked(
+            plan_archive(spec), f"{model.repo}@{directory.name}", settings.archive_cache()
+        )
+    except ArchiveError as error:
+        raise BadRequest(f"{model} cannot be served: {error}") from error
 
 
 def download(

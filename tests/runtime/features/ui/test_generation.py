@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.core.telemetry.generation import (
+from tsx_runtime.core.telemetry.version_stats import Stats
+from tsx_runtime.features.ui.generation import (
     GenerationPoint,
     generation_between,
     read_generation,
 )
-from tsx_runtime.core.telemetry.version_stats import Stats
 
 
 def add_metric(stats: Stats, name: str, kind: str, value: float, **dimensions: str) -> None:
