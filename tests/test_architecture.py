@@ -292,6 +292,19 @@ def test_imports_point_down_the_floors() -> None:
     assert not violations
 
 
+def test_features_import_no_other_feature() -> None:
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:3])
+
+    assert not [
+        f"{module}, line {line}: {name}"
+        for module in MODULES
+        if module.startswith("tsx_runtime.features.") and part(module) not in WORKER_PARTS
+        for name, line in imports_of(module)
+        if name.startswith("tsx_runtime.features.") and folder(name) != folder(module)
+    ]
+
+
 def imports_within(package: str) -> dict[str, set[str]]:
     """Return the imports of each file within its package, including those under TYPE_CHECKING."""
     inside = [name for name in MODULES if name.startswith(package + ".")]

@@ -14,7 +14,7 @@ from tsx_runtime.shared.redaction import redacted
 
 CHUNK_BYTES = 1 << 20
 SCHEMES = ("http", "https", "s3", "file")
-HUB_SCHEME = "hf:"  # of models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`
+HUB_SCHEME = "hf:"  # the scheme of the Hugging Face Hub: `hf:ORG/NAME@REVISION`
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HOST = re.compile(
     r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?"

@@ -353,8 +353,8 @@ async def _load_workflow(
 def warn_of_unknown_models(registry: Registry) -> None:
     """Log models that are in the settings but are not served."""
     settings, names = registry.settings, registry.names
-    others = (name for feature in registry.features for name in feature.named_models)
-    for name in dict.fromkeys((*settings.models, *settings.model_versions, *others)):
+    feature_models = (name for feature in registry.features for name in feature.named_models)
+    for name in dict.fromkeys((*settings.models, *settings.model_versions, *feature_models)):
         if name not in names:
             logger.warning(
                 "the settings name a model %r, and none of that name is served now%s",
