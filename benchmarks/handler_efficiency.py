@@ -239,7 +239,7 @@ def load(directory: Path, batch: int) -> ServedModel:
             ranks=1,
             gpus=0,
             limit_max_image_pixels=True,
-            trust_remote_code=False,
+            properties={},
             decode_input_request=True,
             max_response_size=1 << 30,
             envelope="",

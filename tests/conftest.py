@@ -160,7 +160,9 @@ SLOW_FOLDERS = (
     "tests/runtime/features/elastic/",
     "tests/runtime/core/slo/",
     "tests/runtime/worker/forms/",
-    "tests/runtime/worker/generation/",
+    "tests/runtime/features/generation/",
+    "tests/runtime/features/huggingface/",
+    "tests/runtime/features/mlflow/",
     "tests/runtime/worker/handlers/",
 )
 NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
@@ -206,9 +208,9 @@ NIGHTLY_FILES = {
     "tests/runtime/worker/forms/kinds/test_aotinductor.py",
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",
-    "tests/runtime/worker/handlers/huggingface/test_clients.py",
-    "tests/runtime/worker/handlers/huggingface/test_long_texts.py",
-    "tests/runtime/worker/handlers/huggingface/test_media.py",
+    "tests/runtime/features/huggingface/test_clients.py",
+    "tests/runtime/features/huggingface/test_long_texts.py",
+    "tests/runtime/features/huggingface/test_media.py",
     "tests/test_runner.py",
     "tests/ui/test_trouble.py",
     "tests/ui/test_views.py",

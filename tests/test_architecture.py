@@ -35,7 +35,7 @@ WIRE = {
     "tsx_runtime.wire",
 }
 SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.sandbox", "tsx_runtime.shared"}
-# Packages whose own modules have no code.
+# Packages whose own modules import nothing.
 TOPS = {"tsx_runtime", "tsx_runtime.features"}
 # The interface of features, which names the types of all floors for the type checker only.
 SEAM = "tsx_runtime.feature"
@@ -49,10 +49,19 @@ WORKER_BASE = WIRE | {
 }
 HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
-GENERATION = CODECS | {"tsx_runtime.worker.generation"}
-OPENAI = GENERATION | {"tsx_runtime.worker.openai"}
-HANDLERS = OPENAI | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
+HANDLERS = CODECS | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
+GENERATION = HANDLERS | {"tsx_runtime.features.generation.worker"}
+OPENAI = GENERATION | {"tsx_runtime.features.openai.worker"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
+# The parts of features that run in workers. They alone import those of other features.
+WORKER_PARTS: dict[str, set[str]] = {
+    "tsx_runtime.features.huggingface.handlers": HANDLER_API,
+    "tsx_runtime.features.mlflow.handlers": HANDLER_API,
+    "tsx_runtime.features.generation.worker": HANDLERS,
+    "tsx_runtime.features.openai.worker": GENERATION,
+    "tsx_runtime.features.huggingface.worker": OPENAI,
+    "tsx_runtime.features.mlflow.worker": HANDLERS,
+}
 ARCHIVER_BASE = {
     "tsx_archiver.errors",
     "tsx_archiver.limits",
@@ -109,9 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.forms.build": EXECUTION
     | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
     "tsx_runtime.worker.forms": CODECS | {"tsx_runtime.worker.handlers.models"},
-    "tsx_runtime.worker.openai": OPENAI,
-    "tsx_runtime.worker.generation": GENERATION,
-    "tsx_runtime.worker.handlers": OPENAI | {"tsx_runtime.worker.forms"},
+    "tsx_runtime.worker.handlers": CODECS | {"tsx_runtime.worker.forms"},
     "tsx_runtime.worker.execution": HANDLERS,
     "tsx_runtime.worker.model_loading": EXECUTION,
     "tsx_runtime.worker.main": EXECUTION | {"tsx_runtime.worker.model_loading"},
@@ -123,6 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": API,
+    **WORKER_PARTS,
     "tsx_runtime.features": GRPC,
     "tsx_runtime.targets": FEATURES,
     "tsx_runtime.testing": TARGETS,
@@ -284,6 +292,19 @@ def test_imports_point_down_the_floors() -> None:
     assert not violations
 
 
+def test_features_import_no_other_feature() -> None:
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:3])
+
+    assert not [
+        f"{module}, line {line}: {name}"
+        for module in MODULES
+        if module.startswith("tsx_runtime.features.") and part(module) not in WORKER_PARTS
+        for name, line in imports_of(module)
+        if name.startswith("tsx_runtime.features.") and folder(name) != folder(module)
+    ]
+
+
 def imports_within(package: str) -> dict[str, set[str]]:
     """Return the imports of each file within its package, including those under TYPE_CHECKING."""
     inside = [name for name in MODULES if name.startswith(package + ".")]
@@ -393,7 +414,7 @@ def test_only_workers_import_torch_and_its_kin() -> None:
     for module in (
         name
         for name in MODULES
-        if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])
+        if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker", *WORKER_PARTS])
     ):
         allowed = (
             NUMERIC

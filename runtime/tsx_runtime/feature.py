@@ -4,16 +4,13 @@ A feature is an optional part of the server: a folder of `tsx_runtime.features`.
 has a subclass of `Feature`, which the server finds without a list. Its `settings.py` may have
 subclasses of `FeatureSettings` and `FeatureModelSettings`, and its `description.py` one of
 `FeatureDescription`; the settings of the server and the description of a version have their fields.
+Its `handlers.py` may name built-in handlers, which a worker finds there.
 `docs/guides/add-a-feature.md` builds one.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, create_model
@@ -22,16 +19,20 @@ from tsx_runtime import features
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from tsx_archiver import OpenArchive
     from tsx_runtime.core.models.model import ModelVersion
+    from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
+    from tsx_runtime.core.registry.downloads import Downloads
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.scheduling.strategies import EntryPoint
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
     from tsx_runtime.metrics.exposition import Families, Labels
     from tsx_runtime.settings.schema import Settings
+    from tsx_runtime.sources import Trust
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -92,6 +93,47 @@ class Feature:
             BadRequest: The configuration of the version excludes the feature.
         """
         return None
+
+    def handler_defaults(
+        self, name: str, handler: str, archive: OpenArchive
+    ) -> HandlerDefaults | None:
+        """Return the defaults of a handler of this feature for a model, or None."""
+        return None
+
+    def handler_properties(self, version: ModelVersion) -> Mapping[str, Any]:
+        """Return the `system_properties` that the handler of a version gets from this feature."""
+        return {}
+
+    @property
+    def named_models(self) -> Collection[str]:
+        """The models that the settings of the feature name; a server should have each of them."""
+        return ()
+
+    async def open_url(
+        self,
+        order: RegisterOrder,
+        trust: Trust,
+        downloads: Downloads,
+        progress: Callable[[int, int], None],
+    ) -> tuple[OpenArchive, RegisterOrder] | None:
+        """Open the model at a URL of a kind that only this feature knows; return None for others.
+
+        Args:
+            order: The registration; the returned one has a URL that always means this model.
+            trust: The origin of the URL.
+            downloads: The threads in which the model is downloaded.
+            progress: A callback with the bytes so far, and all bytes.
+
+        Raises:
+            BadRequest: The model cannot be served.
+            ModelNotFound: The model does not exist, or is not allowed.
+            DownloadFailed: The download failed.
+        """
+        return None
+
+    def waiting(self, version: ModelVersion) -> int:
+        """Return the number of requests that wait inside the workers of a version."""
+        return 0
 
     def loading(
         self, version: ModelVersion, worker: Worker
@@ -181,7 +223,7 @@ def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[Mod
         kind: The common class of the additional fields.
         module: The module of a feature's folder that defines them.
     """
-    _modules(module)
+    features.modules(module)
     bases: Any = (*reversed(kind.__subclasses__()), base)
     model: type[ModelT] = create_model(
         base.__name__, __base__=bases, __module__=base.__module__, __doc__=base.__doc__
@@ -192,21 +234,9 @@ def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[Mod
 def _kinds() -> list[type[Feature]]:
     return [
         kind
-        for module in _modules("feature")
+        for module in features.modules("feature")
         for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, Feature)
         and kind.__module__ == module.__name__
-    ]
-
-
-@cache
-def _modules(name: str) -> list[ModuleType]:
-    """Import the modules of this name in the folders of all features."""
-    folders = [folder.name for folder in pkgutil.iter_modules(features.__path__)]
-    folders.sort(key=lambda folder: (*features.ORDER, folder).index(folder))
-    return [
-        importlib.import_module(f"{features.__name__}.{folder}.{name}")
-        for folder in folders
-        if importlib.util.find_spec(f"{features.__name__}.{folder}.{name}") is not None
     ]

@@ -163,7 +163,7 @@ class LoadOrder(TypedDict):
     ranks: int  # processes of the worker; more than 1 for a torchrun group
     gpus: int  # number of GPUs, `gpu_id` first
     limit_max_image_pixels: bool
-    trust_remote_code: bool  # whether the operator allows code in a Hugging Face model
+    properties: dict[str, Any]  # system properties of the handler that features add
     decode_input_request: bool
     max_response_size: int
     server_version: str

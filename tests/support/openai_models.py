@@ -8,8 +8,8 @@ WRITER = """
 import asyncio, os, random
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import InvalidInput
-from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.generation import answer
+from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.openai.worker.generation import answer
 
 
 class Writer:
@@ -74,8 +74,8 @@ class Handler:
 # the query's letters in it; a sound is its own text.
 COUNTER = """
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput
-from tsx_runtime.worker.generation.interface import TaskResult
-from tsx_runtime.worker.openai import tasks
+from tsx_runtime.features.generation.worker.interface import TaskResult
+from tsx_runtime.features.openai.worker import tasks
 
 
 def handle(data, context):

@@ -17,7 +17,8 @@ from tsx_archiver.pretrained import pretrained_spec
 from tsx_archiver.progress import progress_bar
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import archive_limits, read_pair
-from tsx_runtime.sources.hub import SCHEME, download, is_hub, log_progress, parse_hub
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources.urls import HUB_SCHEME, is_hub
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,20 @@ class HuggingFaceOptions:
         )
 
 
+def trust_models(settings: Settings, names: Sequence[str]) -> Settings:
+    """Return the settings with the permission to run the code of more models."""
+    from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
+
+    trusted_names = HuggingFaceSettings.of(settings).trust_remote_code
+    return settings.model_copy(update={"trust_remote_code": [*trusted_names, *names]})
+
+
 def default_name(path: Path) -> str:
-    text = str(path)
-    return model_name_from(
-        parse_hub(text).repo.rpartition("/")[2] if is_hub(text) else path.absolute().name
-    )
+    if not is_hub(str(path)):
+        return model_name_from(path.absolute().name)
+    from tsx_runtime.features.huggingface.hub import parse_hub  # an optional feature
+
+    return model_name_from(parse_hub(str(path)).repo.rpartition("/")[2])
 
 
 def huggingface_spec(
@@ -90,9 +100,11 @@ def _directory(path: Path, quiet: bool) -> tuple[Path, str, str | None]:
     """Return a model's directory, the name of its source, and its commit on the Hub."""
     if not is_hub(str(path)):
         return path, path.absolute().name, None
+    from tsx_runtime.features.huggingface.hub import download, log_progress, parse_hub
+
     model = parse_hub(str(path))
     with progress_bar(f"Downloading {model}", shown=not quiet and sys.stderr.isatty()) as bar:
         write = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
         progress = log_progress(model, write) if bar is None else partial(bar, "")
         directory = download(model, max_bytes=archive_limits().total, progress=progress)
-    return directory, f"{SCHEME}{model.repo}", directory.name
+    return directory, f"{HUB_SCHEME}{model.repo}", directory.name

@@ -13,7 +13,7 @@ from tsx_archiver.names import similar_file
 from tsx_archiver.opening import model_root
 from tsx_cli.archive.mlflow import is_uri
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.sources.hub import is_hub
+from tsx_runtime.sources import is_hub
 
 SourceKind: TypeAlias = Literal[
     "workflow", "archive", "Hugging Face", "MLflow", "directory", "file"

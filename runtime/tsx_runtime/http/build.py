@@ -56,7 +56,7 @@ def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
     exception_handlers.add_exception_handlers(app, app.not_found)
     index.add_routes(app)
     if "inference" in roles:
-        app.document(openapi.prediction_paths() | openapi.openai_paths())
+        app.document(openapi.prediction_paths())
     # The routes of features come first, because others would match their path segments as a
     # version.
     for feature in registry.features:
@@ -80,8 +80,7 @@ def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
         app.add_routes(router, {"metrics": guards.metrics})
     _add_endpoints(app)
     app.add_routes(health.build_router(registry, roles))
-    v1_guard = guards.inference if "inference" in roles else guards.management
-    app.add_routes(kserve.build_router(registry, roles), {"v1": v1_guard, "v2": guards.inference})
+    app.add_routes(kserve.build_router(registry, roles), {"v2": guards.inference})
     return app
 
 

@@ -12,7 +12,6 @@ from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.slo.attainment import SloReport
-from tsx_runtime.core.telemetry.generation import read_generation
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -138,15 +137,13 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
 
 
 def _waiting(version: ModelVersion) -> int:
-    """Return the number of requests that wait in the queue and in generation engines.
+    """Return the number of requests that wait in the queue and inside workers.
 
     The last report may come from a worker that has died, so its number is limited to the requests
     that are with workers.
     """
-    engines = read_generation(version.stats.handler_metrics)
-    return version.pending + (
-        0 if engines is None else min(int(engines.waiting), version.in_flight - version.pending)
-    )
+    inside = sum(feature.waiting(version) for feature in version.features)
+    return version.pending + min(inside, version.in_flight - version.pending)
 
 
 def _add_times(families: Families, version: ModelVersion, model: Labels, host: str) -> None:

@@ -158,9 +158,6 @@ class Settings(Described):
     """also download from addresses that are not public"""
     s3_endpoint_url: str | None = Field(None, min_length=1)
     """endpoint for s3:// URLs; if not set, the one of AWS or of boto3's configuration"""
-    trust_remote_code: list[str] = []
-    """names of models whose Hugging Face directory may bring its own code (trust_remote_code); none
-    if empty"""
     load_models: list[str] = []
     """models to load at start: archives, [name=]file, or 'all' in the model store"""
     default_workers_per_model: int = Field(0, ge=0)

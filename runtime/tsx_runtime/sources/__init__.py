@@ -1,11 +1,18 @@
-"""The sources of models: URLs (http, https, s3, file), the model store, and the Hugging Face Hub.
+"""The sources of models: URLs (http, https, s3, file) and the model store.
 
 An allow list decides which URLs a client may load.
 """
 
 from tsx_runtime.sources.fetch import Fetcher, Trust
-from tsx_runtime.sources.hub import is_hub
-from tsx_runtime.sources.urls import AllowList, ModelUrl, in_store, is_url, parse_url, store_hint
+from tsx_runtime.sources.urls import (
+    AllowList,
+    ModelUrl,
+    in_store,
+    is_hub,
+    is_url,
+    parse_url,
+    store_hint,
+)
 
 __all__ = [
     "AllowList",

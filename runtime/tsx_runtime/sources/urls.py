@@ -14,6 +14,7 @@ from tsx_runtime.shared.redaction import redacted
 
 CHUNK_BYTES = 1 << 20
 SCHEMES = ("http", "https", "s3", "file")
+HUB_SCHEME = "hf:"  # the scheme of the Hugging Face Hub: `hf:ORG/NAME@REVISION`
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HOST = re.compile(
     r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?"
@@ -39,8 +40,11 @@ class ModelUrl(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is a URL; this includes `hf:ORG/NAME`, which `hub` reads."""
-    return text.startswith("hf:") or _SCHEME.match(text) is not None
+    return is_hub(text) or _SCHEME.match(text) is not None
+
+
+def is_hub(text: str) -> bool:
+    return text.startswith(HUB_SCHEME)
 
 
 def parse_url(text: str, plugin_schemes: Iterable[str] = ()) -> ModelUrl:

@@ -11,14 +11,6 @@ from typing import Any
 
 import yaml
 
-from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import (
-    DIRECTORY,
-    GENERATION_HANDLER,
-    HANDLER,
-    check_references,
-    external_code,
-)
 from tsx_runtime.wire import SEQUENCE_HEADERS, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -65,13 +57,9 @@ def load_model(order: LoadOrder) -> ServedModel:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
-    context.system_properties.update(
-        trust_remote_code=order["trust_remote_code"], worker=order["worker"]
-    )
+    context.system_properties.update(order["properties"], worker=order["worker"])
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
-    if order["handler"] in (HANDLER, GENERATION_HANDLER):
-        _forbid_external_code(model_dir, trusted=order["trust_remote_code"])
     coroutines = Coroutines()
     loaded_handler = load_entry(order["handler"], model_dir, context, coroutines)
     entry = with_micro_batches(loaded_handler, context)
@@ -134,28 +122,6 @@ def load_model(order: LoadOrder) -> ServedModel:
         and not order["stateful"]
         and not can_overlap_steps(model)
     )
-
-
-def _forbid_external_code(model_dir: Path, *, trusted: bool) -> None:
-    """Check that a Hugging Face model needs no files from outside its archive.
-
-    Raises:
-        LoadError: A file refers to code or weights elsewhere.
-    """
-    if not trusted:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    directory = model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir
-    try:
-        check_references(directory)
-        repository = external_code(directory) if trusted else None
-    except CannotPack as error:
-        raise LoadError(str(error)) from error
-    if repository:
-        raise LoadError(
-            f"The model's code is in another repository: {repository}. It is not run, as it can"
-            " change at any time. Copy its files into the model's directory, and name them there"
-            " without 'ORG/OTHER--'; or serve the model without trust_remote_code."
-        )
 
 
 def _find_cost_function(entry: LoadedHandler) -> Callable[[Any], float] | None:

@@ -23,7 +23,7 @@ from tsx_cli.archive.model_file import UNSUPPORTED_HANDLERS
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import read_archive
-from tsx_runtime.worker.handler_api.loader import BUILTIN, REPLACEMENT_ADVICE
+from tsx_runtime.worker.handler_api.loader import REPLACEMENT_ADVICE, builtin_handlers
 
 CODE_OPTIONS = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 ARCHIVE = f"archive {DIGITS}/digits.pt"
@@ -435,7 +435,7 @@ def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) 
     assert "TorchServe has vllm_handler" in result.out
     result = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
     assert "note: " not in result.out
-    assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *UNSUPPORTED_HANDLERS}
+    assert set(BUILTIN_HANDLERS) <= {*builtin_handlers(), *UNSUPPORTED_HANDLERS}
     assert tuple(REPLACEMENT_ADVICE) == UNSUPPORTED_HANDLERS
 
 

@@ -296,7 +296,7 @@ ORDER = {
     "ranks": 1,
     "gpus": 0,
     "limit_max_image_pixels": True,
-    "trust_remote_code": False,
+    "properties": {},
     "decode_input_request": True,
     "max_response_size": 100_000,
     "server_version": "0.1",

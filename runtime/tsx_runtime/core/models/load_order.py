@@ -29,6 +29,7 @@ def load_order(
     envelope: str,
     worker: str,
     gpus: int,
+    properties: dict[str, Any] | None = None,
     output: str = "",
 ) -> wire.LoadOrder:
     """Return the load order of a worker.
@@ -58,7 +59,7 @@ def load_order(
         ranks=plan.parallel.ranks,
         gpus=gpus,
         limit_max_image_pixels=settings.limit_max_image_pixels,
-        trust_remote_code=name in settings.trust_remote_code,
+        properties=properties or {},
         decode_input_request=settings.decode_input_request,
         max_response_size=settings.max_response_size,
         server_version=__version__,

@@ -521,6 +521,11 @@ class ModelVersion:
             envelope=self.envelope,
             worker=worker.id,
             gpus=len(worker.gpus),
+            properties={
+                key: value
+                for feature in self.features
+                for key, value in feature.handler_properties(self).items()
+            },
             output=self._host.worker_output,
         )
 

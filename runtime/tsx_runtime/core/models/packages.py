@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 
 from tsx_archiver import OpenArchive
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
-from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models.handlers import BUILTIN
 from tsx_runtime.errors import InvalidModel
 
-# The package that loads the model, and the extra that installs it, by handler or file suffix.
-PACKAGES: Mapping[str, tuple[str, str]] = {
-    HANDLER: ("transformers", "transformers"),
-    GENERATION_HANDLER: ("transformers", "transformers"),
-    PYFUNC: ("mlflow", "mlflow"),
-    ".onnx": ("onnxruntime", "onnx"),
-}
+ONNX = ("onnxruntime", "onnx")
 
 
-def check_packages(archive: OpenArchive, handler: str) -> None:
+def check_packages(archive: OpenArchive, handler: str, requirement: tuple[str, str] | None) -> None:
     """Refuse a model whose built-in handler needs a package that the server lacks.
+
+    `requirement` has the package and its extra if all models of the handler need it.
 
     Raises:
         InvalidModel: The package is not installed.
     """
     file = archive.manifest.serialized_file or ""
-    requirement = PACKAGES.get(handler) or (
-        PACKAGES[".onnx"] if handler in BUILTIN and file.endswith(".onnx") else None
-    )
+    if requirement is None and handler in BUILTIN and file.endswith(".onnx"):
+        requirement = ONNX
     if requirement is not None and find_spec(requirement[0]) is None:
         package, extra = requirement
         raise InvalidModel(

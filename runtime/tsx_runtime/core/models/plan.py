@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
@@ -25,14 +24,6 @@ from tsx_runtime.settings.torchserve import VersionSettings
 NO_VERSION_SETTINGS = VersionSettings()
 # The server decides these if there is a latency target.
 BATCH_PARAMETERS = ("batch_size", "max_batch_delay", "job_queue_size")
-# Defaults of certain handlers that replace those in `LIMITS`.
-HANDLER_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}
-# The limit for a Hugging Face task on a CPU. Several workers with one thread each have a higher
-# throughput than one worker with several threads.
-MAX_TASK_WORKERS = 4
-# Larger models have one worker by default, since a worker that changes the precision copies the
-# weights.
-MAX_TASK_WEIGHT_BYTES = 1 << 30
 MAX_WORKERS = 1024  # per version; no setting allows more
 MAX_PLAUSIBLE_WORKERS = 64  # per version on up to 4 cores, unless maxWorkers allows more
 
@@ -109,6 +100,25 @@ def with_model_settings(
     return replace(order, initial_workers=workers, **own_values)
 
 
+class HandlerDefaults(NamedTuple):
+    """What is different by default for the models of a handler.
+
+    Attributes:
+        limits: Values that replace the defaults in `LIMITS`.
+        workers: The initial number of workers if nothing sets one.
+        is_async: Whether each request is a task of the handler's event loop.
+        package: The package that loads the model, and the extra that installs it.
+    """
+
+    limits: Mapping[str, int] = {}
+    workers: int | None = None
+    is_async: bool = False
+    package: tuple[str, str] | None = None
+
+
+NO_DEFAULTS = HandlerDefaults()
+
+
 @dataclass(frozen=True)
 class VersionPlan(ModelLimits[int]):
     """The effective configuration of a version.
@@ -169,7 +179,7 @@ def plan(
     settings: Settings,
     gpus: int,
     version_settings: VersionSettings = NO_VERSION_SETTINGS,
-    handler: str = "",
+    defaults: HandlerDefaults = NO_DEFAULTS,
 ) -> VersionPlan:
     """Merge the sources of a version's configuration.
 
@@ -179,7 +189,7 @@ def plan(
         settings: The settings of the server.
         gpus: The number of GPUs that the server uses.
         version_settings: The settings of this version in config.properties.
-        handler: The handler, for its defaults.
+        defaults: The defaults of the handler.
 
     Raises:
         BadRequest: The values contradict each other, or a worker needs more GPUs than there are.
@@ -199,11 +209,10 @@ def plan(
         )
     strategy = strategy_of(config)
     slo = _slo(order, config, version_settings, strategy)
-    defaults = HANDLER_DEFAULTS.get(handler, {})
     limits: dict[str, Any] = {
         name: _first(
             *(getattr(source, name, None) for source in (order, config, version_settings)),
-            getattr(settings, limit.setting, defaults.get(name, limit.default)),
+            getattr(settings, limit.setting, defaults.limits.get(name, limit.default)),
         )
         for name, limit in LIMITS.items()
     }
@@ -338,18 +347,6 @@ def _workers(
     if order.loaded_at_startup:
         workers = workers or gpu_workers or order.default_workers or 1
     return workers, workers
-
-
-def task_workers(handler: str, weights: int, cores: int) -> int | None:
-    """Return the default number of workers of a Hugging Face task on a CPU.
-
-    It is None for other models, and for weights of more than MAX_TASK_WEIGHT_BYTES.
-    """
-    return (
-        min(cores, MAX_TASK_WORKERS)
-        if handler == HANDLER and weights <= MAX_TASK_WEIGHT_BYTES
-        else None
-    )
 
 
 def has_workers(config: ModelConfig) -> bool:

@@ -1,54 +1,32 @@
-"""Downloads of archives, and of models of the Hugging Face Hub.
-
-Archives are removed with their versions. Models of the Hub stay in its cache.
-"""
+"""Downloads of archives, which are removed with their versions."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tsx_archiver import BUILTIN_HANDLERS, ArchiveError, OpenArchive, plan_archive
-from tsx_archiver.linking import open_linked
-from tsx_archiver.metadata.huggingface import MANIFEST_KEY
-from tsx_archiver.pretrained import pretrained_spec
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
-from tsx_runtime.sources.hub import (
-    SCHEME,
-    HubModel,
-    Progress,
-    check_allowed,
-    download,
-    log_progress,
-    parse_hub,
-)
 
 MAX_DOWNLOADS = 16
 
 ResultT = TypeVar("ResultT")
-logger = logging.getLogger("tsx.registry")
 
 
 class Downloads:
     """The downloaded archives in the model store."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
-        self._settings = settings
         self._fetcher = Fetcher(settings, sources=sources)
-        self._closed = threading.Event()
+        self.closed = threading.Event()
         self._threads = DaemonThreads(MAX_DOWNLOADS, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
@@ -79,66 +57,9 @@ class Downloads:
             sse_kms=order.s3_sse_kms,
             taken_paths=occupied_files,
         )
-        return await self._call(download_archive, lambda file: file.unlink(missing_ok=True))
+        return await self.call(download_archive, lambda file: file.unlink(missing_ok=True))
 
-    async def from_hub(
-        self, order: RegisterOrder, trust: Trust, progress: Progress
-    ) -> tuple[OpenArchive, RegisterOrder]:
-        """Download a model of the Hub; return it, and the order with the commit in its URL.
-
-        Raises:
-            BadRequest: The model cannot be served.
-            ModelNotFound: The model does not exist.
-            DownloadFailed: The download failed.
-        """
-        model = parse_hub(order.url)
-        if trust is Trust.CLIENT:
-            check_allowed(model, self._settings.allowed_urls)
-        # Any other handler could be code in the model's directory, which is not trusted.
-        if order.handler is not None and order.handler not in BUILTIN_HANDLERS:
-            raise BadRequest(
-                f"The handler of {model} must be one that comes with tsx. With another: tsx archive"
-                f" {model} --handler FILE."
-            )
-        archive = await self._call(partial(self._open_hub, model, progress), OpenArchive.close)
-        commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
-        return archive, replace(order, url=str(model._replace(revision=commit)))
-
-    def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
-        """Download and open a model; this blocks."""
-        start_time = time.monotonic()
-        log = log_progress(model, logger.info)
-
-        def report(done: int, total: int) -> None:
-            progress(done, total)
-            log(done, total)
-
-        directory = download(
-            model,
-            max_bytes=self._settings.max_archive_size,
-            progress=report,
-            stopped=self._closed.is_set,
-        )
-        logger.info(
-            "%s is commit %s, downloaded in %.1f s",
-            model,
-            directory.name,
-            time.monotonic() - start_time,
-        )
-        try:
-            spec, notes = pretrained_spec(
-                directory, source=f"{SCHEME}{model.repo}", revision=directory.name
-            )
-            for note in notes:
-                if note.startswith("note: "):
-                    logger.warning("%s: %s", model, note.removeprefix("note: "))
-            return open_linked(
-                plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.archive_cache()
-            )
-        except ArchiveError as error:
-            raise BadRequest(f"{model} cannot be served: {error}") from error
-
-    async def _call(
+    async def call(
         self, function: Callable[[], ResultT], remove: Callable[[ResultT], None]
     ) -> ResultT:
         """Run a function in a thread; if the client leaves, pass the later result to `remove`."""
@@ -165,4 +86,4 @@ class Downloads:
 
     def close(self) -> None:
         self._fetcher.close()
-        self._closed.set()
+        self.closed.set()

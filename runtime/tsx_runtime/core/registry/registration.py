@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, weights_size
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
@@ -20,12 +19,12 @@ from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.packages import check_packages
 from tsx_runtime.core.models.plan import (
+    NO_DEFAULTS,
     NO_VERSION_SETTINGS,
     RegisterOrder,
     VersionPlan,
     has_workers,
     plan,
-    task_workers,
     with_model_settings,
 )
 from tsx_runtime.core.models.resources import ServerResources
@@ -34,9 +33,8 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, inherit_settings
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.sources import Trust, in_store, is_hub, is_url, store_hint
+from tsx_runtime.sources import Trust, in_store, is_url, store_hint
 
 # Versions with these names would clash with paths below /models/NAME/.
 RESERVED_VERSIONS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})
@@ -77,8 +75,9 @@ class Registrar:
         """Register an archive of the model store, or download it there from a URL first."""
         if not is_url(order.url):
             return await self.from_path(self._in_store(order.url), order, wait=wait)
-        if is_hub(order.url):
-            return await self._from_hub(order, wait, trust)
+        opened = await self._open_by_feature(order, trust)
+        if opened is not None:
+            return await self.from_archive(*opened, wait=wait)
         local_file = await self._downloads.local_file(order, trust)
         if local_file is not None:
             return await self.from_path(
@@ -93,17 +92,22 @@ class Registrar:
         self._downloads.assign(version, downloaded_file)
         return version
 
-    async def _from_hub(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
+    async def _open_by_feature(
+        self, order: RegisterOrder, trust: Trust
+    ) -> tuple[OpenArchive, RegisterOrder] | None:
         url_path = Path(order.url)
 
         def set_progress(done_bytes: int, total_bytes: int) -> None:
             self.opening[url_path] = "downloading", done_bytes, total_bytes
 
         try:
-            archive, order_of_commit = await self._downloads.from_hub(order, trust, set_progress)
+            for feature in self._host.features:
+                opened = await feature.open_url(order, trust, self._downloads, set_progress)
+                if opened is not None:
+                    return opened
         finally:
             self.opening.pop(url_path, None)
-        return await self.from_archive(archive, order_of_commit, wait=wait)
+        return None
 
     async def from_path(
         self, path: Path, order: RegisterOrder, *, wait: bool = True
@@ -235,27 +239,21 @@ class Registrar:
             number, NO_VERSION_SETTINGS
         )
         handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
+        all_defaults = (
+            feature.handler_defaults(name, handler, archive) for feature in self._host.features
+        )
+        defaults = next(filter(None, all_defaults), NO_DEFAULTS)
         if order.default_workers is None:
-            cores = self._settings.cpus or cpu_count()
-            order = replace(
-                order, default_workers=task_workers(handler, weights_size(archive.directory), cores)
-            )
+            order = replace(order, default_workers=defaults.workers)
         if environment is None:
-            check_packages(archive, handler)
+            check_packages(archive, handler, defaults.package)
         config = (
             replace(archive.config, async_communication=True)
-            if handler == GENERATION_HANDLER
+            if defaults.is_async
             else archive.config
         )
-        # Such code may mix the rows of a batch, so the handler's default batch size is not used.
-        has_own_code = name in self._settings.trust_remote_code
         version_plan = plan(
-            order,
-            config,
-            self._settings,
-            self._host.gpus,
-            version_settings,
-            "" if has_own_code else handler,
+            order, config, self._settings, self._host.gpus, version_settings, defaults
         )
         version_plan = _with_policy(
             version_plan, name, archive.config.batch_policy, self._host.batch_policies

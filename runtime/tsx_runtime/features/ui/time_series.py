@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from tsx_runtime.core.telemetry.generation import (
+from tsx_runtime.core.telemetry.histogram import quantile
+from tsx_runtime.core.telemetry.version_stats import Stats
+from tsx_runtime.features.ui.generation import (
     GenerationPoint,
     GenerationSnapshot,
     generation_between,
     read_generation,
 )
-from tsx_runtime.core.telemetry.histogram import quantile
-from tsx_runtime.core.telemetry.version_stats import Stats
 
 MAX_POINTS = 600
 

@@ -1,34 +1,26 @@
-"""The routes of KServe's protocols for health, readiness, metadata and sample inputs.
+"""The routes of KServe's protocol `/v2` for health, readiness, metadata and sample inputs.
 
-Their paths are `/v1/models/...` and `/v2/...`. Predictions are in `asgi_lane/predictions.py`.
+Predictions are in `asgi_lane/predictions.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection
-from typing import Annotated, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.samples import example_of, input_of, sample_of, tensors_of
 from tsx_runtime.api.management.schemas import ServerMetadata
-from tsx_runtime.api.openai import split_name
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import ModelNotFound, SampleNotFound
+from tsx_runtime.errors import SampleNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
 from tsx_runtime.http.routes.responses import json_answer
-
-OpenAIName = Annotated[
-    str,
-    Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"]),
-]
 
 
 class Live(BaseModel):
@@ -42,34 +34,6 @@ class Ready(BaseModel):
 class ModelReady(BaseModel):
     name: str
     ready: bool
-
-
-class OpenAIModel(BaseModel):
-    """A model as OpenAI's API describes it.
-
-    `created` is the start of this server in seconds since 1970.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "tsx"
-
-
-class NamedModel(ModelReady, OpenAIModel):
-    """A model's description for the clients of both KServe and OpenAI."""
-
-
-class ModelNames(BaseModel):
-    """The names of all models.
-
-    `models` is for KServe's clients. `object` and `data` are for OpenAI's clients; `data` also has
-    each adapter as a model.
-    """
-
-    models: list[str]
-    object: Literal["list"] = "list"
-    data: list[OpenAIModel]
 
 
 class Tensor(BaseModel):
@@ -102,60 +66,13 @@ class ModelMetadata(BaseModel):
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
-    """Build the routes of a listener.
-
-    TorchServe's clients use `/v1/models/{model}` on the management address, and KServe's clients on
-    the inference address.
-    """
+    """Build the routes of a listener."""
     router = APIRouter(tags=["kserve"])
-    if "inference" in roles or "management" in roles:
-        _add_v1(router, registry)
     if "inference" in roles:
         _add_server(router, registry)
         _add_v2_models(router, registry)
         _add_samples(router, registry)
     return router
-
-
-def adapters_of(version: ModelVersion) -> list[str]:
-    huggingface = version.manifest.get("huggingface")
-    names = huggingface.get("adapters") if isinstance(huggingface, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
-def _add_v1(router: APIRouter, registry: Registry) -> None:
-    start_time = int(time.time())
-
-    @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
-    async def names() -> Response:
-        adapters = {name: adapters_of(registry.find(name)) for name in registry.models}
-        ids = [
-            id
-            for name in registry.names
-            for id in (name, *(f"{name}/{adapter}" for adapter in adapters.get(name, ())))
-        ]
-        return json_answer(
-            ModelNames(
-                models=registry.names, data=[OpenAIModel(id=id, created=start_time) for id in ids]
-            )
-        )
-
-    @router.get(
-        "/v1/models/{model:path}",
-        summary="Is the model ready",
-        response_model=NamedModel,
-        responses=openapi.failures(404),
-    )
-    async def model_ready(model: OpenAIName) -> Response:
-        name, number, adapter = split_name(model)
-        version = registry.find(name, number)
-        if adapter and adapter not in adapters_of(version):
-            raise ModelNotFound(
-                f"Model {name} has no adapter {adapter}. It has"
-                f" {', '.join(adapters_of(version)) or 'none'}."
-            )
-        # The status is always 200, as in TorchServe.
-        return json_answer(NamedModel(id=model, created=start_time, name=name, ready=version.ready))
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -222,34 +223,17 @@ def prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     return {"post": operation}
 
 
-def openai_paths() -> dict[str, Any]:
-    """Return the paths of OpenAI's API and of the rerank APIs of Cohere and Jina.
+def named_in_body(
+    path: str, tag: str, summary: str, example: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the path item of requests whose body names the model.
 
-    The bodies are described by the documentation of these APIs.
+    The bodies are described by the documentation of the API to which the path belongs.
     """
-    return {
-        path: {"post": _openai_operation(path, *entry)} for path, entry in _OPENAI_EXAMPLES.items()
-    }
-
-
-_OPENAI_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "/v1/chat/completions": ("Chat", {"messages": [{"role": "user", "content": "Hello"}]}),
-    "/v1/completions": ("Complete a text", {"prompt": "Once"}),
-    "/v1/responses": ("Answer a text", {"input": "Hello"}),
-    "/v1/embeddings": ("Embed texts", {"input": ["a sentence"]}),
-    "/v1/audio/transcriptions": ("Transcribe speech", {"file": "the bytes of a sound file"}),
-    **dict.fromkeys(
-        ("/v1/rerank", "/v2/rerank", "/rerank"),
-        ("Rank texts by a query", {"query": "pandas", "documents": ["a bear"]}),
-    ),
-}
-
-
-def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
     content = "multipart/form-data" if "audio" in path else "application/json"
     statuses = (400, 401, 404, 413, 429, 500, 503, 507)
-    return {
-        "tags": ["openai"],
+    operation = {
+        "tags": [tag],
         "summary": summary,
         "description": (
             "The body names the model: NAME[:VERSION-or-LABEL][/ADAPTER]; without a name it is the"
@@ -259,7 +243,7 @@ def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[
         "parameters": _OPTION_HEADERS,
         "requestBody": {
             "content": {
-                content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}
+                content: {"schema": {"type": "object"}, "example": {"model": "digits", **example}}
             }
         },
         "responses": {
@@ -273,6 +257,7 @@ def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[
             for status in statuses
         },
     }
+    return {"post": operation}
 
 
 def replace_validation_errors(document: dict[str, Any]) -> None:

@@ -215,7 +215,7 @@ async def serve_async(
             if loaded_items is None:
                 return
             if options.make_platform is None:
-                warn_of_unknown_models(settings, registry.names)
+                warn_of_unknown_models(registry)
             make_server = partial(
                 RunningServer, versions=versions, items=loaded_items, registry=registry
             )

@@ -274,11 +274,11 @@ async def load_items(
     return [item for item in loaded if item is not None]
 
 
-def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
+def warn_of_unknown_models(registry: Registry) -> None:
     """Log models that are in the settings but are not served."""
-    for name in dict.fromkeys(
-        (*settings.models, *settings.model_versions, *settings.trust_remote_code)
-    ):
+    settings, names = registry.settings, registry.names
+    feature_models = (name for feature in registry.features for name in feature.named_models)
+    for name in dict.fromkeys((*settings.models, *settings.model_versions, *feature_models)):
         if name not in names:
             logger.warning(
                 "the settings name a model %r, and none of that name is served now%s",

@@ -18,36 +18,54 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_archiver import handler_fault, is_inside, shown
+from tsx_runtime import features
 from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.modules import own_modules
 
 logger = logging.getLogger("tsx.worker")
 
-BUILTIN = {
-    "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
-    "huggingface": "tsx_runtime.worker.handlers.huggingface.handler:HuggingFaceHandler",
-    "huggingface_generation": (
-        "tsx_runtime.worker.handlers.huggingface.generation:HuggingFaceGeneration"
+
+class BuiltinHandler(NamedTuple):
+    """A handler that comes with tsx.
+
+    Attributes:
+        path: Its class, as `module:Class`.
+        check: A function that raises LoadError if the handler must not load the model.
+    """
+
+    path: str
+    check: Callable[[Context], None] | None = None
+
+
+_BUILTIN = {
+    "base_handler": BuiltinHandler("tsx_runtime.worker.handlers.base:BaseHandler"),
+    "image_classifier": BuiltinHandler(
+        "tsx_runtime.worker.handlers.image_classifier:ImageClassifier"
     ),
-    "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
-    "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
-    "mlflow_pyfunc": "tsx_runtime.worker.handlers.mlflow.pyfunc:MLflowPyfunc",
-    "mlflow_pytorch": "tsx_runtime.worker.handlers.mlflow.pytorch:MLflowPyTorch",
-    "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
-    "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
+    "image_segmenter": BuiltinHandler("tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter"),
+    "object_detector": BuiltinHandler("tsx_runtime.worker.handlers.object_detector:ObjectDetector"),
+    "text_classifier": BuiltinHandler("tsx_runtime.worker.handlers.text_classifier:TextClassifier"),
 }
 # The handler for archives of the C++ backend.
-CPP_HANDLERS = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"}
+CPP_HANDLERS = {
+    "torchscript_handler": BuiltinHandler(
+        "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"
+    )
+}
 # The handler for models without an archive.
 LAYOUT_HANDLERS = {
-    "sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"
+    "sagemaker_toolkit": BuiltinHandler(
+        "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"
+    )
 }
+_OWN_HANDLERS = _BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS
 DEFAULT_HANDLER = "base_handler"
 # For TorchServe's built-in handlers that tsx does not have: what to do instead.
 REPLACEMENT_ADVICE = {
@@ -64,11 +82,19 @@ REPLACEMENT_ADVICE = {
     ),
 }
 
-
 _FIRST_CALL_ADVICE = (
     ". The first call of a handler function has data=None, to initialise it: let the function begin"
     " with `if data is None: return None`"
 )
+
+
+@cache
+def builtin_handlers() -> dict[str, BuiltinHandler]:
+    """Return the built-in handlers; those of features are in their `handlers.py`."""
+    handlers = dict(_BUILTIN)
+    for module in features.modules("handlers"):
+        handlers |= module.HANDLERS
+    return dict(sorted(handlers.items()))
 
 
 class LoadedHandler(NamedTuple):
@@ -123,7 +149,7 @@ def load_entry(
 
 
 def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
-    entry, name = find_entry(handler, model_dir)
+    entry, name = find_entry(handler, model_dir, context)
     if inspect.isclass(entry):
         return _load_class(entry, name, context, coroutines)
     _check_parameters(
@@ -135,11 +161,15 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
     return LoadedHandler(entry, name, None)
 
 
-def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
+def find_entry(
+    handler: str, model_dir: Path, context: Context | None = None
+) -> tuple[Callable[..., Any], str]:
     """Import a handler, and return its function or class and its name for messages.
 
+    With the context of a model, a built-in handler checks the model before it is imported.
+
     Raises:
-        LoadError: There is no such handler, or its module cannot be imported.
+        LoadError: There is no such handler, it refuses the model, or its module cannot be imported.
     """
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
@@ -148,12 +178,12 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
-    elif builtin in BUILTIN and module_name.startswith("ts."):
-        return _import_builtin(builtin), builtin
+    elif module_name.startswith("ts.") and builtin in builtin_handlers():
+        return _import_builtin(builtin_handlers()[builtin], context), builtin
     elif (installed := _find_installed_module(module_name)) is not None:
         module = _run_import(f"Handler {installed}", lambda: importlib.import_module(installed))
-    elif builtin in BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS:
-        return _import_builtin(builtin), builtin
+    elif own_handler := _OWN_HANDLERS.get(builtin) or builtin_handlers().get(builtin):
+        return _import_builtin(own_handler, context), builtin
     elif builtin in REPLACEMENT_ADVICE:
         raise LoadError(
             f"tsx does not include TorchServe's {builtin}: {REPLACEMENT_ADVICE[builtin]}"
@@ -162,7 +192,7 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
         files = ", ".join(sorted(path.name for path in model_dir.glob("*.py"))) or "no Python file"
         raise LoadError(
             f"Handler {handler!r} was not found: the archive has {files}, and the built-in handlers"
-            f" are {', '.join(BUILTIN)}."
+            f" are {', '.join(builtin_handlers())}."
         )
     return _find_entry_in(module, function_name, handler), handler
 
@@ -258,10 +288,12 @@ def _run_import(description: str, import_module: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _import_builtin(name: str) -> type:
-    module, _, attribute = (BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS)[name].partition(":")
-    handler: type = getattr(importlib.import_module(module), attribute)
-    return handler
+def _import_builtin(handler: BuiltinHandler, context: Context | None) -> type:
+    if context is not None and handler.check is not None:
+        handler.check(context)
+    module, _, attribute = handler.path.partition(":")
+    kind: type = getattr(importlib.import_module(module), attribute)
+    return kind
 
 
 def _find_entry_in(module: ModuleType, function_name: str, handler: str) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ import pytest
 
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import (
+    HandlerDefaults,
     RegisterOrder,
     check_workers,
     plan,
-    task_workers,
     unset_values,
     with_model_settings,
 )
@@ -39,9 +39,11 @@ def test_registration_overrides_archive_and_archive_overrides_settings():
     )
 
 
-def test_hugging_face_models_default_to_batches_of_32():
+def test_a_handler_has_other_defaults():
+    defaults = HandlerDefaults({"batch_size": 32})
+
     def batch_size(register_options=None, yaml=None):
-        return make_plan(register_options, yaml, handler="huggingface").batch_size
+        return make_plan(register_options, yaml, defaults=defaults).batch_size
 
     assert batch_size() == 32
     assert batch_size(yaml={"batchSize": 4}) == 4
@@ -103,12 +105,6 @@ def test_an_excessive_worker_count_is_refused_with_the_setting_that_allows_it(
 def test_the_initial_worker_limits_of_a_model(register_options, yaml, gpus, workers):
     version_plan = make_plan(register_options, yaml, gpus=gpus)
     assert (version_plan.min_workers, version_plan.max_workers) == workers
-
-
-def test_small_hugging_face_models_get_one_worker_per_core_up_to_four():
-    assert [task_workers("huggingface", 1 << 30, cores) for cores in (1, 2, 16)] == [1, 2, 4]
-    assert task_workers("huggingface", (1 << 30) + 1, 16) is None
-    assert task_workers("huggingface_generation", 1, 16) is None
 
 
 def test_model_settings_set_worker_limits_and_scale_to_zero():

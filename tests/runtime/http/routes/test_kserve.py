@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.http.routes.kserve import adapters_of
+from tsx_runtime.features.openai.routes import adapters_of
 
 
 def test_the_server_reports_its_metadata(server):

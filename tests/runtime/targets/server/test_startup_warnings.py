@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.targets.server.startup import log_privileges, warn_of_unknown_models
 
@@ -48,7 +49,9 @@ def test_settings_of_an_unserved_model_are_warned_of_with_a_suggestion(
     settings = Settings(
         models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"]
     )
-    warn_of_unknown_models(settings, ["digits", "bert"])
+    registry = Registry(settings)
+    registry.loaded_on_request = ["digits", "bert"]
+    warn_of_unknown_models(registry)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
     hidden_line, other_settings, bart = (record.getMessage() for record in caplog.records)
     assert "'digit'" in hidden_line

@@ -1,0 +1,227 @@
+"""The text generator of one model, which joins its tokenizer, chat template and engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from tsx_runtime.features.generation.worker import chat_templates
+from tsx_runtime.features.generation.worker.interface import (
+    GenerationEngine,
+    Sampling,
+    TextPiece,
+    Tokens,
+)
+from tsx_runtime.features.generation.worker.metrics import (
+    ENGINE_INTERVAL_S,
+    GenerationMetrics,
+    TokenTimes,
+)
+from tsx_runtime.features.generation.worker.text import Detokenizer, StopStrings
+from tsx_runtime.worker.exceptions import InvalidInput, describe_error
+
+
+class TextGenerator:
+    """A model that continues texts and chats."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        engine: GenerationEngine,
+        defaults: Any,
+        vocabulary: int,
+        metrics: GenerationMetrics,
+    ) -> None:
+        """Create the generator from the parts of a model.
+
+        Args:
+            tokenizer: The tokenizer.
+            engine: The engine.
+            defaults: The model's generation_config.json.
+            vocabulary: The number of token ids.
+            metrics: The metrics of the worker.
+        """
+        self.context_length = engine.context_length
+        self.adapters = engine.adapters
+        self._tokenizer = tokenizer
+        self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
+        self._engine = engine
+        self.has_chat_template = bool(tokenizer.chat_template)
+        self._defaults = defaults
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decode = (
+            partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+            if backend is None
+            else backend.decode
+        )
+        self._decode = partial(decode, skip_special_tokens=True)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Return the tokens of a text.
+
+        `stream` refuses prompts that are too long. A text that is much longer is refused here,
+        since its tokenization would take seconds.
+
+        Raises:
+            InvalidInput: The text is much too long.
+        """
+        if len(text) > self._max_text_chars:
+            raise InvalidInput(
+                f"The prompt has {len(text):,} characters, which the model's context of"
+                f" {self.context_length} tokens does not hold. Shorten it."
+            )
+        return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Encode messages by the chat template, up to the beginning of the assistant's turn.
+
+        Args:
+            messages: The messages.
+            tools: The tools that the assistant may call.
+            variables: Further variables of the template.
+
+        Raises:
+            InvalidInput: The template refuses the messages, the tools or the variables.
+        """
+        template = self._tokenizer.chat_template
+        if not template:
+            raise InvalidInput(
+                "This model has no chat template, so it takes plain text only: send a prompt"
+                " instead of messages."
+            )
+        if tools and "tools" not in str(template):
+            raise InvalidInput(
+                "This model's chat template takes no tools: send the request without them."
+            )
+        server_names = signature(self._tokenizer.apply_chat_template).parameters.keys() | {
+            "conversations",
+            "messages",
+            "self",
+        }
+        if reserved := server_names & (variables or {}).keys():
+            raise InvalidInput(
+                f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
+                " the server sets itself."
+            )
+        chat_templates.limit_next_rendering(self.context_length)
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **variables or {},
+            )
+        # A template may raise any error, and reports invalid messages so.
+        except Exception as error:
+            raise InvalidInput(
+                f"The model's chat template refuses these messages: {describe_error(error)}"
+            ) from error
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._decode(list(token_ids)))
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
+        """Check the arguments, and return a generator of the pieces of a prompt's continuation.
+
+        Close the generator (`contextlib.aclosing`) unless it is read to its last piece. It raises
+        `EngineDied` if the engine has ended.
+
+        Raises:
+            InvalidInput: The prompt or the parameters do not fit the model.
+            Unavailable: Too many sequences wait.
+        """
+        if sampling.adapter is not None and sampling.adapter not in self.adapters:
+            adapter_list = (
+                f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
+            )
+            raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {adapter_list}")
+        if (refusal := self._engine.refusal(sampling)) is not None:
+            raise InvalidInput(f"The request cannot be answered: {refusal}.")
+        remaining_tokens = self.context_length - len(prompt)
+        if not prompt or remaining_tokens < 1:
+            raise InvalidInput(
+                f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1},"
+                f" for the model's context of {self.context_length} holds prompt and answer."
+                f" {'Shorten it.' if prompt else 'Send some text.'}"
+            )
+        for field, ids in (("The prompt", prompt), ("logit_bias", sampling.logit_bias or ())):
+            if any(not 0 <= token < self._vocabulary for token in ids):
+                raise InvalidInput(
+                    f"{field} holds token ids that this model does not have: they are 0 to"
+                    f" {self._vocabulary - 1}."
+                )
+        sampling = apply_defaults(sampling, self._defaults, remaining_tokens)
+        return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
+
+    async def _pieces(
+        self, token_stream: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[TextPiece, None]:
+        detokenizer, stops, timing = (
+            Detokenizer(self._decode, prompt),
+            StopStrings(sampling.stop),
+            TokenTimes(),
+        )
+        try:
+            async with aclosing(token_stream):
+                async for ids, finish_reason, logprobs in token_stream:
+                    timing.record(len(ids))
+                    if timing.last_token_at > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
+                        self._metrics.report_engine(self._engine.stats())
+                    # The last token only marks the end, so its text is left out.
+                    text = detokenizer.push(ids[:-1] if finish_reason == "stop" else ids)
+                    if finish_reason:
+                        text += detokenizer.finish()
+                    text, stop = stops.push(text)
+                    if finish_reason or stop is not None:
+                        break
+                    yield TextPiece(text, len(ids), None, logprobs, ids)
+        finally:
+            self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats())
+        if stop is None:
+            text += stops.finish()
+        yield TextPiece(
+            text, len(ids), finish_reason if stop is None else "stop", logprobs, ids, stop
+        )
+
+
+def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> Sampling:
+    """Replace parameters that are None by the values of generation_config.json.
+
+    If these are missing, decoding is greedy, up to the end of the context.
+    """
+    samples_by_default = bool(getattr(defaults, "do_sample", False))
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    if temperature is None:
+        has_sampling_parameter = top_k is not None or top_p is not None
+        temperature = (
+            (getattr(defaults, "temperature", None) or 1.0)
+            if samples_by_default or has_sampling_parameter
+            else 0.0
+        )
+    max_tokens = (
+        sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or remaining_tokens
+    )
+    return replace(
+        sampling,
+        max_tokens=min(max_tokens, remaining_tokens),
+        temperature=temperature,
+        top_k=getattr(defaults, "top_k", None) if top_k is None and samples_by_default else top_k,
+        top_p=getattr(defaults, "top_p", None) if top_p is None and samples_by_default else top_p,
+        repetition_penalty=sampling.repetition_penalty
+        or getattr(defaults, "repetition_penalty", None)
+        or 1.0,
+    )

@@ -1,0 +1,481 @@
+"""An engine for text generation that uses transformers' continuous batching.
+
+The base model and each adapter have their own paged cache, and their own thread that runs steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import continuous_api
+from transformers.generation.continuous_batching.cache import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.continuous_api import OutputRouter
+from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
+from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+from transformers.generation.continuous_batching.utils import (
+    find_head_dim,
+    find_num_key_value_heads,
+)
+
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
+from tsx_runtime.errors import Unavailable
+from tsx_runtime.features.generation.worker import attention
+from tsx_runtime.features.generation.worker.interface import (
+    EngineStats,
+    FinishReason,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+)
+from tsx_runtime.features.generation.worker.pretrained import load_adapter
+from tsx_runtime.features.generation.worker.sampler import (
+    Sampler,
+    SamplingRunner,
+    sampling_arguments,
+)
+from tsx_runtime.shared.memory import free_memory
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
+
+MAX_CPU_SEQUENCES, MAX_GPU_SEQUENCES = 64, 256  # sequences that run at the same time
+# The page size of the cache on a CPU. On a GPU, transformers chooses the size that its kernels
+# need.
+CPU_PAGE_TOKENS = 16
+# Longer prompts are split over several steps, so that other sequences can continue.
+CPU_STEP_TOKENS = 512
+CPU_CACHE_DIVISOR = 4  # On a CPU, the cache takes a quarter of the free memory.
+# The limit of waiting sequences, as a multiple of those that can run, and the limit of their
+# prompts, as a multiple of the cache.
+MAX_WAITING_FACTOR = 4
+ENDED_STATUSES = (RequestStatus.FINISHED, RequestStatus.FAILED)
+MAX_RETRY_AFTER_S = 60
+
+# At INFO, this logger reports details of the configuration of each engine.
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
+
+
+class TransformersEngine:
+    """An engine for a base model and its adapters, each of which has an engine of its own."""
+
+    adapters: Sequence[str]
+
+    def __init__(
+        self,
+        model: Any,
+        adapters: Mapping[str, Path],
+        config: HuggingFaceConfig,
+        end_tokens: Sequence[int],
+    ) -> None:
+        """Prepare the engines for `start`.
+
+        Raises:
+            LoadError: The model or an adapter cannot run.
+        """
+        attention.register_attention()
+        attention.choose_attention(model)
+        models = {None: model} | {
+            name: load_adapter(model, name, directory) for name, directory in adapters.items()
+        }
+        self.adapters = list(adapters)
+        self._engines = {
+            name: AdapterEngine(
+                variant, batching_config(variant, config, len(models), index), end_tokens
+            )
+            for index, (name, variant) in enumerate(models.items())
+        }
+
+    async def start(self) -> None:
+        """Run a few steps of each engine to warm it up for the first request.
+
+        Raises:
+            LoadError: The model cannot generate text.
+        """
+        for engine in self._engines.values():
+            await engine.start()
+        self.cache_tokens = min(engine.cache_tokens for engine in self._engines.values())
+        model_length = getattr(
+            self._engines[None].model.config.get_text_config(), "max_position_embeddings", None
+        )
+        self.context_length = min(model_length or self.cache_tokens, self.cache_tokens)
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        if sampling.json_schema is not None:
+            return (
+                "this model's engine cannot bind an answer to a JSON schema: ask for it in the"
+                " prompt, or use the engine vllm"
+            )
+        return None
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        engine = self._engines[sampling.adapter]
+        engine.admit(len(prompt))
+        return engine.generate(prompt, sampling)
+
+    def stats(self) -> EngineStats:
+        running, waiting, cache_use = zip(
+            *(engine.stats() for engine in self._engines.values()), strict=True
+        )
+        return EngineStats(sum(running), sum(waiting), max(cache_use))
+
+    async def close(self) -> None:
+        await asyncio.gather(
+            *(asyncio.to_thread(engine.close) for engine in self._engines.values())
+        )
+
+
+class TokenStream:
+    """The stream of a sequence's tokens from the thread of steps to the reader.
+
+    Attributes:
+        prompt: The number of tokens of the prompt.
+        started_at: The time of the request, as `time.monotonic()`.
+        token_count: The number of generated tokens.
+        cache_freed: Done once the cache of the sequence is free.
+        tokens: The queue of tokens that the reader has not yet taken.
+    """
+
+    def __init__(self, prompt: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.prompt = prompt
+        self.started_at = time.monotonic()
+        self.token_count = 0
+        self.cache_freed: asyncio.Future[None] = loop.create_future()
+        self.tokens: asyncio.Queue[Tokens | EngineDied] = asyncio.Queue()
+
+
+class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
+    """A router that passes all tokens of a step to their streams, by one call on the event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.streams: dict[str, TokenStream] = {}
+        # Streams without a token yet, and the tokens of their prompts.
+        self.waiting = self.waiting_tokens = 0
+        self.sequence_s = 1.0  # the moving average of the duration of a sequence, in seconds
+        self.cancel: Callable[[str], None] = lambda name: None  # The engine replaces this function.
+        self._loop = loop
+        self.sampler = sampler
+        self._end_tokens = frozenset(end_tokens)
+
+    # These methods run on the thread of steps.
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        self.call(
+            self._deliver_to_streams, [(output, self._take_logprobs(output)) for output in outputs]
+        )
+
+    def _take_logprobs(self, output: Any) -> TokenLogprob | None:
+        tokens = output.generated_tokens
+        position, last = len(output.prompt_ids) + len(tokens) - 1, tokens[-1] if tokens else 0
+        return self.sampler.take_logprobs(
+            output.request_id, position, last, output.status in ENDED_STATUSES
+        )
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        with suppress(RuntimeError):  # The loop is closed if the worker is ending.
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # These methods run on the event loop.
+
+    def open(self, name: str, prompt: int) -> TokenStream:
+        stream = self.streams[name] = TokenStream(prompt, self._loop)
+        self.waiting += 1
+        self.waiting_tokens += prompt
+        return stream
+
+    def close(self, names: Sequence[str]) -> None:
+        """Close the streams of sequences whose cache the engine has freed."""
+        for name in names:
+            if (stream := self.streams.pop(name, None)) is not None:
+                if not stream.token_count:
+                    self._stop_waiting(stream)
+                if not stream.cache_freed.done():
+                    stream.cache_freed.set_result(None)
+
+    def fail(self, error: EngineDied) -> None:
+        for stream in self.streams.values():
+            stream.tokens.put_nowait(error)
+        self.close(list(self.streams))
+
+    def _stop_waiting(self, stream: TokenStream) -> None:
+        self.waiting -= 1
+        self.waiting_tokens -= stream.prompt
+
+    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
+        for output, logprobs in outputs:
+            name = output.request_id
+            stream = self.streams.get(name)
+            # The reader has closed its stream, but the sequence still runs. This happens if the
+            # engine reads the cancellation before the request itself.
+            if stream is None:
+                self.cancel(name)
+                continue
+            if output.status is RequestStatus.FAILED:
+                self.close([name])
+                stream.tokens.put_nowait(
+                    EngineDied(f"The engine has ended, and this answer with it: {output.error}")
+                )
+                continue
+            new_tokens = output.generated_tokens[stream.token_count :]
+            if not stream.token_count:
+                self._stop_waiting(stream)
+            stream.token_count += len(new_tokens)
+            is_finished = output.status is RequestStatus.FINISHED
+            reason: FinishReason = (
+                "stop" if new_tokens and new_tokens[-1] in self._end_tokens else "length"
+            )
+            stream.tokens.put_nowait(
+                Tokens(
+                    new_tokens,
+                    reason if is_finished else None,
+                    () if logprobs is None else [logprobs],
+                )
+            )
+            if is_finished:
+                self.sequence_s += (time.monotonic() - stream.started_at - self.sequence_s) / 8
+                self.close([name])
+
+
+class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers has no types here
+    """A scheduler that closes the streams of cancelled sequences once their cache is free."""
+
+    router: TokenRouter | None = None
+
+    def clear_cancelled_requests(self) -> list[Any]:
+        """Clear cancelled requests, and close their streams."""
+        cancelled_names = list(self._requests_to_cancel)
+        was_running = any(name in self.active_requests for name in cancelled_names)
+        states: list[Any] = super().clear_cancelled_requests()
+        # With a full cache, new sequences are blocked until one finishes. Cancelled sequences free
+        # memory, too, so they end the blockade.
+        if was_running or not self.active_requests:
+            self.block_new_requests = False
+        for state in states:
+            # Otherwise the update of a batch that is still running on a GPU would look for the
+            # freed cache.
+            state.status = RequestStatus.FINISHED
+        if cancelled_names and self.router is not None:
+            self.router.sampler.forget(cancelled_names)
+            self.router.call(self.router.close, cancelled_names)
+        return states
+
+
+SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
+# A batch processor creates its runner by this name, and has no argument for another class.
+continuous_api.ModelRunner = SamplingRunner
+
+
+class AdapterEngine:
+    """The engine of the base model or of an adapter, with its cache and its thread of steps."""
+
+    def __init__(
+        self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]
+    ) -> None:
+        self.model = model
+        self.end_tokens = list(end_tokens)
+        generation = copy.deepcopy(model.generation_config) or GenerationConfig()
+        generation.update(
+            do_sample=False,
+            temperature=None,
+            top_k=None,
+            top_p=None,
+            repetition_penalty=None,
+            num_return_sequences=1,
+        )
+        if generation.eos_token_id is None:
+            generation.eos_token_id = -1
+        try:
+            self._manager = model.init_continuous_batching(generation, config)
+        except ValueError as error:
+            raise LoadError(
+                f"transformers' continuous batching cannot run this model: {error}"
+            ) from error
+        self._manager.logit_processor = self.sampler = Sampler(
+            list(self._manager.logit_processor.logits_processor)
+        )
+        self._names = map(str, itertools.count())
+        self._death_error: EngineDied | None = None
+
+    async def start(self) -> None:
+        """Start the thread of steps, and generate a few tokens.
+
+        Raises:
+            LoadError: The model cannot generate text.
+        """
+        loop = asyncio.get_running_loop()
+        self._router = self._manager.output_router = TokenRouter(
+            loop, self.sampler, self.end_tokens
+        )
+        self._router.cancel = self._manager.cancel_request
+        self.cache_tokens = 0
+        if self.model.device.type != "cpu":
+            self._manager.warmup()
+        self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
+        self._thread.start()
+        try:
+            for sampling in (
+                Sampling(max_tokens=4, temperature=0.0),
+                Sampling(max_tokens=4, temperature=1.0, top_k=8),
+            ):
+                async for _ in self.generate([0] * 24, sampling):
+                    pass
+        except EngineDied as error:
+            raise LoadError(f"The model cannot generate text: {error}") from error
+        processor = self._manager.batch_processor
+        self._cache = processor.cache
+        self._sequences = processor.scheduler.max_requests_per_batch
+        self.cache_tokens = infer_max_single_request_tokens(self._cache)
+        processor.scheduler.router = self._router
+
+    def _run(self) -> None:
+        """Run steps until the engine ends.
+
+        This thread is a daemon, and so is the thread that it starts. Therefore neither keeps an
+        ending worker alive.
+        """
+        with torch.inference_mode():
+            self._manager.start()
+        self._manager.join(time.perf_counter())
+        error = self._manager.background_thread_status.fatal_error
+        engine_error = EngineDied(
+            f"The engine has ended{'' if error is None else f': {describe_error(error)}'}. Its"
+            " worker is started again."
+        )
+        self._router.call(self._fail_streams, engine_error)
+
+    def _fail_streams(self, error: EngineDied) -> None:
+        self._death_error = error
+        self._router.fail(error)
+
+    def admit(self, prompt: int) -> None:
+        """Check that a sequence may run, or wait for the cache.
+
+        Raises:
+            Unavailable: Too many sequences wait.
+        """
+        if self._death_error is not None:
+            raise self._death_error
+        router = self._router
+        if router.waiting >= MAX_WAITING_FACTOR * self._sequences or (
+            router.waiting
+            and router.waiting_tokens + prompt > MAX_WAITING_FACTOR * self.cache_tokens
+        ):
+            wait_s = min(
+                MAX_RETRY_AFTER_S, 1 + int(router.sequence_s * router.waiting / self._sequences)
+            )
+            raise Unavailable(
+                f"{router.waiting} sequences wait for room in the model's cache; try again in"
+                f" {wait_s} s. A larger cacheMemory, or more workers, take more.",
+                retry_after=wait_s,
+            )
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[Tokens, None]:
+        """Continue a prompt.
+
+        Raises:
+            EngineDied: The engine has ended.
+        """
+        if self._death_error is not None:
+            raise self._death_error
+        name = next(self._names)
+        stream = self._router.open(name, len(prompt))
+        self._manager.add_request(
+            list(prompt),
+            name,
+            max_new_tokens=sampling.max_tokens,
+            streaming=True,
+            eos_token_id=self.end_tokens,
+            **sampling_arguments(sampling, random.getrandbits(31)),
+        )
+        try:
+            while True:
+                tokens = await stream.tokens.get()
+                if isinstance(tokens, EngineDied):
+                    raise tokens
+                yield tokens
+                if tokens.finish_reason:
+                    return
+        finally:
+            if not stream.cache_freed.done():
+                self._manager.cancel_request(name)
+                await stream.cache_freed
+
+    def stats(self) -> EngineStats:
+        cache = self._cache
+        free = cache.compute_free_capacity(relative=False)
+        # Blocks that only cache prefixes count as free.
+        free += sum(
+            len(allocator.ledger.cached_blocks) * allocator.bytes_per_block
+            for allocator in cache.cache_allocators.values()
+        )
+        return EngineStats(
+            len(self._router.streams) - self._router.waiting,
+            self._router.waiting,
+            1 - free / (cache.num_sectors * cache.bytes_per_sector),
+        )
+
+    def close(self) -> None:
+        self._manager.stop(block=False, hard_stop=True)
+        self._thread.join()
+
+
+def batching_config(
+    model: Any, limits: HuggingFaceConfig, engine_count: int, index: int
+) -> ContinuousBatchingConfig:
+    """Return the configuration of an engine, which shares the memory with the other engines.
+
+    Raises:
+        LoadError: The cache would be too small.
+    """
+    is_cpu = model.device.type == "cpu"
+    sequences = limits.max_sequences or (MAX_CPU_SEQUENCES if is_cpu else MAX_GPU_SEQUENCES)
+    config = ContinuousBatchingConfig(
+        scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True
+    )
+    if not is_cpu and limits.cache_memory is None:
+        # This is a fraction of the memory that earlier engines have left.
+        config.max_memory_percent = 0.8 / (engine_count - index)
+        return config
+    text_config = model.config.get_text_config()
+    element_bytes = model.dtype.itemsize
+    token_bytes = text_config.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
+        find_num_key_value_heads(text_config), find_head_dim(text_config), model.dtype, 1
+    )
+    cache_bytes = limits.cache_memory
+    if is_cpu:
+        config.page_size = CPU_PAGE_TOKENS
+        config.max_batch_tokens = max(CPU_STEP_TOKENS, sequences)
+        # For each token of the cache, the mask has a column and the index has 8 bytes.
+        token_bytes += config.max_batch_tokens * element_bytes + 8
+    if cache_bytes is None:
+        context = getattr(text_config, "max_position_embeddings", 1 << 20)
+        cache_bytes = min(
+            free_memory() // CPU_CACHE_DIVISOR, engine_count * token_bytes * sequences * context
+        )
+    config.num_blocks = cache_bytes // engine_count // token_bytes // config.page_size
+    if config.num_blocks < 4:
+        raise LoadError(
+            f"A cache of {cache_bytes} bytes (cacheMemory, or a quarter of the free memory) holds"
+            f" {config.num_blocks * config.page_size} tokens for each of {engine_count} adapters,"
+            f" at {token_bytes} bytes a token. Set cacheMemory to"
+            f" {4 * config.page_size * token_bytes * engine_count} or more."
+        )
+    return config

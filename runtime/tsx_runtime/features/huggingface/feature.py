@@ -1,0 +1,85 @@
+"""The feature `huggingface`: the defaults of its handlers, and models of the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tsx_archiver import BUILTIN_HANDLERS, OpenArchive
+from tsx_archiver.metadata.huggingface import (
+    GENERATION_HANDLER,
+    HANDLER,
+    MANIFEST_KEY,
+    weights_size,
+)
+from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.feature import Feature
+from tsx_runtime.features.huggingface.hub import Progress, check_allowed, open_hub, parse_hub
+from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
+from tsx_runtime.shared.cores import cpu_count
+from tsx_runtime.sources import Trust, is_hub
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.models.model import ModelVersion
+    from tsx_runtime.core.registry.downloads import Downloads
+
+PACKAGE = ("transformers", "transformers")
+DEFAULT_BATCH_SIZE = 32
+# The limit for a task on a CPU. Several workers with one thread each have a higher throughput than
+# one worker with several threads.
+MAX_TASK_WORKERS = 4
+# Larger models have one worker by default, since a worker that changes the precision copies the
+# weights.
+MAX_TASK_WEIGHT_BYTES = 1 << 30
+
+
+class HuggingFaceFeature(Feature):
+    @property
+    def named_models(self) -> Collection[str]:
+        return HuggingFaceSettings.of(self.registry.settings).trust_remote_code
+
+    def handler_defaults(
+        self, name: str, handler: str, archive: OpenArchive
+    ) -> HandlerDefaults | None:
+        if handler == GENERATION_HANDLER:
+            return HandlerDefaults(is_async=True, package=PACKAGE)
+        if handler != HANDLER:
+            return None
+        # A model's own code may mix the rows of a batch.
+        limits = {} if name in self.named_models else {"batch_size": DEFAULT_BATCH_SIZE}
+        cores = self.registry.settings.cpus or cpu_count()
+        return HandlerDefaults(
+            limits, task_workers(weights_size(archive.directory), cores), package=PACKAGE
+        )
+
+    def handler_properties(self, version: ModelVersion) -> Mapping[str, Any]:
+        return {"trust_remote_code": version.name in self.named_models}
+
+    async def open_url(
+        self, order: RegisterOrder, trust: Trust, downloads: Downloads, progress: Progress
+    ) -> tuple[OpenArchive, RegisterOrder] | None:
+        if not is_hub(order.url):
+            return None
+        settings, model = self.registry.settings, parse_hub(order.url)
+        if trust is Trust.CLIENT:
+            check_allowed(model, settings.allowed_urls)
+        # Any other handler could be code in the model's directory, which is not trusted.
+        if order.handler is not None and order.handler not in BUILTIN_HANDLERS:
+            raise BadRequest(
+                f"The handler of {model} must be one that comes with tsx. With another: tsx archive"
+                f" {model} --handler FILE."
+            )
+        archive = await downloads.call(
+            partial(open_hub, model, settings, progress, downloads.closed.is_set),
+            OpenArchive.close,
+        )
+        commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
+        return archive, replace(order, url=str(model._replace(revision=commit)))
+
+
+def task_workers(weights: int, cores: int) -> int | None:
+    """Return the default number of workers of a task on a CPU; None for a large model."""
+    return min(cores, MAX_TASK_WORKERS) if weights <= MAX_TASK_WEIGHT_BYTES else None

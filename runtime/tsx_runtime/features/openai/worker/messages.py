@@ -1,0 +1,146 @@
+"""The messages and tools of a chat, and their conversion for chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic_core import from_json
+
+from tsx_runtime.features.generation.worker.generator import TextGenerator
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
+
+
+class TextPart(BodyObject, extra="ignore"):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+
+
+class CalledFunction(BodyObject, extra="ignore"):
+    """A function call in an earlier response.
+
+    The arguments are parsed, since templates encode them as JSON themselves.
+    """
+
+    name: str
+    arguments: Annotated[
+        Any,
+        BeforeValidator(
+            lambda value: from_json(value or "{}") if isinstance(value, str) else value
+        ),
+    ] = {}
+
+
+class ToolCall(BodyObject, extra="ignore"):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(BodyObject, extra="ignore"):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            list[TextPart],
+            BeforeValidator(
+                lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value
+            ),
+        ]
+        | None
+    ) = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("it has no 'content'")
+        return self
+
+    def for_template(self) -> JsonObject:
+        """Convert the message for a chat template."""
+        optional = self.model_dump(
+            include={"name", "tool_call_id", "tool_calls"}, exclude_none=True
+        )
+        text = "".join(part.text for part in self.content or ())
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        } | optional
+
+
+class ToolFunction(BodyObject, extra="ignore"):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class Tool(BodyObject, extra="ignore"):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+def choose_tools(
+    tools: Sequence[Tool], choice: Any
+) -> tuple[list[JsonObject], Mapping[str, Any] | None]:
+    """Return the tools for the prompt, and the JSON schema of the response if it must be a call.
+
+    Raises:
+        RefusedField: `choice` is unknown, or names a function that is not in `tools`.
+    """
+    template_tools = [tool.model_dump(exclude_none=True) for tool in tools]
+    if choice in (None, "auto", "none"):
+        return [] if choice == "none" else template_tools, None
+    names = [tool.function.name for tool in tools]
+    try:
+        chosen_names = names if choice == "required" else [choice["function"]["name"]]
+    except (TypeError, KeyError):
+        chosen_names = []
+    if not chosen_names or not all(name in names for name in chosen_names):
+        raise RefusedField(
+            f"The field 'tool_choice' is {quote_value(choice)}; it must be auto, none, required or"
+            f" one of the functions in 'tools' ({', '.join(names) or 'there are none'}).",
+            "tool_choice",
+            code="invalid_value",
+        )
+    call_schemas = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+        if tool.function.name in chosen_names
+    ]
+    return template_tools, call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
+
+
+def encode_messages(
+    generator: TextGenerator,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Encode a chat by the model's chat template.
+
+    Raises:
+        RefusedField: The template ignores the tools.
+        InvalidInput: The template refuses the messages.
+    """
+    chat = [message.for_template() for message in messages]
+    tokens = generator.encode_chat(chat, tools, variables)
+    if tools and tokens == generator.encode_chat(chat, variables=variables):
+        raise RefusedField(
+            "The model's chat template knows no tools. Send the request without 'tools', or serve a"
+            " model that has them.",
+            "tools",
+        )
+    return tokens

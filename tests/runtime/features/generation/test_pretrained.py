@@ -1,0 +1,54 @@
+"""The files, task and precision of a Hugging Face model in an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles, find_pretrained
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.metrics import Metrics
+
+
+def find(root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}) -> PretrainedFiles:
+    directory = root / "huggingface_model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    context = Context(
+        "m", str(root), {"huggingface": packed}, 1, None, "0.12.0", True, Metrics("m"), config
+    )
+    return find_pretrained(context, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({}, "auto"),
+        ({"precision": "bf16"}, "bfloat16"),
+        ({"precision": "bf16", "huggingface": {"dtype": "fp32"}}, "float32"),
+    ],
+)
+def test_the_precision_comes_from_the_model_or_the_archive(
+    tmp_path: Path, config: dict[str, Any], dtype: str
+) -> None:
+    assert find(tmp_path, config).dtype == dtype
+
+
+def test_a_task_in_model_config_overrides_the_archives(tmp_path: Path) -> None:
+    packed = {"task": "fill-mask", "adapters": ["polite"]}
+    files = find(tmp_path, {"huggingface": {"task": "chat"}}, packed)
+    assert (files.task, files.adapters) == (
+        "text-generation",
+        {"polite": tmp_path / "huggingface_model" / "adapters" / "polite"},
+    )
+
+
+@pytest.mark.parametrize("config", [{"precision": "fp8"}, {"huggingface": {"dtype": "fp8"}}])
+def test_an_unknown_precision_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=r"'auto', 'fp32', 'fp16' or 'bf16'|auto, fp32, fp16, bf16"):
+        find(tmp_path, config)
