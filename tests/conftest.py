@@ -197,7 +197,7 @@ NIGHTLY_FILES = {
     "tests/packaging/test_distribution.py",
     "tests/runtime/core/slo/test_simulation.py",
     "tests/runtime/core/workers/test_groups.py",
-    "tests/runtime/grpc/test_generation.py",
+    "tests/runtime/features/grpc/test_generation.py",
     "tests/runtime/http/fast_lane/test_unknown_uvicorn.py",
     "tests/runtime/features/jobs/test_kills.py",
     "tests/runtime/targets/aws_lambda/test_huggingface.py",

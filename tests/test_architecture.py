@@ -122,7 +122,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.metrics": CORE,
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
-    "tsx_runtime.grpc": API,
+    "tsx_runtime.grpc": set(),
     "tsx_runtime.features": GRPC,
     "tsx_runtime.targets": FEATURES,
     "tsx_runtime.testing": TARGETS,

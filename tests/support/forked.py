@@ -50,7 +50,7 @@ IMPORTED = (
     "tsx_cli.serve.command",
     "tsx_cli.serve.startup_page",
     "tsx_cli.serve.torchserve",
-    "tsx_runtime.grpc.service",
+    "tsx_runtime.features.grpc.service",
     "tsx_runtime.http.fast_lane.connection",
     "tsx_runtime.targets.entry",
     "tsx_runtime.targets.server.server",

@@ -214,8 +214,8 @@ def serve(arguments: argparse.Namespace) -> int:
     """Run the server in this process."""
     from tsx_cli.serve.background import AlreadyRunning, claim_pid_file, pid_file, start_notifier
     from tsx_cli.serve.server import run_server
+    from tsx_runtime.features.torchserve.snapshots import Snapshots
     from tsx_runtime.targets.server.server import ServeOptions
-    from tsx_runtime.targets.server.snapshots import Snapshots
     from tsx_runtime.targets.server.startup import workflows_from_settings
 
     warnings: list[str] = []
@@ -352,7 +352,7 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
     """Return the configuration file, and whether it is the last server's snapshot."""
-    from tsx_runtime.targets.server.snapshots import snapshot_to_start_from
+    from tsx_runtime.features.torchserve.snapshots import snapshot_to_start_from
 
     given_file = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if given_file:

@@ -25,15 +25,15 @@ from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
+from tsx_runtime.features.torchserve.metric_log import feed_once, metric_tasks
+from tsx_runtime.features.tracing.otlp import tracing
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.collection import reader
-from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
 from tsx_runtime.plugins.api import PUSH_INTERVAL_S, Sample
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.image.environment import DEFAULTS
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, error_answer

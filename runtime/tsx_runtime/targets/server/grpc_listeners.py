@@ -16,7 +16,7 @@ from tsx_runtime.targets.server.listeners import Listener
 from tsx_runtime.targets.server.tls import read_pem
 
 if TYPE_CHECKING:
-    from tsx_runtime.grpc.server import GrpcServer
+    from tsx_runtime.features.grpc.server import GrpcServer
 
 INSTALL = "pip install 'tsx-serve[grpc]'"
 PACKAGES = ("grpc", "google.protobuf", "grpc_health", "grpc_reflection")
@@ -90,7 +90,7 @@ def bind(
         # Binding does not fail if another server has the port, because gRPC's sockets share ports.
         check_ports_free(addresses)
     # The extra `grpc` is optional.
-    from tsx_runtime.grpc.server import GrpcServer
+    from tsx_runtime.features.grpc.server import GrpcServer
 
     key_and_chain = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
     ports = []
@@ -112,7 +112,7 @@ def bind(
 
 def import_modules() -> None:
     """Import modules that take long; this runs in a thread while models load."""
-    import tsx_runtime.grpc.server  # noqa: F401  # an extra
+    import tsx_runtime.features.grpc.server  # noqa: F401  # an extra
 
 
 def _is_installed(settings: Settings) -> bool:

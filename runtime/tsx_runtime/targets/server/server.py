@@ -26,15 +26,16 @@ from tsx_runtime.core.placement.hardware import raise_file_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.errors import TsxError
+from tsx_runtime.features.torchserve.metric_log import metric_tasks
+from tsx_runtime.features.torchserve.snapshots import Snapshots
+from tsx_runtime.features.tracing.otlp import tracing
 from tsx_runtime.features.workflows.feature import WorkflowsFeature
 from tsx_runtime.features.workflows.manager import Workflow
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.build import build_apps
-from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
 from tsx_runtime.targets.observability.logging_setup import is_configured
-from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import (
@@ -51,7 +52,6 @@ from tsx_runtime.targets.server.handover import (
     replaceable,
 )
 from tsx_runtime.targets.server.listeners import Listener, listeners
-from tsx_runtime.targets.server.snapshots import Snapshots
 from tsx_runtime.targets.server.startup import (
     LoadStatus,
     StartModel,
