@@ -201,7 +201,7 @@ NIGHTLY_FILES = {
     "tests/runtime/http/fast_lane/test_unknown_uvicorn.py",
     "tests/runtime/features/jobs/test_kills.py",
     "tests/runtime/targets/aws_lambda/test_huggingface.py",
-    "tests/runtime/targets/server/test_keystore.py",
+    "tests/runtime/http/test_keystore.py",
     "tests/runtime/worker/forms/kinds/test_answers.py",
     "tests/runtime/worker/forms/kinds/test_aotinductor.py",
     "tests/runtime/worker/forms/kinds/test_compile.py",

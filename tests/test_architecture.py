@@ -149,9 +149,9 @@ FLOORS: dict[str, list[set[str]]] = {
         {"lanes"},
         {"app"},
         {"asgi_lane"},
-        {"admission", "context", "fast_lane", "page", "routes"},
+        {"admission", "context", "fast_lane", "page", "routes", "tls"},
         {"websocket"},
-        {"connection_clock", "turns"},
+        {"connection_clock", "keystore", "turns"},
     ],
 }
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, create_model
 
@@ -22,16 +22,27 @@ from tsx_runtime import features
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.scheduling.strategies import EntryPoint
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
+    from tsx_runtime.http.context import ServerContext
     from tsx_runtime.metrics.exposition import Families, Labels
+    from tsx_runtime.settings.addresses import Address
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Port(NamedTuple):
+    """A port of a feature, which starts and stops together with the HTTP servers."""
+
+    target: str  # HOST:PORT for clients
+    roles: list[str]
+    start: Callable[[], Awaitable[None]]
+    stop: Callable[[float], Awaitable[None]]  # takes the seconds in which running calls may finish
 
 
 class Feature:
@@ -85,6 +96,28 @@ class Feature:
 
     async def add_metrics(self, families: Families, host: str) -> None:
         """Add the metrics that concern no single version to `/metrics`."""
+
+    def addresses(self) -> Sequence[tuple[Address, list[str]]]:
+        """Return the addresses of `listen`, with their roles, to check that they are free."""
+        return ()
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Return the context of a server, from the bound addresses to the last answer.
+
+        Models are loaded and apps are built inside of it. A Lambda function does not enter it.
+
+        Raises:
+            SettingError: The settings of the feature cannot be used.
+        """
+        return nullcontext()
+
+    async def listen(self, context: ServerContext) -> Sequence[Port]:
+        """Bind the ports of the feature; models are registered.
+
+        Raises:
+            SettingError: A port or the settings of the feature cannot be used.
+        """
+        return ()
 
     def open(self) -> None:
         """Prepare to serve the clients of a server whose addresses are bound.

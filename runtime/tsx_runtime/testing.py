@@ -26,8 +26,9 @@ from tsx_archiver import ArchiveSpec, write_archive
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents, serve_async
+from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve_async
 from tsx_runtime.targets.server.startup import start_model
+from tsx_runtime.targets.server.stopping import StopEvents
 
 if TYPE_CHECKING:
     import httpx

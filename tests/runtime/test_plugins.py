@@ -17,9 +17,9 @@ from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
-from tsx_runtime.features.torchserve.metric_log import feed_once
 from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
+from tsx_runtime.metrics.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust

@@ -222,15 +222,13 @@ def serve(arguments: argparse.Namespace) -> int:
     setup = configure(arguments, os.environ, warn=warnings.append)
     for notice in [*warnings, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
-    snapshots = (
-        None
-        if arguments.ncs
-        else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
-    )
     notify = start_notifier(arguments.tell)
-    options = ServeOptions(
-        answer_first=True, snapshots=snapshots, on_bound=notify, on_answering=notify
-    )
+    options = ServeOptions(answer_first=True, on_bound=notify, on_answering=notify)
+    if not arguments.ncs:
+        snapshots = Snapshots(
+            snapshot_directory(os.environ), setup.base, setup.settings.model_store
+        )
+        options = replace(options, accepting=snapshots.written)
     try:
         with claim_pid_file(pid_file()):
             run_server(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from grpc import StatusCode
 
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.features.grpc.settings import GrpcSettings
 from tsx_runtime.features.grpc.statuses import CallRefused, Refusal
 from tsx_runtime.settings.schema import Settings
 
@@ -25,8 +26,9 @@ class Admission:
 
     def __init__(self, settings: Settings, budget: ByteBudget) -> None:
         self.budget = budget
-        self.limit = settings.grpc_max_concurrent_calls
-        self.message_timeout = settings.grpc_message_timeout
+        limits = GrpcSettings.of(settings)
+        self.limit = limits.grpc_max_concurrent_calls
+        self.message_timeout = limits.grpc_message_timeout
         self.write_timeout = settings.write_timeout
         self.max_message_size = settings.max_request_size
         self.calls: set[Call] = set()

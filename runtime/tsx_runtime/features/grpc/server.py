@@ -25,6 +25,7 @@ from tsx_runtime.features.grpc.management import ManagementCalls
 from tsx_runtime.features.grpc.messages import SMALL_MESSAGE_BYTES
 from tsx_runtime.features.grpc.open_inference import MESSAGES_BY_SERVICE, OpenInference
 from tsx_runtime.features.grpc.service import Ledger, Service
+from tsx_runtime.features.grpc.settings import GrpcSettings
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
@@ -195,7 +196,7 @@ def build_channel_options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
-        ("grpc.max_allowed_incoming_connections", settings.grpc_max_connections),
+        ("grpc.max_allowed_incoming_connections", GrpcSettings.of(settings).grpc_max_connections),
         ("grpc.server_handshake_timeout_ms", timeout_ms),  # limit for the client's first SETTINGS
         ("grpc.http2.settings_timeout", timeout_ms),  # limit for the acknowledgement of SETTINGS
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),

@@ -1,37 +1,24 @@
-"""TorchServe's metric logs, ts_metrics.log and model_metrics.log, and plugins' metrics sinks."""
+"""TorchServe's metric logs, ts_metrics.log and model_metrics.log."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from weakref import WeakKeyDictionary
 
-from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
-from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.batch_times import oldest, times_of
 from tsx_runtime.core.telemetry.metric_journal import BatchEntry, ValueEntry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.metrics.collection import reader
-from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.plugins import MetricsSink, Sample
-from tsx_runtime.plugins.api import PUSH_INTERVAL_S
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.line_log import FLUSH_INTERVAL_S, MODEL_METRICS, TS_METRICS, Logbook
+from tsx_runtime.shared.line_log import MODEL_METRICS, TS_METRICS, Logbook
 
 _SEPARATOR = re.compile("[:|,#]")
-
-logger = logging.getLogger("tsx.metrics")
 
 MICRO = 1e6
 ENTRIES_PER_TURN = 32  # entries per iteration of the event loop; they take about 0.2 ms
@@ -50,9 +37,8 @@ class MetricLog:
     this class writes one line for all requests of half a second.
     """
 
-    def __init__(
-        self, registry: Registry, counts: ResponseCounts, system: System, settings: Settings
-    ) -> None:
+    def __init__(self, registry: Registry, counts: ResponseCounts, system: System) -> None:
+        settings = registry.settings
         self._registry = registry
         self._counts = counts
         self._system = system
@@ -188,33 +174,6 @@ class MetricLog:
             )
 
 
-@contextlib.asynccontextmanager
-async def metric_tasks(
-    registry: Registry, counts: ResponseCounts, system: System, settings: Settings
-) -> AsyncIterator[None]:
-    """Write the metric log, feed plugins' sinks and run the user's program inside the `with` block.
-
-    `metrics_mode` decides whether there is a log.
-    """
-    tasks = [system.follow()]
-    log = (
-        MetricLog(registry, counts, system, settings)
-        if settings.metrics_mode != "prometheus"
-        else None
-    )
-    if log is not None:
-        tasks.append(repeat(FLUSH_INTERVAL_S, log.write))
-    read = reader(registry, counts, system)
-    for name, sink in registry.plugins.metrics_sinks.items():
-        tasks.append(repeat(PUSH_INTERVAL_S, partial(feed_once, name, sink, read)))
-    try:
-        async with running("metrics are no longer logged", *tasks):
-            yield
-    finally:
-        if log is not None:
-            await log.write()  # changes since the last interval
-
-
 def _to_ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 
@@ -227,21 +186,3 @@ def _sanitize(text: str) -> str:
         "_" if character in ":|,#" or not character.isprintable() else character
         for character in text
     )
-
-
-async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
-    """Pass all metrics of `/metrics` to a plugin's sink.
-
-    Each sink has a thread of its own, so a slow one delays no other. A sink that fails is called
-    again.
-    """
-    families = await read()
-    samples = [
-        Sample(sample.name, metric.type, sample.labels, sample.value)
-        for metric in families.collect()
-        for sample in metric.samples
-    ]
-    try:
-        await DaemonThreads(1, "metrics sinks").call(lambda: sink(samples))
-    except Exception:  # the boundary to the plugin's code
-        logging.getLogger("tsx.plugins").exception("the metrics sink '%s' failed", name)

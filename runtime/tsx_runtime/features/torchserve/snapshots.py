@@ -6,7 +6,8 @@ import errno
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -45,6 +46,13 @@ class Snapshots:
         self._base = {key: text for key, text in base.items() if key != SNAPSHOT}
         self._store = store
         self._clock = clock
+
+    @contextmanager
+    def written(self, registry: Registry) -> Iterator[None]:
+        """Write snapshots while the context is open."""
+        self.begin(registry)
+        yield
+        self.end(registry)
 
     def begin(self, registry: Registry) -> None:
         """Write a snapshot now and after each change."""

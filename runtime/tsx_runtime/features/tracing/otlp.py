@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tsx_runtime.core.telemetry.tracing import Span, SpanFactory, Tracer
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.schema import Settings
+from tsx_runtime.features.tracing.settings import TracingSettings
 from tsx_runtime.version import __version__
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -27,7 +27,7 @@ logger = logging.getLogger("tsx.server")
 
 
 @contextmanager
-def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | None]:
+def tracing(settings: TracingSettings, env: Mapping[str, str]) -> Iterator[Tracer | None]:
     """Yield the tracer, or None if no collector is configured.
 
     Raises:

@@ -79,7 +79,7 @@ class Function:
         settings = read_settings_over(
             environment.variables, env, find_config(None, env, Path.cwd()), logger.warning
         )
-        if settings.otlp_endpoint is not None:
+        if getattr(settings, "otlp_endpoint", None) is not None:
             logger.warning(
                 "otlp_endpoint changes nothing here: a frozen environment cannot send traces"
             )

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from tsx_archiver import InvalidConfig, load_yaml_file
 from tsx_archiver.quantities import parse_bytes
 from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.schema import Settings
 
 DICT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LEVELS = {
@@ -39,6 +40,11 @@ class LogConfig:
     max_bytes: int = 100 << 20
     max_files: int = 5
     unsupported: list[str] = field(default_factory=list)  # settings that have no effect
+
+
+def is_configured(settings: Settings) -> bool:
+    """Tell whether `log_config` is a file for `dictConfig`."""
+    return settings.log_config is not None and settings.log_config.suffix.lower() in DICT_SUFFIXES
 
 
 def read_log_config(path: Path) -> LogConfig:

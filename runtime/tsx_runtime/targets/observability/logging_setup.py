@@ -25,9 +25,9 @@ from tsx_runtime.shared.log_format import (
 from tsx_runtime.shared.nonblocking_output import LossyOutput, log_in_background
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.log4j_config import (
-    DICT_SUFFIXES,
     LogConfig,
     apply_dict_config,
+    is_configured,
     read_log_config,
 )
 from tsx_runtime.targets.observability.log_file import LogFile
@@ -91,11 +91,6 @@ def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
         )
     for notice in notices:
         logging.getLogger("tsx.server").warning("%s", notice)
-
-
-def is_configured(settings: Settings) -> bool:
-    """Tell whether `log_config` is a file for `dictConfig`."""
-    return settings.log_config is not None and settings.log_config.suffix.lower() in DICT_SUFFIXES
 
 
 def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:

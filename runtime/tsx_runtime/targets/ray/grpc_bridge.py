@@ -17,9 +17,9 @@ import grpc
 from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TsxError
+from tsx_runtime.features.grpc.feature import INSTALL
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.grpc_listeners import INSTALL
 
 if TYPE_CHECKING:
     from tsx_runtime.features.grpc.server import GrpcServer

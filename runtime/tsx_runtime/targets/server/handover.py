@@ -30,14 +30,16 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
 from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import check_file, private_directory
-from tsx_runtime.api.access.tokens import HandedTokens
+from tsx_runtime.api.access.tokens import HandedTokens, Keys, generated_tokens, start_keys
 from tsx_runtime.core.persistence import state_directory
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
@@ -107,6 +109,45 @@ class Predecessor:
         if not self.is_replaced:
             for passed_sockets in self.sockets.values():
                 passed_sockets.sock.close()
+
+
+@contextmanager
+def open_keys(
+    settings: Settings, predecessor: Predecessor | None, is_replaced: asyncio.Event
+) -> Iterator[Keys]:
+    """Yield the keys, and remove their file at the end.
+
+    A server that replaces another one has the same tokens, so the file then stays.
+    """
+    keys = start_keys(settings, None if predecessor is None else predecessor.tokens)
+    if keys.file is not None:
+        logger.info(
+            "requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or"
+            " disable_token_authorization",
+            keys.file,
+        )
+    try:
+        yield keys
+    finally:
+        if not is_replaced.is_set() and (
+            predecessor is None or predecessor.is_replaced or predecessor.has_ended
+        ):
+            keys.remove()
+
+
+async def take_over(
+    predecessor: Predecessor, registry: Registry, listeners: Sequence[Listener], keys: Keys
+) -> None:
+    """Become the owner of the sockets and tokens; the other server accepts no more connections."""
+    await predecessor.take_over()
+    try:
+        keys.adopt_tokens(predecessor.tokens)
+    except OSError as error:
+        logger.error("the tokens cannot be written to %s: %s", keys.file, error.strerror)
+    for listener in listeners:
+        listener.take_over()
+    for feature in registry.features:
+        feature.follow(registry.settings.drain_timeout + RESPONSE_TIMEOUT_S)
 
 
 @contextmanager
@@ -349,15 +390,23 @@ class SocketHandover:
 @asynccontextmanager
 async def replaceable(
     path: Path | None,
+    settings: Settings,
     listeners: Sequence[Listener],
-    tokens: Callable[[], HandedTokens],
+    keys: Keys,
     on_ready: Callable[[], None],
 ) -> AsyncIterator[SocketHandover]:
     """Allow another server to replace this one while the context is open.
 
     `on_ready` is called once the other server is ready.
     """
-    handover = SocketHandover(listeners, tokens, on_ready)
+
+    def hand_over() -> None:
+        keys.hand_over()
+        on_ready()
+
+    # The tokens are read when they are needed, because clients may renew them.
+    tokens = partial(generated_tokens, keys, settings)
+    handover = SocketHandover(listeners, tokens, hand_over)
     try:
         if path is not None:
             try:

@@ -7,14 +7,14 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.addresses import Address, parse_address
-from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
+from tsx_runtime.settings.addresses import Address
+from tsx_runtime.settings.schema import ROLES, Settings
 
 # options of `tsx serve`, by setting
 PORT_OPTIONS = {
@@ -119,9 +119,7 @@ class Listener:
 
     @property
     def _names(self) -> str:
-        return " and ".join(
-            f"{role}_port" if role in GRPC_ROLES else f"{role}_address" for role in self.roles
-        )
+        return " and ".join(map(_setting_of, self.roles))
 
     def _has_its_file(self) -> bool:
         try:
@@ -136,37 +134,53 @@ class Listener:
 def listeners(
     settings: Settings,
     passed: Mapping[str, PassedSocket] | None = None,
-    grpc: Sequence[tuple[Address, list[str]]] = (),
+    others: Iterable[tuple[Address, list[str]]] = (),
 ) -> Iterator[list[Listener]]:
     """Yield the bound listeners of all configured addresses.
 
     Args:
         settings: The settings of the server.
         passed: Existing sockets to use, by `bound_name`.
-        grpc: gRPC addresses, which are only checked for being free.
+        others: The addresses of features, which are only checked for being free.
 
     Raises:
         SettingError: Addresses cannot be bound; the message has one line for each.
     """
     unused_sockets, bound_listeners, errors = dict(passed or {}), [], []
     with contextlib.ExitStack() as stack:
-        for address, roles in (*addresses(settings), *grpc):
+        for address, roles in addresses(settings):
             try:
                 bound_listeners.append(
                     Listener(address, roles, unused_sockets.pop(bound_name(address), None))
                 )
+                stack.callback(bound_listeners[-1].close)
             except SettingError as error:
                 errors.append(error.message)
-                continue
-            if set(roles).issubset(GRPC_ROLES):
-                bound_listeners.pop().close()
-            else:
-                stack.callback(bound_listeners[-1].close)
+        for other in others:
+            try:
+                check_free([other])
+            except SettingError as error:
+                errors.append(error.message)
         if errors:
             raise SettingError("\n".join(errors))
         for unused_socket in unused_sockets.values():
             unused_socket.sock.close()  # Otherwise clients could connect, and would wait forever.
         yield bound_listeners
+
+
+def check_free(addresses: Iterable[tuple[Address, list[str]]]) -> None:
+    """Check that the ports of features are free.
+
+    Raises:
+        SettingError: A port is in use.
+    """
+    for address, roles in addresses:
+        _bind_tcp(address, " and ".join(map(_setting_of, roles))).close()
+
+
+def _setting_of(role: str) -> str:
+    """Return the setting with the port of a role."""
+    return f"{role}_address" if role in ROLES else f"{role}_port"
 
 
 def bound_name(address: Address) -> str:
@@ -178,10 +192,9 @@ def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
     """Return each address with its roles; an address with port 0 has only one role."""
     roles_by_address: dict[Address, list[str]] = {}
     unshared: list[tuple[Address, list[str]]] = []
-    for role in ROLES:
-        if role == "metrics" and not settings.enable_metrics_api:
+    for role, address in settings.addresses().items():
+        if role not in ROLES:
             continue
-        address = parse_address(getattr(settings, f"{role}_address"))
         if address.port or address.scheme == "unix":
             roles_by_address.setdefault(address, []).append(role)
         else:

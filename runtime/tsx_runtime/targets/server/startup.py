@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 from tsx_archiver import ARCHIVE_SUFFIXES, ArchiveError, OpenArchive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
+from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.api.management.describe import memory_of
 from tsx_runtime.core.isolation.hidden_credentials import SERVER_SECRETS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import BATCH_PARAMETERS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
 from tsx_runtime.features.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
@@ -363,11 +365,16 @@ def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
             )
 
 
-def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
-    """Log a warning if the server runs as root, and log the hidden variables.
+def check_settings(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
+    """Check settings before the server starts; warn if it runs as root, and log hidden variables.
 
     With `platform_decides`, the platform has chosen the server's user, so there is no warning.
+
+    Raises:
+        SettingError: A token is missing, or `metrics_config` cannot be used.
     """
+    check_required_tokens(settings)
+    read_metrics_config(settings.metrics_config)
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning(
             "the server runs as root, and so does the code of every model; run it as a separate"

@@ -1,4 +1,4 @@
-"""The uvicorn and gRPC servers of all addresses, and the order in which they stop."""
+"""The servers of all addresses, and the order in which they stop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.feature import Port
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
 
@@ -25,7 +25,7 @@ LAST_ANSWERS_S = 5  # time for clients to read errors after the drain timeout
 
 
 class ServerGroup:
-    """All HTTP and gRPC servers of a process."""
+    """All servers of a process: those of HTTP, and those of features' ports."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ServerGroup:
         for server, task in self._running.items():
             await _wait_until_listening(server.is_listening, task)
         for port in self._ports:
-            await port.server.start()
+            await port.start()
 
     def leave(self) -> None:
         """Accept no more connections, because another server has the sockets.
@@ -85,8 +85,8 @@ class ServerGroup:
             if self._is_replaced or "inference" in server.listener.roles
         ]
         other_servers = [server for server in self._running if server not in inference_servers]
-        grpc_stops = [port.server.stop(seconds + LAST_ANSWERS_S) for port in self._ports]
-        await self._drain([*self._end(inference_servers), *grpc_stops], registry, stop_now, seconds)
+        port_stops = [port.stop(seconds + LAST_ANSWERS_S) for port in self._ports]
+        await self._drain([*self._end(inference_servers), *port_stops], registry, stop_now, seconds)
         await self._drain(
             self._end(other_servers), registry, stop_now, max(0.0, end - time.monotonic())
         )

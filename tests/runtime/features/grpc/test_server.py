@@ -21,11 +21,12 @@ from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_PORTS, Running, started
 from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.errors import SettingError
+from tsx_runtime.features.grpc.feature import grpc_addresses
 from tsx_runtime.features.grpc.server import build_channel_options
+from tsx_runtime.http.tls import read_pem
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.grpc_listeners import check_ports_free, grpc_addresses
-from tsx_runtime.targets.server.tls import read_pem
+from tsx_runtime.targets.server.listeners import check_free
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_a_stop_answers_running_calls_and_notifies_watchers(
         assert client.ask()[0]
         assert "talker" in client.manage("ListModels")
         with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use"):
-            check_ports_free(
+            check_free(
                 grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port))
             )
 

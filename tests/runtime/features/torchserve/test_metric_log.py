@@ -15,11 +15,11 @@ from tests.support.batches import BATCH
 from tests.support.logs import lines_of
 from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal, ValueEntry
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
+from tsx_runtime.features.torchserve.feature import TorchServeFeature
 from tsx_runtime.features.torchserve.metric_log import (
     ENTRIES_PER_TURN,
     MetricLog,
     _sanitize,
-    metric_tasks,
 )
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -37,7 +37,7 @@ SHAPE = re.compile(
 def log_of(server, counts=None):
     """Create a metrics log in the server's event loop."""
     counts, system = counts or ResponseCounts(), System(server.settings)
-    return server.call(lambda: MetricLog(server.registry, counts, system, server.settings))
+    return server.call(lambda: MetricLog(server.registry, counts, system))
 
 
 def lines_by_metric(start_server, **settings):
@@ -239,8 +239,7 @@ def test_a_log_that_becomes_unwritable_is_reported(start_server, monkeypatch, ca
     monkeypatch.setattr(System, "read", fail)
 
     async def write(server) -> None:
-        system = System(server.settings)
-        async with metric_tasks(server.registry, ResponseCounts(), system, server.settings):
+        async with server.registry.feature(TorchServeFeature).running():
             await asyncio.to_thread(until, lambda: "metrics are no longer logged" in caplog.text)
             monkeypatch.undo()
 

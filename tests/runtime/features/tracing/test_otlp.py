@@ -17,8 +17,8 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, serving
 from tsx_runtime.core.telemetry.tracing import Span as OwnSpan
 from tsx_runtime.errors import SettingError
 from tsx_runtime.features.tracing import otlp
+from tsx_runtime.features.tracing.settings import TracingSettings
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
-from tsx_runtime.settings.schema import Settings
 
 # A handler that creates its own spans and reads the headers of a request.
 HANDLER = """
@@ -289,15 +289,15 @@ def test_opentelemetry_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url, "OTEL_SERVICE_NAME": "ours"}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        with otlp.tracing(Settings(trace_share=0.5), environment) as tracer:
+        with otlp.tracing(TracingSettings(trace_share=0.5), environment) as tracer:
             assert tracer is not None
             assert tracer.sampling_rate == 0.5
             tracer.emit(lambda: [SPAN_OF_OURS])
         assert [(span.name, span.service) for span in received.spans] == [("a", "ours")]
     for disabling_variable in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
-        with otlp.tracing(Settings(), environment | disabling_variable) as tracer:
+        with otlp.tracing(TracingSettings(), environment | disabling_variable) as tracer:
             assert tracer is None
-    with otlp.tracing(Settings(), {}) as tracer:
+    with otlp.tracing(TracingSettings(), {}) as tracer:
         assert tracer is None
 
 
@@ -310,12 +310,12 @@ def test_a_missing_otlp_extra_prevents_the_start_only_for_a_setting(
     monkeypatch.setattr(otlp, "Sender", raise_missing)
     with (
         pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"),
-        otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}),
+        otlp.tracing(TracingSettings(otlp_endpoint="http://a:1"), {}),
     ):
         pass
     with (
         caplog.at_level(logging.WARNING),
-        otlp.tracing(Settings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}) as tracer,
+        otlp.tracing(TracingSettings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}) as tracer,
     ):
         assert tracer is None
     assert "pip install 'tsx-serve[otel]'" in caplog.text

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tsx_runtime.core.telemetry.error_log import ErrorLog
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.observability.server_log import server_log
 
 
 def test_only_lines_about_a_version_are_kept_without_secrets() -> None:
     log = ErrorLog()
     model = SimpleNamespace(versions={"1.0": SimpleNamespace(stats=SimpleNamespace(error_log=log))})
-    with server_log(cast(Any, {"cats": model})):
+    with server_log(Settings()) as handler:
+        handler.models = cast(Any, {"cats": model})
         logger = logging.getLogger("tsx.supervisor")
         logger.warning(
             'Model "cats" [Version 1.0]: no weights at http://me:hunter2@host/m?token=hunter2'

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -408,9 +407,7 @@ async def test_a_successor_gets_current_and_later_renewed_tokens(short_path: Pat
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
     takeover_done = asyncio.Event()
-    async with replaceable(
-        path, [], partial(generated_tokens, keys, settings), takeover_done.set
-    ) as handover:
+    async with replaceable(path, settings, [], keys, takeover_done.set) as handover:
         keys.renew("inference")
         successor = await asyncio.to_thread(_connect, path)
         assert successor is not None

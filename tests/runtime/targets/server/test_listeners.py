@@ -75,7 +75,7 @@ def test_all_used_ports_are_reported_together_with_their_settings():
             (Address("127.0.0.1", ports[2], "grpc"), ["grpc_inference"]),
             (FREE, ["grpc_management"]),
         ]
-        with pytest.raises(SettingError) as exc_info, listeners(settings, grpc=grpc):
+        with pytest.raises(SettingError) as exc_info, listeners(settings, others=grpc):
             pass
     shared_line, single_line, grpc_port = exc_info.value.message.splitlines()
     assert f"Port {ports[0]} " in shared_line

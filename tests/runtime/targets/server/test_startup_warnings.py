@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tsx_runtime.settings.schema import ModelSettings, Settings
-from tsx_runtime.targets.server.startup import log_privileges, warn_of_unknown_models
+from tsx_runtime.targets.server.startup import check_settings, warn_of_unknown_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 
@@ -25,13 +25,13 @@ def test_a_server_run_by_root_warns_unless_the_platform_chose_the_user(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    log_privileges(Settings(), {}, platform_decides=platform_decides)
+    check_settings(Settings(), {}, platform_decides=platform_decides)
     assert ("runs as root" in caplog.text) is warns
 
 
 def test_hidden_variables_are_listed_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "tsx.server"):
-        log_privileges(
+        check_settings(
             Settings(),
             {"HF_TOKEN": "value", "TSX_MANAGEMENT_TOKEN": "secret", "PATH": "/bin"},
             platform_decides=True,

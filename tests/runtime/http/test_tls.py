@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.certificates import Pair, make_certificate
 from tsx_runtime.errors import SettingError
+from tsx_runtime.http.tls import is_trusted_as, tls_context
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import private_opener, temporary_directory
 from tsx_runtime.errors import SettingError
+from tsx_runtime.http.keystore import Pem, read_keystore
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
-from tsx_runtime.targets.server.keystore import Pem, read_keystore
 
 CREATE_HINT = (
     "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout"
@@ -42,7 +42,8 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             for name in ("certificate_file", "private_key_file", "keystore")
             if getattr(settings, name)
         ]
-        if files and not settings.enable_grpc_ssl:
+        schemes = {address.scheme for address in settings.addresses().values()}
+        if files and "grpcs" not in schemes:
             logger.warning(
                 "no address begins with https://, so nothing is encrypted, although %s",
                 f"{' and '.join(files)} were given",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.errors import SettingError
+from tsx_runtime.http.keystore import read_keystore
+from tsx_runtime.http.tls import is_trusted_as, tls_context
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.keystore import read_keystore
-from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 
 pytest.importorskip("cryptography")
 FORMS = ("PKCS12", "JKS")
