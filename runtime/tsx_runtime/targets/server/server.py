@@ -1,4 +1,4 @@
-"""The server process: its start, signals and stop."""
+"""The server process: its start and stop."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ class ServeOptions:
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
     # returns a context that is open while requests are accepted
-    accepting: Callable[[Registry], AbstractContextManager[None]] = lambda registry: (
-        contextlib.nullcontext()
-    )
+    accepting: Callable[[Registry], AbstractContextManager[object]] = contextlib.nullcontext
     # called at intervals while models load
     on_loading: Callable[[LoadStatus], None] | None = None
     # creates the platform for the app with the prediction routes

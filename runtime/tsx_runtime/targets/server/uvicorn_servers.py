@@ -145,7 +145,7 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers and its creation of sockets.
 
-    `server.py` handles signals, and `listeners.py` creates sockets.
+    `stopping.py` handles signals, and `listeners.py` creates sockets.
     """
 
     def __init__(
@@ -223,5 +223,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Do nothing, because `server.py` handles signals."""
+        """Do nothing, because `stopping.py` handles signals."""
         yield
