@@ -69,7 +69,8 @@ API = METRICS | {"tsx_runtime.api"}
 HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
 FEATURES = GRPC | {"tsx_runtime.features"}
-TARGETS = FEATURES | {"tsx_runtime.targets"}
+SERVER = FEATURES | {"tsx_runtime.server"}
+TARGETS = SERVER | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.errors": set(),
     "tsx_archiver.limits": set(),
@@ -124,7 +125,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": set(),
     "tsx_runtime.features": GRPC,
-    "tsx_runtime.targets": FEATURES,
+    "tsx_runtime.server": FEATURES,
+    "tsx_runtime.targets": SERVER,
     "tsx_runtime.testing": TARGETS,
     "tsx_client": set(),
     "tsx_cli": TARGETS | {"tsx_client"},
@@ -421,7 +423,7 @@ print(json.dumps({
 ENTRANCES = (
     "model_archiver",
     "tsx_cli.main",
-    "tsx_runtime.targets.server.server",
+    "tsx_runtime.server.server",
     "tsx_runtime.worker.main",
     "tsx_templates",
 )

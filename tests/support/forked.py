@@ -53,7 +53,7 @@ IMPORTED = (
     "tsx_runtime.features.grpc.service",
     "tsx_runtime.http.fast_lane.connection",
     "tsx_runtime.targets.entry",
-    "tsx_runtime.targets.server.server",
+    "tsx_runtime.server.server",
     "tsx_runtime.worker.main",
     "uvicorn.lifespan.off",
     "uvloop",

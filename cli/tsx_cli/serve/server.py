@@ -25,13 +25,9 @@ from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.errors import Conflict
-from tsx_runtime.settings.addresses import parse_address
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.nonblocking_output import install_lossy_output
-from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
-from tsx_runtime.targets.server.startup import (
+from tsx_runtime.server.logging_setup import set_up_logging
+from tsx_runtime.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
+from tsx_runtime.server.startup import (
     StartModel,
     StartWorkflow,
     models_from_settings,
@@ -39,6 +35,10 @@ from tsx_runtime.targets.server.startup import (
     start_workflow,
     workflows_from_settings,
 )
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.nonblocking_output import install_lossy_output
+from tsx_runtime.shared.redaction import redacted
 
 NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
 

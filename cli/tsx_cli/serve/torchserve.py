@@ -17,8 +17,8 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 if TYPE_CHECKING:
     import psutil
 
+    from tsx_runtime.server.startup import StartModel
     from tsx_runtime.settings.schema import Settings
-    from tsx_runtime.targets.server.startup import StartModel
 
 READY = "Model server started."  # Scripts wait for this line.
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
@@ -215,8 +215,8 @@ def serve(arguments: argparse.Namespace) -> int:
     from tsx_cli.serve.background import AlreadyRunning, claim_pid_file, pid_file, start_notifier
     from tsx_cli.serve.server import run_server
     from tsx_runtime.features.torchserve.snapshots import Snapshots
-    from tsx_runtime.targets.server.server import ServeOptions
-    from tsx_runtime.targets.server.startup import workflows_from_settings
+    from tsx_runtime.server.server import ServeOptions
+    from tsx_runtime.server.startup import workflows_from_settings
 
     warnings: list[str] = []
     setup = configure(arguments, os.environ, warn=warnings.append)
@@ -393,8 +393,8 @@ def starts(settings: Settings) -> list[StartModel]:
 
     Without a GPU, a model without a given number of workers gets one per core, as in TorchServe.
     """
+    from tsx_runtime.server.startup import models_from_settings
     from tsx_runtime.shared.cores import cpu_count
-    from tsx_runtime.targets.server.startup import models_from_settings
 
     return [
         replace(start, order=replace(start.order, default_workers=cpu_count()))

@@ -25,7 +25,7 @@ from tsx_runtime.errors import InvalidModel, TsxError
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.metrics.sinks import metric_tasks
 from tsx_runtime.plugins.api import MetricsSink, Sample
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
+from tsx_runtime.server.logging_setup import set_up_logging
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayApplication, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, error_answer

@@ -24,9 +24,9 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.features.grpc.feature import grpc_addresses
 from tsx_runtime.features.grpc.server import build_channel_options
 from tsx_runtime.http.tls import read_pem
+from tsx_runtime.server.listeners import check_free
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.listeners import check_free
 
 
 @pytest.fixture(scope="module")

@@ -28,16 +28,16 @@ from tsx_runtime.features.torchserve.snapshots import (
     last_snapshot,
     snapshot_to_start_from,
 )
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.settings.torchserve import Snapshot
-from tsx_runtime.settings.traffic_policy import parse_traffic
-from tsx_runtime.targets.server.startup import (
+from tsx_runtime.server.startup import (
     load_all,
     models_from_settings,
     register_all,
     start_model,
 )
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.settings.torchserve import Snapshot
+from tsx_runtime.settings.traffic_policy import parse_traffic
 from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return ['x']\n"

@@ -41,9 +41,9 @@ from tsx_runtime.api.access.tokens import HandedTokens, Keys, generated_tokens, 
 from tsx_runtime.core.persistence import state_directory
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
+from tsx_runtime.server.listeners import Listener, PassedSocket, bind_unix, bound_name
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix, bound_name
 from tsx_runtime.version import __version__
 
 MESSAGE_FORMAT = (

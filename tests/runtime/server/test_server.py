@@ -20,8 +20,8 @@ from tests.support import forked
 from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FREE_PORTS, Running, clean, serving, tsx
+from tsx_runtime.server.uvicorn_servers import _wait_until_listening
 from tsx_runtime.targets import health
-from tsx_runtime.targets.server.uvicorn_servers import _wait_until_listening
 
 pytestmark = pytest.mark.usefixtures("processes")
 

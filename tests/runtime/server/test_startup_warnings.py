@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from tsx_runtime.server.startup import check_settings, warn_of_unknown_models
 from tsx_runtime.settings.schema import ModelSettings, Settings
-from tsx_runtime.targets.server.startup import check_settings, warn_of_unknown_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 

@@ -12,9 +12,9 @@ import socket
 from collections.abc import MutableMapping
 
 from tsx_runtime.errors import SettingError
+from tsx_runtime.server.listeners import PassedSocket, bound_name
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
-from tsx_runtime.targets.server.listeners import PassedSocket, bound_name
 
 FIRST_DESCRIPTOR = 3
 VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")

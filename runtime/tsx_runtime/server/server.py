@@ -24,9 +24,7 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.http.tls import tls_context
 from tsx_runtime.metrics.sinks import metric_tasks
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.observability.server_log import server_log
-from tsx_runtime.targets.server.handover import (
+from tsx_runtime.server.handover import (
     Predecessor,
     find_predecessor,
     handover_path,
@@ -34,8 +32,9 @@ from tsx_runtime.targets.server.handover import (
     replaceable,
     take_over,
 )
-from tsx_runtime.targets.server.listeners import Listener, check_free, listeners
-from tsx_runtime.targets.server.startup import (
+from tsx_runtime.server.listeners import Listener, check_free, listeners
+from tsx_runtime.server.server_log import server_log
+from tsx_runtime.server.startup import (
     LoadStatus,
     StartModel,
     StartWorkflow,
@@ -47,9 +46,10 @@ from tsx_runtime.targets.server.startup import (
     report_loading,
     warn_of_unknown_models,
 )
-from tsx_runtime.targets.server.stopping import StopEvents
-from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
-from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
+from tsx_runtime.server.stopping import StopEvents
+from tsx_runtime.server.systemd import passed_sockets, use_sockets
+from tsx_runtime.server.uvicorn_servers import ServerGroup
+from tsx_runtime.settings.schema import Settings
 
 logger = logging.getLogger("tsx.server")
 

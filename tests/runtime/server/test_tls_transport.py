@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.certificates import Pair, make_certificate
 from tsx_runtime.http.tls import tls_context
+from tsx_runtime.server.tls_transport import BUFFER_BYTES, TlsListener
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.tls_transport import BUFFER_BYTES, TlsListener
 
 SIZES = (1, 100, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20)
 TIMEOUT = 20.0

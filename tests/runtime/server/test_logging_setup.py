@@ -17,10 +17,8 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.nonblocking_output import send_output_to
-from tsx_runtime.targets.observability.log4j_config import LogConfig, read_log_config
-from tsx_runtime.targets.observability.logging_setup import (
+from tsx_runtime.server.log4j_config import LogConfig, read_log_config
+from tsx_runtime.server.logging_setup import (
     FILES,
     SERVER_LOG,
     ServerJsonFormatter,
@@ -28,7 +26,9 @@ from tsx_runtime.targets.observability.logging_setup import (
     TextLogFormatter,
     set_up_logging,
 )
-from tsx_runtime.targets.observability.worker_output import worker_output
+from tsx_runtime.server.worker_output import worker_output
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.nonblocking_output import send_output_to
 
 PRINTER = """
 import logging, os, sys
@@ -289,7 +289,7 @@ LOGS = """
 import logging, sys
 from pathlib import Path
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
+from tsx_runtime.server.logging_setup import set_up_logging
 set_up_logging(Settings(**eval(sys.argv[1])))
 logging.getLogger("tsx.server").warning("of the server %d", 1)
 logging.getLogger("tsx.server").debug("a detail")

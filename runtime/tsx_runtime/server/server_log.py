@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tsx_runtime.core.models.model import Model
+from tsx_runtime.server.log4j_config import is_configured
+from tsx_runtime.server.worker_output import worker_output
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.log4j_config import is_configured
-from tsx_runtime.targets.observability.worker_output import worker_output
 
 WORKER_ID = "server"  # stored in place of a worker's id
 

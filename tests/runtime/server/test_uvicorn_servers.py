@@ -12,10 +12,10 @@ import uvloop
 
 from tests.runtime.http.fast_lane.test_pipelining import EchoApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
+from tsx_runtime.server.listeners import Listener
+from tsx_runtime.server.uvicorn_servers import _Server
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.listeners import Listener
-from tsx_runtime.targets.server.uvicorn_servers import _Server
 
 REQUEST = b"GET /late HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LATE_CLIENTS = 20

@@ -16,9 +16,9 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Port
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
+from tsx_runtime.server.listeners import BACKLOG, Listener
+from tsx_runtime.server.tls_transport import TlsListener
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.listeners import BACKLOG, Listener
-from tsx_runtime.targets.server.tls_transport import TlsListener
 
 LAST_REQUESTS_S = 0.1  # time in which requests on the last connections may still arrive
 LAST_ANSWERS_S = 5  # time for clients to read errors after the drain timeout

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tsx_runtime.errors import SettingError
+from tsx_runtime.server.log4j_config import (
+    LogConfig,
+    apply_dict_config,
+    is_configured,
+    read_log_config,
+)
+from tsx_runtime.server.log_file import LogFile
+from tsx_runtime.server.server_log import VERSION_LABEL
+from tsx_runtime.server.worker_output import MODEL_LOG
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
 from tsx_runtime.shared.log_format import (
@@ -24,15 +33,6 @@ from tsx_runtime.shared.log_format import (
 )
 from tsx_runtime.shared.nonblocking_output import LossyOutput, log_in_background
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.log4j_config import (
-    LogConfig,
-    apply_dict_config,
-    is_configured,
-    read_log_config,
-)
-from tsx_runtime.targets.observability.log_file import LogFile
-from tsx_runtime.targets.observability.server_log import VERSION_LABEL
-from tsx_runtime.targets.observability.worker_output import MODEL_LOG
 
 CONSOLE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 FILE_FORMAT = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"

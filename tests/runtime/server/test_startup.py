@@ -10,9 +10,9 @@ import pytest
 from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_PORTS, Running, serving, tsx
 from tsx_runtime.errors import SettingError
+from tsx_runtime.server.startup import workflows_from_settings
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
-from tsx_runtime.targets.server.startup import workflows_from_settings
 
 pytestmark = pytest.mark.usefixtures("processes")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.errors import SettingError
+from tsx_runtime.server.listeners import Listener, addresses, listeners
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.listeners import Listener, addresses, listeners
 
 FREE = Address("127.0.0.1", 0)
 

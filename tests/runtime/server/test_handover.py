@@ -24,11 +24,11 @@ from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FreePorts, Running, clean, serving, tsx
 from tsx_runtime.api.access.tokens import build_keys, generated_tokens
 from tsx_runtime.errors import SettingError, Unavailable
+from tsx_runtime.server.handover import _connect, replaceable
+from tsx_runtime.server.listeners import Listener, PassedSocket, bind_unix
+from tsx_runtime.server.systemd import passed_sockets, use_sockets
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.handover import _connect, replaceable
-from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix
-from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
 pytestmark = pytest.mark.anyio
 OTHER_UID = 54321

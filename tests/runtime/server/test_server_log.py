@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tsx_runtime.core.telemetry.error_log import ErrorLog
+from tsx_runtime.server.server_log import server_log
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.observability.server_log import server_log
 
 
 def test_only_lines_about_a_version_are_kept_without_secrets() -> None:

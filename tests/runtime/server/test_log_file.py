@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.targets.observability.log_file import MESSAGE_INTERVAL_S, LogFile
+from tsx_runtime.server.log_file import MESSAGE_INTERVAL_S, LogFile
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="Windows can neither move nor delete an open file"
