@@ -42,8 +42,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             for name in ("certificate_file", "private_key_file", "keystore")
             if getattr(settings, name)
         ]
-        schemes = {address.scheme for address in settings.addresses().values()}
-        if files and "grpcs" not in schemes:
+        if files and not getattr(settings, "enable_grpc_ssl", False):
             logger.warning(
                 "no address begins with https://, so nothing is encrypted, although %s",
                 f"{' and '.join(files)} were given",

@@ -399,14 +399,9 @@ async def replaceable(
 
     `on_ready` is called once the other server is ready.
     """
-
-    def hand_over() -> None:
-        keys.hand_over()
-        on_ready()
-
     # The tokens are read when they are needed, because clients may renew them.
     tokens = partial(generated_tokens, keys, settings)
-    handover = SocketHandover(listeners, tokens, hand_over)
+    handover = SocketHandover(listeners, tokens, on_ready)
     try:
         if path is not None:
             try:

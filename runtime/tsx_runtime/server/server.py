@@ -237,6 +237,7 @@ async def _serve_requests(
 
             def on_replaced() -> None:
                 stop_events.replaced.set()
+                keys.hand_over()
                 for feature in registry.features:
                     feature.hand_over()
                 stop_events.stop_requested.set()

@@ -374,7 +374,6 @@ def check_settings(settings: Settings, env: Mapping[str, str], *, platform_decid
         SettingError: A token is missing, or `metrics_config` cannot be used.
     """
     check_required_tokens(settings)
-    read_metrics_config(settings.metrics_config)
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning(
             "the server runs as root, and so does the code of every model; run it as a separate"
@@ -386,3 +385,4 @@ def check_settings(settings: Settings, env: Mapping[str, str], *, platform_decid
             "models cannot read these environment variables unless pass_env names them: %s",
             ", ".join(sorted(hidden_names)),
         )
+    read_metrics_config(settings.metrics_config)
