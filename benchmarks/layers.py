@@ -31,6 +31,7 @@ from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
+from tsx_runtime.features.tracing.otlp import Sender
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.context import ServerContext
@@ -39,7 +40,6 @@ from tsx_runtime.http.lanes import make_lane
 from tsx_runtime.plugins import Plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
-from tsx_runtime.targets.observability.otlp import Sender
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling

@@ -78,7 +78,8 @@ API = METRICS | {"tsx_runtime.api"}
 HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
 FEATURES = GRPC | {"tsx_runtime.features"}
-TARGETS = FEATURES | {"tsx_runtime.targets"}
+SERVER = FEATURES | {"tsx_runtime.server"}
+TARGETS = SERVER | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.errors": set(),
     "tsx_archiver.limits": set(),
@@ -129,10 +130,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.metrics": CORE,
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
-    "tsx_runtime.grpc": API,
+    "tsx_runtime.grpc": set(),
     **WORKER_PARTS,
     "tsx_runtime.features": GRPC,
-    "tsx_runtime.targets": FEATURES,
+    "tsx_runtime.server": FEATURES,
+    "tsx_runtime.targets": SERVER,
     "tsx_runtime.testing": TARGETS,
     "tsx_client": set(),
     "tsx_cli": TARGETS | {"tsx_client"},
@@ -157,9 +159,9 @@ FLOORS: dict[str, list[set[str]]] = {
         {"lanes"},
         {"app"},
         {"asgi_lane"},
-        {"admission", "context", "fast_lane", "page", "routes"},
+        {"admission", "context", "fast_lane", "page", "routes", "tls"},
         {"websocket"},
-        {"connection_clock", "turns"},
+        {"connection_clock", "keystore", "turns"},
     ],
 }
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")
@@ -458,7 +460,7 @@ print(json.dumps({
 ENTRANCES = (
     "model_archiver",
     "tsx_cli.main",
-    "tsx_runtime.targets.server.server",
+    "tsx_runtime.server.server",
     "tsx_runtime.worker.main",
     "tsx_templates",
 )

@@ -10,7 +10,7 @@ Its `handlers.py` may name built-in handlers, which a worker finds there.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, create_model
@@ -19,7 +19,7 @@ from tsx_runtime import features
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from tsx_archiver import OpenArchive
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from tsx_runtime.core.scheduling.strategies import EntryPoint
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
+    from tsx_runtime.http.context import ServerContext
     from tsx_runtime.metrics.exposition import Families, Labels
+    from tsx_runtime.settings.addresses import Address
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.sources import Trust
 
@@ -56,6 +58,15 @@ class LoadedItem(NamedTuple):
     name: str
     path: str  # the path of its requests
     details: dict[str, str]  # the further columns of a table of this kind
+
+
+class Port(NamedTuple):
+    """A port of a feature, which starts and stops together with the HTTP servers."""
+
+    target: str  # HOST:PORT for clients
+    roles: list[str]
+    start: Callable[[], Awaitable[None]]
+    stop: Callable[[float], Awaitable[None]]  # takes the seconds in which running calls may finish
 
 
 class Feature:
@@ -171,6 +182,28 @@ class Feature:
 
     async def add_metrics(self, families: Families, host: str) -> None:
         """Add the metrics that concern no single version to `/metrics`."""
+
+    def addresses(self) -> Sequence[tuple[Address, list[str]]]:
+        """Return the addresses of `listen`, with their roles, to check that they are free."""
+        return ()
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Return the context of a server, from the bound addresses to the last answer.
+
+        Models are loaded and apps are built inside of it. A Lambda function does not enter it.
+
+        Raises:
+            SettingError: The settings of the feature cannot be used.
+        """
+        return nullcontext()
+
+    async def listen(self, context: ServerContext) -> Sequence[Port]:
+        """Bind the ports of the feature; models are registered.
+
+        Raises:
+            SettingError: A port or the settings of the feature cannot be used.
+        """
+        return ()
 
     def open(self) -> None:
         """Prepare to serve the clients of a server whose addresses are bound.

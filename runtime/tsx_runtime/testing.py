@@ -24,10 +24,11 @@ from anyio.from_thread import start_blocking_portal
 
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_runtime.server.server import RunningServer, ServeOptions, serve_async
+from tsx_runtime.server.startup import start_model
+from tsx_runtime.server.stopping import StopEvents
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents, serve_async
-from tsx_runtime.targets.server.startup import start_model
 
 if TYPE_CHECKING:
     import httpx

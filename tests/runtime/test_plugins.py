@@ -20,7 +20,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
-from tsx_runtime.metrics.torchserve_log import feed_once
+from tsx_runtime.metrics.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust

@@ -18,7 +18,7 @@ from tests.support.servers import DEADLINE
 from tsx_archiver import ArchiveSpec
 from tsx_archiver.errors import ArchiveNotFound
 from tsx_runtime.errors import LoadFailed, SettingError
-from tsx_runtime.targets.server.server import serve_async
+from tsx_runtime.server.server import serve_async
 from tsx_runtime.testing import serve
 
 pytestmark = pytest.mark.usefixtures("processes")

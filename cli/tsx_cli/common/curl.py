@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from tsx_runtime.http.tls import is_trusted_as
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.tls import is_trusted_as
 
 
 def curl(

@@ -23,9 +23,9 @@ from tsx_cli.serve.server import run_server
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.feature import StartItem, start_items
+from tsx_runtime.server.server import ServeOptions
+from tsx_runtime.server.startup import StartModel, models_from_settings, start_model
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.server import ServeOptions
-from tsx_runtime.targets.server.startup import StartModel, models_from_settings, start_model
 
 NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
 

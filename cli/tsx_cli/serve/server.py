@@ -11,13 +11,13 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.feature import StartItem
+from tsx_runtime.server.logging_setup import set_up_logging
+from tsx_runtime.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
+from tsx_runtime.server.startup import StartModel
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
-from tsx_runtime.targets.server.startup import StartModel
 
 
 def with_grpc_addresses(

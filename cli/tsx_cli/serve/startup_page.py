@@ -14,12 +14,12 @@ from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.management.samples import SampleInput, has_example, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.feature import LoadedItem
+from tsx_runtime.http.tls import is_trusted_as
+from tsx_runtime.server.server import RunningServer
+from tsx_runtime.server.startup import LoadStatus
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import MAX_QUOTED_CHARS
-from tsx_runtime.targets.server.server import RunningServer
-from tsx_runtime.targets.server.startup import LoadStatus
-from tsx_runtime.targets.server.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
 ROLE_NAMES = {

@@ -17,8 +17,8 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 if TYPE_CHECKING:
     import psutil
 
+    from tsx_runtime.server.startup import StartModel
     from tsx_runtime.settings.schema import Settings
-    from tsx_runtime.targets.server.startup import StartModel
 
 READY = "Model server started."  # Scripts wait for this line.
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
@@ -215,22 +215,20 @@ def serve(arguments: argparse.Namespace) -> int:
     from tsx_cli.serve.background import AlreadyRunning, claim_pid_file, pid_file, start_notifier
     from tsx_cli.serve.server import run_server
     from tsx_runtime.feature import start_items
-    from tsx_runtime.targets.server.server import ServeOptions
-    from tsx_runtime.targets.server.snapshots import Snapshots
+    from tsx_runtime.features.torchserve.snapshots import Snapshots
+    from tsx_runtime.server.server import ServeOptions
 
     warnings: list[str] = []
     setup = configure(arguments, os.environ, warn=warnings.append)
     for notice in [*warnings, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
-    snapshots = (
-        None
-        if arguments.ncs
-        else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
-    )
     notify = start_notifier(arguments.tell)
-    options = ServeOptions(
-        answer_first=True, snapshots=snapshots, on_bound=notify, on_answering=notify
-    )
+    options = ServeOptions(answer_first=True, on_bound=notify, on_answering=notify)
+    if not arguments.ncs:
+        snapshots = Snapshots(
+            snapshot_directory(os.environ), setup.base, setup.settings.model_store
+        )
+        options = replace(options, accepting=snapshots.written)
     try:
         with claim_pid_file(pid_file()):
             run_server(
@@ -352,7 +350,7 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
     """Return the configuration file, and whether it is the last server's snapshot."""
-    from tsx_runtime.targets.server.snapshots import snapshot_to_start_from
+    from tsx_runtime.features.torchserve.snapshots import snapshot_to_start_from
 
     given_file = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if given_file:
@@ -395,8 +393,8 @@ def starts(settings: Settings) -> list[StartModel]:
 
     Without a GPU, a model without a given number of workers gets one per core, as in TorchServe.
     """
+    from tsx_runtime.server.startup import models_from_settings
     from tsx_runtime.shared.cores import cpu_count
-    from tsx_runtime.targets.server.startup import models_from_settings
 
     return [
         replace(start, order=replace(start.order, default_workers=cpu_count()))

@@ -1,4 +1,1 @@
-"""The gRPC services of TorchServe and of the Open Inference Protocol (the extra `grpc`).
-
-Their requests wait in the same queues of models as those of HTTP.
-"""
+"""The protobuf modules of gRPC, a public import path; the feature `grpc` has the services."""

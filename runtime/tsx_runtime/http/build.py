@@ -7,8 +7,6 @@ from functools import partial
 
 from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.likely_paths import LikelyPaths
-from tsx_runtime.api.messages import App, Scope
-from tsx_runtime.api.tracing import traced
 from tsx_runtime.api.urls import runs_model
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
@@ -63,13 +61,6 @@ def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
         feature.add_routes(app)
     if "inference" in roles:
         _add_predictions(app)
-    if registry.tracer is not None:
-        tracer = registry.tracer
-
-        def trace(inner: App, scope: Scope) -> App:
-            return partial(traced, tracer, inner)
-
-        app.wrappers.append(trace)
     if "management" in roles:
         router = management.build_router(registry, context.max_management_body)
         app.add_routes(router, {"models": guards.management})

@@ -6,13 +6,13 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds, parse_share
 from tsx_runtime.settings.addresses import FORMS, parse_address
+from tsx_runtime.settings.addresses import Address as ParsedAddress
 from tsx_runtime.settings.model_limits import Accepts
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
@@ -21,16 +21,6 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 def _check_address(value: str) -> str:
     parse_address(value)
     return value
-
-
-def _check_host(value: str) -> str:
-    """Check a host name or an address, and remove the brackets of an IPv6 address."""
-    host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    if ":" in host:
-        ipaddress.ip_address(host)
-    else:
-        parse_address(f"http://{host}:1")
-    return host
 
 
 def _check_pattern(value: str | None) -> str | None:
@@ -87,21 +77,6 @@ HeaderText = Annotated[str, AfterValidator(_check_header), Accepts("text that a 
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
 
-def _check_collector(value: str) -> str:
-    url = urlsplit(value)
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
-        raise ValueError("it must be an http or https URL")
-    return value
-
-
-Collector = Annotated[
-    str, AfterValidator(_check_collector), Accepts("a URL such as http://127.0.0.1:4318")
-]
-Host = Annotated[
-    str, AfterValidator(_check_host), Accepts("a host name or address, without a port")
-]
-
-
 BatchBuckets = Annotated[
     list[Annotated[int, Field(ge=1)]],
     Accepts("numbers of requests, each at least 1: a list, or a string with commas"),
@@ -139,7 +114,15 @@ class Described(BaseModel):
             field.description = " ".join((field.description or "").split())
 
 
-class FeatureSettings(Described):
+class ServerSettings(Described):
+    """Settings of a server."""
+
+    def addresses(self) -> dict[str, ParsedAddress]:
+        """Return the addresses at which these settings let the server listen, by role."""
+        return {}
+
+
+class FeatureSettings(ServerSettings):
     """The settings of a feature, which are a part of the server's `Settings`."""
 
     @classmethod

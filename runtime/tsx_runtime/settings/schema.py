@@ -17,20 +17,21 @@ from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.storage.cache import DAY_S, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.feature import extended
+from tsx_runtime.settings.addresses import Address as ParsedAddress
+from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.fields import (
     Address,
     BatchBuckets,
-    Collector,
     Described,
     FeatureModelSettings,
     FeatureSettings,
     HeaderText,
-    Host,
     IdleTime,
     LogFraction,
     Networks,
     Pattern,
     Secret,
+    ServerSettings,
     Size,
     SloText,
     to_lower,
@@ -50,8 +51,6 @@ from tsx_runtime.wire import MAX_FIELD
 
 # The HTTP APIs; the setting ROLE_address has the address of one.
 ROLES = ("inference", "management", "metrics")
-# The gRPC APIs; the settings ROLE_address and ROLE_port have the host and port of one.
-GRPC_ROLES = ("grpc_inference", "grpc_management")
 
 
 def _check_absolute(paths: list[Path]) -> list[Path]:
@@ -113,7 +112,7 @@ if not TYPE_CHECKING:  # A type checker sees the fields of features in the featu
     ModelSettings = extended(ModelSettings, FeatureModelSettings, "settings")
 
 
-class Settings(Described):
+class Settings(ServerSettings):
     """All settings of a server. Settings that TorchServe has keep its names and defaults."""
 
     inference_address: Address = "http://127.0.0.1:8080"
@@ -132,24 +131,6 @@ class Settings(Described):
     """Java keystore, PKCS12 or JKS, in place of the two PEM files"""
     keystore_pass: Annotated[str, Secret()] = "changeit"
     """password of the keystore and of its key"""
-    enable_grpc: bool = True
-    """also serve gRPC, if the extra `grpc` is installed"""
-    grpc_inference_address: Host = "127.0.0.1"
-    """host of the gRPC inference API"""
-    grpc_inference_port: int = Field(7070, ge=0, le=65535)
-    """port of the gRPC inference API; 0 chooses a free one"""
-    grpc_management_address: Host = "127.0.0.1"
-    """host of the gRPC management API"""
-    grpc_management_port: int = Field(7071, ge=0, le=65535)
-    """port of the gRPC management API; 0 chooses a free one"""
-    grpc_max_concurrent_calls: int = Field(1000, ge=1)
-    """maximum number of concurrent calls on one port; further calls are refused"""
-    grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1)
-    """maximum number of connections on one port"""
-    grpc_message_timeout: Seconds = Field(60, ge=1)
-    """maximum time to receive the message of a call, in seconds"""
-    enable_grpc_ssl: bool = False
-    """encrypt gRPC with certificate_file and private_key_file"""
     model_store: Path | None = None
     """directory of the archives that can be registered by file name"""
     allowed_urls: list[str] = []
@@ -270,11 +251,6 @@ class Settings(Described):
     """write a line for each answer: true, false, or a share of the answers, such as 1%"""
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(to_lower)] = "auto"
     """text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"""
-    otlp_endpoint: Collector | None = None
-    """collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see
-    observability.md"""
-    trace_share: float = Field(0.01, ge=0, le=1)
-    """share of the requests without a client's trace that start a new trace"""
     log_location: Path | None = None
     """directory for ts_log.log, access_log.log and model_log.log; stderr if not set"""
     metrics_location: Path | None = None
@@ -356,6 +332,10 @@ class Settings(Described):
     """`models` of a config.properties: JSON, by model and version; see below"""
     model_snapshot: Snapshot | None = None
     """models to load at start, of a config.properties or snapshot: JSON; see below"""
+
+    def addresses(self) -> dict[str, ParsedAddress]:
+        roles = ROLES if self.enable_metrics_api else ROLES[:2]
+        return {role: parse_address(getattr(self, f"{role}_address")) for role in roles}
 
     def archive_cache(self) -> ArchiveCache:
         """Return the cache of unpacked archives, with its limits.

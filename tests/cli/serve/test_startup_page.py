@@ -19,8 +19,8 @@ from tests.support.models import make_model
 from tests.support.servers import screen
 from tsx_cli.serve.startup_page import kind, progress_line, request_line
 from tsx_runtime.api.management.samples import SampleInput
+from tsx_runtime.server.startup import LoadStatus
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.startup import LoadStatus
 
 TIMEOUT = 60.0
 

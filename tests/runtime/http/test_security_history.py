@@ -6,7 +6,7 @@ disabled model API (`test_errors.py`), bodies and headers that are too large or 
 (`test_connection_limits.py`), line breaks in response headers
 (`tests/runtime/worker/handler_api/test_context.py`), variables that may not widen the allow list
 (`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), and the same over
-gRPC (`tests/runtime/grpc/test_security_history.py`).
+gRPC (`tests/runtime/features/grpc/test_security_history.py`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.shared.log_format import UNSAFE, escaped
-from tsx_runtime.targets.observability.logging_setup import (
+from tsx_runtime.server.logging_setup import (
     CONSOLE_FORMAT,
     ShortFormatter,
     TextLogFormatter,
 )
+from tsx_runtime.shared.log_format import UNSAFE, escaped
 from tsx_runtime.worker.diagnostics.printing import WorkerTextFormatter
 
 EVIL = "\x1b[2J\x9b31m\u202egnp"

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from tsx_runtime.server.logging_setup import CONSOLE_FORMAT, TextLogFormatter
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.logging_setup import CONSOLE_FORMAT, TextLogFormatter
 
 PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credential=AKIASECRET%2F20&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET"
 

@@ -21,7 +21,7 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.plugins import Authenticate, Refused
 from tsx_runtime.settings.addresses import is_loopback_host, parse_address
-from tsx_runtime.settings.schema import GRPC_ROLES, Settings
+from tsx_runtime.settings.schema import Settings
 
 FAILED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 
@@ -205,28 +205,14 @@ def check_required_tokens(settings: Settings) -> None:
     """
     if settings.disable_token_authorization or settings.generate_tokens:
         return
-    required = [
-        ("inference_address", "inference_token"),
-        ("management_address", "management_token"),
-    ]
-    if settings.enable_metrics_api:
-        required.append(("metrics_address", "management_token"))
-    if settings.enable_grpc:
-        required += [
-            (f"{role}_address", f"{role.removeprefix('grpc_')}_token") for role in GRPC_ROLES
-        ]
-    for address, token in required:
-        value = getattr(settings, address)
-        is_local = (
-            is_loopback_host(value)
-            if address.startswith("grpc_")
-            else parse_address(value).is_local
-        )
-        if not is_local and not getattr(settings, token):
+    for role, address in settings.addresses().items():
+        name = f"{role}_address"
+        token = "inference_token" if role.endswith("inference") else "management_token"
+        if not address.is_local and not getattr(settings, token):
             raise SettingError(
-                f"{address} is {value}, which other machines can reach, so {token} must be set. Set"
-                f" {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to"
-                " serve without tokens."
+                f"{name} is {getattr(settings, name)}, which other machines can reach, so {token}"
+                f" must be set. Set {token}, or bind {name} to 127.0.0.1, or set"
+                " disable_token_authorization to serve without tokens."
             )
 
 

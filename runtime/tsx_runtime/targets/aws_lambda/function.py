@@ -31,6 +31,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
+from tsx_runtime.server.startup import StartModel, load_all, models_from_settings
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.targets.aws_lambda import events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
@@ -53,7 +54,6 @@ from tsx_runtime.targets.aws_lambda.http_events import (
 from tsx_runtime.targets.aws_lambda.results import ResultSender
 from tsx_runtime.targets.image.environment import locate_model, read_settings_over
 from tsx_runtime.targets.image.model_discovery import find_model
-from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
 ANSWER_MARGIN_S = 0.5  # time between the last possible answer and an invocation's end
 
@@ -79,7 +79,7 @@ class Function:
         settings = read_settings_over(
             environment.variables, env, find_config(None, env, Path.cwd()), logger.warning
         )
-        if settings.otlp_endpoint is not None:
+        if getattr(settings, "otlp_endpoint", None) is not None:
             logger.warning(
                 "otlp_endpoint changes nothing here: a frozen environment cannot send traces"
             )

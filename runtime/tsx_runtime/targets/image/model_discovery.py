@@ -24,7 +24,7 @@ from tsx_archiver import (
 )
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.server.startup import StartModel, start_model
+from tsx_runtime.server.startup import StartModel, start_model
 
 BASE_DIRECTORY = "SAGEMAKER_BASE_DIR"
 MANIFEST = Path("MAR-INF", "MANIFEST.json")

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from tsx_runtime.server.logging_setup import set_up_logging
+from tsx_runtime.server.server import RunningServer, serve
+from tsx_runtime.server.startup import models_from_settings
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.targets.image.environment import locate_model, read_settings
 from tsx_runtime.targets.image.model_discovery import find_model
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.server.server import RunningServer, serve
-from tsx_runtime.targets.server.startup import models_from_settings
 
 logger = logging.getLogger("tsx.server")
 

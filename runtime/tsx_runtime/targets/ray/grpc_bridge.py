@@ -17,12 +17,12 @@ import grpc
 from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TsxError
+from tsx_runtime.features.grpc.feature import INSTALL
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.grpc_listeners import INSTALL
 
 if TYPE_CHECKING:
-    from tsx_runtime.grpc.server import GrpcServer
+    from tsx_runtime.features.grpc.server import GrpcServer
 
 INFERENCE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 OPEN_INFERENCE = "inference.GRPCInferenceService"
@@ -131,7 +131,7 @@ class GrpcBridge:
             if self._channel is None:
                 try:
                     # The extra `grpc` is optional.
-                    from tsx_runtime.grpc.server import GrpcServer
+                    from tsx_runtime.features.grpc.server import GrpcServer
                 except ImportError as error:
                     raise TsxError(
                         f"The nodes of the Ray cluster lack the packages for gRPC ({error.name})."
@@ -155,7 +155,7 @@ class GrpcBridge:
 def error_answer(error: TsxError) -> GrpcAnswer:
     """Return the answer to a call that has failed before it reached the server."""
     # The extra `grpc` is optional.
-    from tsx_runtime.grpc.statuses import refusal
+    from tsx_runtime.features.grpc.statuses import refusal
 
     status = refusal(error)
     return GrpcAnswer(None, status.code.name, status.details, list(status.metadata))

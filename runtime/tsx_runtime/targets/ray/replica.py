@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +19,17 @@ from tsx_runtime.api.errors import error_response
 from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
-from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
 from tsx_runtime.http.build import build_apps
-from tsx_runtime.metrics.collection import reader
-from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
-from tsx_runtime.plugins.api import PUSH_INTERVAL_S, Sample
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.image.environment import DEFAULTS
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.observability.otlp import tracing
+from tsx_runtime.metrics.sinks import metric_tasks
+from tsx_runtime.plugins.api import MetricsSink, Sample
+from tsx_runtime.server.logging_setup import set_up_logging
 from tsx_runtime.targets.ray.archives import open_model
-from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
+from tsx_runtime.targets.ray.config import RayApplication, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, error_answer
+from tsx_runtime.targets.ray.replica_settings import read_replica_settings
 
 # time for a model's accepted requests before it is unloaded in favour of another model
 UNLOADING_S = 30.0
@@ -148,18 +141,16 @@ class ModelReplica:
         set_up_logging(settings)
         self._registry = registry = Registry(settings)
         resources.push_async_callback(registry.close)
-        registry.tracer = resources.enter_context(tracing(settings, os.environ))
+        for feature in registry.features:
+            resources.enter_context(feature.serving())
         registry.warm_up()
         [self._app] = build_apps(registry, settings, [("inference",)])
         counts, system = self._app.counts, self._app.context.system
         self._grpc = GrpcBridge(registry, settings, Path(state), counts)
         resources.push_async_callback(self._grpc.close)
-        await resources.enter_async_context(metric_tasks(registry, counts, system, settings))
-        push_metrics = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        sinks: dict[str, MetricsSink] = {**registry.plugins.metrics_sinks, "ray": RayMetrics()}
+        await resources.enter_async_context(metric_tasks(registry, counts, system, sinks))
         await resources.enter_async_context(registry.running())
-        await resources.enter_async_context(
-            running("Ray gets no metrics", repeat(PUSH_INTERVAL_S, push_metrics))
-        )
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
         """Yield the ASGI messages of an answer; a cancellation withdraws the request.
@@ -250,26 +241,3 @@ class ModelReplica:
         order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True)
         await self._registry.register_archive(archive, order)
         return SharedModel(self._registry, name)
-
-
-def read_replica_settings(
-    app_settings: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path
-) -> Settings:
-    """Return the settings of the application, then the node's TSX_* variables, then defaults.
-
-    An earlier source overrides a later one. Some defaults follow from the replica's resources.
-
-    Raises:
-        SettingError: A setting is unknown, or its value cannot be used.
-    """
-    defaults: dict[str, Any] = {
-        **DEFAULTS,
-        "cpus": max(1, math.ceil(replica.num_cpus)),
-        "state_dir": str(state),
-    }
-    if not replica.num_gpus:
-        # With GPUs, Ray sets CUDA_VISIBLE_DEVICES, so no default is needed.
-        defaults["number_of_gpu"] = 0
-    _, origins = load_settings(app_settings, env, None)
-    unset_defaults = {name: value for name, value in defaults.items() if origins[name] == "default"}
-    return load_settings({**unset_defaults, **app_settings}, env, None)[0]

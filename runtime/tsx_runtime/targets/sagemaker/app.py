@@ -56,6 +56,7 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
+from tsx_runtime.server.startup import StartModel, load_all
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.targets.sagemaker.batch_transform import (
     ROWS,
@@ -78,7 +79,6 @@ from tsx_runtime.targets.sagemaker.environment import (
     Transform,
 )
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
-from tsx_runtime.targets.server.startup import StartModel, load_all
 
 PING = b"/ping"
 PARAMETERS = b"/execution-parameters"

@@ -11,12 +11,14 @@ from pathlib import Path
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
+from tsx_runtime.server.logging_setup import set_up_logging
+from tsx_runtime.server.server import RunningServer, ServeOptions, serve
+from tsx_runtime.server.startup import StartModel, models_from_settings
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.targets.image.environment import MODEL_NAME, read_settings_over, refuse_unknown
 from tsx_runtime.targets.image.model_discovery import HANDLER, find_model, model_directory
-from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
 from tsx_runtime.targets.sagemaker.environment import (
     TSX_VARIABLES,
@@ -24,8 +26,6 @@ from tsx_runtime.targets.sagemaker.environment import (
     read_environment,
 )
 from tsx_runtime.targets.sagemaker.multi_model import Models
-from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
-from tsx_runtime.targets.server.startup import StartModel, models_from_settings
 
 VARIABLE_PREFIX = "TSX_SAGEMAKER_"
 

@@ -25,8 +25,8 @@ from tsx_runtime.errors import (
     OutOfResources,
     SettingError,
 )
+from tsx_runtime.server.startup import StartModel
 from tsx_runtime.shared.memory import container_memory
-from tsx_runtime.targets.server.startup import StartModel
 
 PAGE_MODELS = 100
 MEMORY_FRACTION = 0.8  # default fraction of the container's memory for models

@@ -26,10 +26,10 @@ from tsx_runtime.api.access.client_limits import (
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.build import build_apps
+from tsx_runtime.server.listeners import Listener, listeners
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.image.environment import ModelLocation, read_settings
 from tsx_runtime.targets.sagemaker.environment import read_environment
-from tsx_runtime.targets.server.listeners import Listener, listeners
 
 BODIES = {
     "fast": b"Content-Length: 1\r\n\r\nx",

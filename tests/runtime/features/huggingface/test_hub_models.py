@@ -15,9 +15,9 @@ import pytest
 from tests.runtime.conftest import RunningServer
 from tests.support.hub import Hub, HubRepo, hub_double
 from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.features.torchserve.snapshots import describe
+from tsx_runtime.server.startup import models_from_settings
 from tsx_runtime.sources import Trust
-from tsx_runtime.targets.server.snapshots import describe
-from tsx_runtime.targets.server.startup import models_from_settings
 
 FILES = {
     "config.json": b'{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}',

@@ -18,7 +18,7 @@ import pytest
 from tests.kit.management import describe
 from tests.runtime.conftest import BROKEN, RunningServer
 from tests.support.models import make_model, make_war
-from tsx_runtime.targets.server import snapshots
+from tsx_runtime.features.torchserve import snapshots
 
 ErrorOf = Callable[[httpx.Response], tuple[str, str]]
 Until = Callable[[Callable[[], object]], None]

@@ -18,7 +18,8 @@ from tsx_runtime.sources import ModelUrl
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import ArchiveHolder, open_model
 from tsx_runtime.targets.ray.config import RayModel, ReplicaResources, parse_application
-from tsx_runtime.targets.ray.replica import ModelReplica, read_replica_settings
+from tsx_runtime.targets.ray.replica import ModelReplica
+from tsx_runtime.targets.ray.replica_settings import read_replica_settings
 
 MODEL = {"name": "m", "source": "/m.mar"}
 DIGEST = "0" * 64

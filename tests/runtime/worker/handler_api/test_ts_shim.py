@@ -157,11 +157,11 @@ def test_a_private_name_is_an_attribute_error() -> None:
 
 
 def test_the_server_process_does_not_import_ts(processes: None) -> None:
-    names = "import sys, tsx_runtime.targets.server.server; print(*sys.modules, *sys.meta_path)"
+    names = "import sys, tsx_runtime.server.server; print(*sys.modules, *sys.meta_path)"
     process = subprocess.run(
         [sys.executable, "-c", names], capture_output=True, text=True, check=True
     )
-    assert "tsx_runtime.targets.server.server" in process.stdout
+    assert "tsx_runtime.server.server" in process.stdout
     assert not {"ts", "ts.torch_handler"} & set(process.stdout.split())
     assert ts_shim.ShimFinder.__name__ not in process.stdout
 

@@ -1,0 +1,43 @@
+"""The feature `torchserve`, which writes TorchServe's metric logs.
+
+Snapshots belong to the `torchserve` command, which passes them to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.feature import Feature
+from tsx_runtime.features.torchserve.metric_log import MetricLog
+from tsx_runtime.shared.line_log import FLUSH_INTERVAL_S
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.app import ServerApp
+
+
+class TorchServeFeature(Feature):
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self._log: MetricLog | None = None
+
+    def add_routes(self, app: ServerApp) -> None:
+        # The log reads the counts of responses, which all apps share.
+        if self._log is None and self.registry.settings.metrics_mode != "prometheus":
+            self._log = MetricLog(self.registry, app.counts, app.context.system)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        if self._log is None:
+            yield
+            return
+        try:
+            async with running(
+                "metrics are no longer logged", repeat(FLUSH_INTERVAL_S, self._log.write)
+            ):
+                yield
+        finally:
+            await self._log.write()  # changes since the last interval

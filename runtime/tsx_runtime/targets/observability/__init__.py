@@ -1,1 +1,0 @@
-"""The logs, log files and traces of the server process."""
