@@ -19,11 +19,12 @@ from tsx_runtime.api.access.tokens import FAILED as FAILED_TO_RENEW
 from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.features.grpc.server import GrpcServer
+from tsx_runtime.features.grpc.settings import GRPC_ROLES
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.http.build import build_apps
 from tsx_runtime.http.page import PREDICT_PREFIX
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
+from tsx_runtime.settings.schema import ROLES, Settings
 
 TOKENS = {
     "none": "",
