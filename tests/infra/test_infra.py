@@ -20,7 +20,6 @@ from tests.support.batches import count
 from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -28,6 +27,7 @@ from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.features.jobs.job_stats import JobStats
 from tsx_runtime.features.jobs.metrics import JobReading
 from tsx_runtime.features.jobs.storage.store import JobRecord
+from tsx_runtime.features.slo.attainment import SloReport
 from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import Gpu

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.generation import read_generation
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.features.slo.attainment import SloReport
 from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, Labels
 from tsx_runtime.metrics.gpu import Gpu
 

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import cast
 
+from tsx_runtime.features.continuous import loop as continuous
 from tsx_runtime.shared.nonblocking_output import install_lossy_output, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
@@ -31,7 +32,7 @@ from tsx_runtime.worker.diagnostics.memory import IdleWatch, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import report_to_front_end
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
-from tsx_runtime.worker.execution import async_handlers, continuous, step_times
+from tsx_runtime.worker.execution import async_handlers, step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
 from tsx_runtime.worker.execution.prefetch import can_overlap_steps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.models.model import Model, ModelVersion
     from tsx_runtime.core.registry.registry import Registry
-    from tsx_runtime.core.slo.attainment import SloReport
+    from tsx_runtime.features.slo.attainment import SloReport
 
 PAGE = 100
 

@@ -23,11 +23,8 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
-from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher, queue_of
-from tsx_runtime.core.slo.attainment import SloReport
-from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, launch_of
@@ -36,6 +33,9 @@ from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.feature import Feature
+from tsx_runtime.features.sequences.dispatcher import SequenceDispatcher
+from tsx_runtime.features.slo.attainment import SloReport
+from tsx_runtime.features.slo.dispatcher import SloDispatcher
 from tsx_runtime.shared.redaction import redacted
 
 # Seconds between two checks whether a worker is stopped, silent or due for replacement.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import Machine
-from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.feature import Feature
+from tsx_runtime.features.slo.arbitration import DeviceArbiter
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
 

@@ -28,12 +28,12 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
-from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.feature import Feature, load_features
+from tsx_runtime.features.slo.arbitration import DeviceArbiter
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust

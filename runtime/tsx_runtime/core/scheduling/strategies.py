@@ -18,18 +18,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.joining import JoiningDispatcher
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
-from tsx_runtime.core.scheduling.sequence_dispatcher import (
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.features.sequences.dispatcher import (
     JoiningSequenceDispatcher,
     SequenceDispatcher,
 )
-from tsx_runtime.core.scheduling.sequences import SequenceConfig
-from tsx_runtime.errors import BadRequest
+from tsx_runtime.features.sequences.sequences import SequenceConfig
+from tsx_runtime.features.split_rows.dispatcher import RowsDispatcher
 
 # The limit of requests in an asynchronous handler; its engine decides how many run at a time.
 MAX_CONCURRENT = 1024

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
-from tsx_runtime.core.slo.decision import aim
+from tsx_runtime.core.models.latency_curve import LatencyCurve
+from tsx_runtime.features.slo.decision import aim
 
 INTERVAL_S = 0.5  # time between two rounds
 MAX_WAITING_WORK_S = 0.1  # a busy model with more waiting work gets another worker

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from tsx_runtime.features.continuous.loop import with_metrics
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import (
@@ -40,7 +41,6 @@ from tsx_runtime.worker.execution.batch import (
     read_requests,
     send_nowhere,
 )
-from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import copy_items
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import SendPiece

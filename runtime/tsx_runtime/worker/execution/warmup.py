@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsx_runtime import wire
+from tsx_runtime.features.continuous import loop as continuous
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Item
 from tsx_runtime.worker.codecs.responses import COUNT_MISMATCH_MESSAGE, NOT_A_LIST_MESSAGE, Answer
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.execution import async_handlers, continuous
+from tsx_runtime.worker.execution import async_handlers
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.loader import own_file
 

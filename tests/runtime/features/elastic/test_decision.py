@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.core.slo.simulation import Case, simulate_target
+from tests.runtime.features.slo.simulation import Case, simulate_target
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 from tsx_runtime.features.elastic.decision import (
     INTERVAL_S,
     MIN_QUIET_S,

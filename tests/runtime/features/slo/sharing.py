@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.runtime.core.slo.simulation import Case
+from tests.runtime.features.slo.simulation import Case
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.arbitration import Claim, expected_wait, turn_order
-from tsx_runtime.core.slo.control import SloControl, WorkerBatches
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
+from tsx_runtime.features.slo.arbitration import Claim, expected_wait, turn_order
+from tsx_runtime.features.slo.control import SloControl, WorkerBatches
 
 QUANTILE = 0.99
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.scheduling.rows.tensors import RowsPart, join, split
 from tsx_runtime.errors import PayloadTooLarge
+from tsx_runtime.features.split_rows.tensors import RowsPart, join, split
 from tsx_runtime.wire import Parts
 from tsx_runtime.worker.codecs import v2_binary
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json

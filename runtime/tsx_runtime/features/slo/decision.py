@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import NamedTuple
 
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 
 UNKNOWN_FRACTION = 0.25  # part of the target that a batch is assumed to take at first
 

@@ -12,18 +12,18 @@ from collections.abc import Collection, Iterable
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
-from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.joining import JoiningDispatcher
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.scheduling.sequences import (
+from tsx_runtime.errors import BadRequest, TsxError, Unavailable
+from tsx_runtime.features.sequences.sequences import (
     MAX_ID_CHARS,
     Refusal,
     SequenceConfig,
     SequenceHeaders,
     Sequences,
 )
-from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
 NOT_STARTED = (
     "Its sequence did not start: the client of its first request disconnected, or its deadline"

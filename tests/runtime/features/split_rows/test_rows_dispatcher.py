@@ -15,7 +15,6 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
 from tsx_runtime.errors import (
     AnswerLate,
     ClientLeft,
@@ -27,6 +26,7 @@ from tsx_runtime.errors import (
     TsxError,
     WorkerDied,
 )
+from tsx_runtime.features.split_rows.dispatcher import RowsDispatcher
 from tsx_runtime.worker.codecs.json_text import to_json
 
 pytestmark = pytest.mark.anyio
@@ -311,7 +311,7 @@ async def test_a_joined_answer_has_the_same_size_limit(result_size, error):
 
 
 async def test_too_large_chunk_answers_are_refused_before_the_last_one(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.MAX_JSON_BYTES", 0)
+    monkeypatch.setattr("tsx_runtime.features.split_rows.dispatcher.MAX_JSON_BYTES", 0)
 
     async with serve_rows(max_bytes=100) as (dispatcher, peer):
         job = a_job(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.execution.continuous_members import Membership
+from tsx_runtime.features.continuous.members import Membership
 
 # The requests that arrive in each turn: whether one is guilty, and how many calls it needs.
 arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 
 RECENT_MINUTES = 5
 BUDGET_MINUTES = 60  # period of the error budget

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.features.continuous.members import Membership
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import (
@@ -31,7 +32,6 @@ from tsx_runtime.worker.codecs.responses import (
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
-from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 
 COST_SHARES = (
     0.5,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.control import SloControl, WorkerBatches
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
+from tsx_runtime.features.slo.control import SloControl, WorkerBatches
 
 # A function from a batch's size and start time to its duration in seconds.
 Service = Callable[[float, float], float]

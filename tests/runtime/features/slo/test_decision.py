@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import latency_target
-from tsx_runtime.core.slo.attainment import Attainment
-from tsx_runtime.core.slo.control import SloControl, WorkerBatches
-from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
-from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end, factor, fill
+from tsx_runtime.core.models.latency_curve import SIZES, LatencyCurve
 from tsx_runtime.features.elastic.decision import LatencyCapacity
+from tsx_runtime.features.slo.attainment import Attainment
+from tsx_runtime.features.slo.control import SloControl, WorkerBatches
+from tsx_runtime.features.slo.decision import admission, aim, batch_size, expected_end, factor, fill
 
 TARGET = 0.05
 SECONDS = st.floats(1e-4, 0.2)

@@ -30,8 +30,8 @@ from tests.runtime.core.scheduling.test_batching import (
 )
 from tests.support.clients.talker import until
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
 from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.joining import JoiningDispatcher, blame, join
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
 from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
 

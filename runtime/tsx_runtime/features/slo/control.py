@@ -8,9 +8,9 @@ from itertools import repeat
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
-from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end, factor, fill
-from tsx_runtime.core.slo.weights import RequestWeights
+from tsx_runtime.core.models.latency_curve import LatencyCurve
+from tsx_runtime.features.slo.decision import admission, aim, batch_size, expected_end, factor, fill
+from tsx_runtime.features.slo.weights import RequestWeights
 
 MARGIN_STEP = 0.05  # reduction of the margin after a batch whose requests all miss the target
 MIN_MARGIN, MAX_MARGIN = 0.5, 1.45

@@ -10,9 +10,9 @@ import re
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.tensors import MAX_JSON_BYTES, RowsPart, join, split
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
+from tsx_runtime.features.split_rows.tensors import MAX_JSON_BYTES, RowsPart, join, split
 from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
 
 # Patterns of header lines.

@@ -16,9 +16,9 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.batch_times import NO_TIMES
 from tsx_runtime.errors import AnswerLate, QueueFull, WorkerDied
+from tsx_runtime.features.slo.dispatcher import SloDispatcher
 
 pytestmark = pytest.mark.anyio
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.kit.jobs import TIMEOUT
 from tests.kit.peers import Peer, add_worker, answer, submit
-from tests.runtime.core.slo.sharing import SharedDevice, fleet
+from tests.runtime.features.slo.sharing import SharedDevice, fleet
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.slo import arbitration
-from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, turn_order
-from tsx_runtime.core.slo.dispatcher import SloDispatcher
+from tsx_runtime.features.slo import arbitration
+from tsx_runtime.features.slo.arbitration import Claim, DeviceArbiter, turn_order
+from tsx_runtime.features.slo.dispatcher import SloDispatcher
 
 pytestmark = pytest.mark.anyio
 
@@ -158,7 +158,7 @@ async def test_a_dead_worker_or_removed_model_releases_the_device(end: Callable)
 
 async def test_an_endless_batch_releases_the_device_after_a_timeout(monkeypatch):
     monkeypatch.setattr(arbitration, "OVERDUE_FACTOR", 0.001)
-    monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.OVERDUE_FACTOR", 0.001)
+    monkeypatch.setattr("tsx_runtime.features.slo.dispatcher.OVERDUE_FACTOR", 0.001)
 
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")

@@ -12,6 +12,7 @@ from itertools import islice
 
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 from tsx_runtime.core.scheduling.batching import Assignment, assign
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.costs import CostQueue
@@ -19,11 +20,10 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
-from tsx_runtime.core.slo.attainment import Attainment, SloReport
-from tsx_runtime.core.slo.control import SloControl, WorkerBatches
-from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
+from tsx_runtime.features.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
+from tsx_runtime.features.slo.attainment import Attainment, SloReport
+from tsx_runtime.features.slo.control import SloControl, WorkerBatches
 
 
 class SloDispatcher(Dispatcher):

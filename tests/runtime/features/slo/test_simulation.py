@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tests.runtime.core.slo.simulation import Case, Outcome, simulate_fixed, simulate_target
+from tests.runtime.features.slo.simulation import Case, Outcome, simulate_fixed, simulate_target
 
 KINDS = ("constant", "linear", "affine", "concave", "bimodal", "drifting", "heavy-tailed")
 LOADS = (0.5, 1.0, 1.5, 2.0)
