@@ -16,12 +16,12 @@ from tsx_cli.common.client import error_text
 from tsx_cli.common.inputs import samples_in
 from tsx_runtime import wire
 from tsx_runtime.api.management.samples import example_of, sample_of
+from tsx_runtime.core.comparison.comparison import compare_bodies, json_difference, same_exactly
+from tsx_runtime.core.comparison.difference import Difference, excerpt
+from tsx_runtime.core.comparison.top_k import is_number
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.shadowing.comparison import compare_bodies, json_difference, same_exactly
-from tsx_runtime.core.shadowing.difference import Difference, excerpt
-from tsx_runtime.core.shadowing.top_k import is_number
 from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings

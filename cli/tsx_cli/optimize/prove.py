@@ -23,7 +23,7 @@ from tsx_cli.optimize.guard.limits import Limit, load_metric, parse_limits
 from tsx_cli.optimize.guard.verdict import FormGuard
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.results import GuardVerdict
-from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.core.comparison.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.compare_option import comparison_text, read_compare
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.core.shadowing.comparison import compare, tolerance_of
+from tsx_runtime.core.comparison.comparison import compare, tolerance_of
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.recordings import Recorded
 from tsx_runtime.settings.traffic_policy import Compare

@@ -1,7 +1,7 @@
 """The accuracy guard compares the answers of a configuration and of the unchanged archive.
 
 Answers are compared one request at a time, like the answers of a shadow model
-(`core/shadowing/comparison.py`). First the archive is compared with itself: a model that answers
+(`core/comparison/comparison.py`). First the archive is compared with itself: a model that answers
 the same request differently each time cannot be compared. A form that `tsx optimize` has accepted
 may differ here, because a tolerance for numbers would refuse int8, whose labels are right. It must
 still answer every request that the archive answers.
@@ -21,7 +21,7 @@ from tsx_cli.bench.load.results import Accuracy
 from tsx_cli.bench.search.trial import RunningCandidate
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.core.shadowing.comparison import TOLERANCES, compare
+from tsx_runtime.core.comparison.comparison import TOLERANCES, compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare
 

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
-from tsx_runtime.core.shadowing.top_k import is_label, is_number, ranking_of
+from tsx_runtime.core.comparison.response_body import NO_JSON, read_answer
+from tsx_runtime.core.comparison.top_k import is_label, is_number, ranking_of
 from tsx_runtime.plugins import ComparedAnswer
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard import answers, detection
 from tsx_cli.optimize.guard.limits import Custom, Limit, parse_limits
-from tsx_runtime.core.shadowing.comparison import Closeness, json_difference, same_exactly
+from tsx_runtime.core.comparison.comparison import Closeness, json_difference, same_exactly
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]

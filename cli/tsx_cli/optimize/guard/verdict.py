@@ -25,7 +25,7 @@ from tsx_cli.optimize.guard.intervals import (
 from tsx_cli.optimize.guard.limits import Custom, Limit
 from tsx_cli.optimize.guard.metrics import default_limits, metric_of
 from tsx_cli.optimize.results import MAX_FEASIBLE_ROWS, GuardVerdict
-from tsx_runtime.core.shadowing.difference import excerpt
+from tsx_runtime.core.comparison.difference import excerpt
 from tsx_runtime.plugins import ComparedAnswer
 
 UNLIKE_FACTOR = 10.0  # loss of an unlike row, as a multiple of the accepted loss
