@@ -44,16 +44,16 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
 
 @pytest.fixture
-def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
+def job_store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
     """Provide a store that is closed after the test."""
-    store = make_store()
-    yield store
-    asyncio.run(store.close())
+    job_store = make_store()
+    yield job_store
+    asyncio.run(job_store.close())
 
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[SqlStore]:
     """Provide a store in `jobs.sqlite` that is closed after the test."""
-    store = SqliteStore(tmp_path / "jobs.sqlite")
-    yield store
-    asyncio.run(store.close())
+    job_store = SqliteStore(tmp_path / "jobs.sqlite")
+    yield job_store
+    asyncio.run(job_store.close())

@@ -43,16 +43,16 @@ class WatchedStore(SqliteStore):
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[WatchedStore]:
-    store = WatchedStore(tmp_path / "jobs.sqlite")
-    yield store
-    await store.close()
+async def job_store(tmp_path: Path) -> AsyncIterator[WatchedStore]:
+    job_store = WatchedStore(tmp_path / "jobs.sqlite")
+    yield job_store
+    await job_store.close()
 
 
 @contextlib.asynccontextmanager
-async def sender(store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterator[None]:
+async def sender(job_store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterator[None]:
     """Send the callbacks of a store in the background."""
-    callback_sender = CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5)
+    callback_sender = CallbackSender(job_store, AllowList(hosts), ["secret"], lambda: 0.5)
     task = asyncio.create_task(callback_sender.run())
     try:
         yield
@@ -62,36 +62,36 @@ async def sender(store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterato
 
 
 async def end_of_attempt(
-    store: WatchedStore, hosts: list[str], url: str, id: str = "a"
+    job_store: WatchedStore, hosts: list[str], url: str, id: str = "a"
 ) -> tuple[float | None, str]:
-    await store.add_finished(url, id)
-    async with sender(store, hosts):
-        return await asyncio.wait_for(store.ends.get(), 30)
+    await job_store.add_finished(url, id)
+    async with sender(job_store, hosts):
+        return await asyncio.wait_for(job_store.ends.get(), 30)
 
 
 async def test_a_host_pattern_does_not_allow_private_addresses(
-    store: WatchedStore, caplog: pytest.LogCaptureFixture
+    job_store: WatchedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = "http://localhost:9/?token=secret"
     with caplog.at_level(logging.WARNING, "tsx.jobs"):
-        retry_in, error = await end_of_attempt(store, ["http://.*"], url)
+        retry_in, error = await end_of_attempt(job_store, ["http://.*"], url)
     assert retry_in == 2.0
     assert "not public" in error
     assert "secret" not in caplog.text
 
 
-async def test_a_host_that_is_no_longer_allowed_gets_no_callback(store: WatchedStore) -> None:
-    _, error = await end_of_attempt(store, ["a.example"], "http://b.example/")
+async def test_a_host_that_is_no_longer_allowed_gets_no_callback(job_store: WatchedStore) -> None:
+    _, error = await end_of_attempt(job_store, ["a.example"], "http://b.example/")
     assert error == "job_callback_hosts does not allow it any more"
 
 
-async def test_a_refused_connection_is_retried(store: WatchedStore) -> None:
-    retry_in, _ = await end_of_attempt(store, ["localhost:9"], "http://localhost:9/")
+async def test_a_refused_connection_is_retried(job_store: WatchedStore) -> None:
+    retry_in, _ = await end_of_attempt(job_store, ["localhost:9"], "http://localhost:9/")
     assert retry_in == 2.0
 
 
 async def test_an_ending_sender_leaves_its_callback_to_the_next_one(
-    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    job_store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_started, may_finish = threading.Event(), threading.Event()
 
@@ -101,18 +101,18 @@ async def test_an_ending_sender_leaves_its_callback_to_the_next_one(
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    await store.add_finished("http://a.example/")
-    async with sender(store, ["a.example"]):
+    await job_store.add_finished("http://a.example/")
+    async with sender(job_store, ["a.example"]):
         await asyncio.to_thread(has_started.wait, 30)
-    await store.close()
+    await job_store.close()
     may_finish.set()
     await asyncio.sleep(0)
-    assert store.ends.empty()
-    assert store._thread is None
+    assert job_store.ends.empty()
+    assert job_store._thread is None
 
 
 async def test_an_unexpected_callback_failure_is_retried_but_not_forever(
-    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    job_store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(self: CallbackSender, due: DueCallback) -> int:
         raise RuntimeError("unexpected")
@@ -120,12 +120,12 @@ async def test_an_unexpected_callback_failure_is_retried_but_not_forever(
     monkeypatch.setattr(CallbackSender, "_post", post)
     for id, attempts, retry_in in (("a", callbacks.MAX_ATTEMPTS, 2.0), ("b", 1, None)):
         monkeypatch.setattr(callbacks, "MAX_ATTEMPTS", attempts)
-        end = await end_of_attempt(store, ["a.example"], "http://a.example/", id)
+        end = await end_of_attempt(job_store, ["a.example"], "http://a.example/", id)
         assert end == (retry_in, "RuntimeError: unexpected")
 
 
 async def test_an_unresponsive_receiver_does_not_delay_others(
-    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    job_store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_finish, hanging_jobs = threading.Event(), []
 
@@ -137,17 +137,17 @@ async def test_an_unresponsive_receiver_does_not_delay_others(
 
     monkeypatch.setattr(CallbackSender, "_post", post)
     for number in range(callbacks.MAX_CALLS + 1):
-        await store.add_finished("http://dead.example/", f"dead-{number}")
-    await store.add_finished("http://well.example/", "well")
-    async with sender(store):
+        await job_store.add_finished("http://dead.example/", f"dead-{number}")
+    await job_store.add_finished("http://well.example/", "well")
+    async with sender(job_store):
         try:
             # Callbacks to dead.example hang, so this is the end of the one to well.example.
-            assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
+            assert await asyncio.wait_for(job_store.ends.get(), 25) == (None, "")
             assert len(hanging_jobs) == receivers.MAX_CALLS
         finally:
             may_finish.set()
         for _ in range(callbacks.MAX_CALLS + 1):
-            assert await asyncio.wait_for(store.ends.get(), 30) == (None, "")
+            assert await asyncio.wait_for(job_store.ends.get(), 30) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ async def test_an_unresponsive_receiver_does_not_delay_others(
     ],
 )
 def test_callback_urls_are_normalized(tmp_path: Path, url: str, normalized_url: str) -> None:
-    store = SqliteStore(tmp_path / "jobs.sqlite")
-    callback_sender = CallbackSender(store, AllowList(["https://.*"]), ["secret"])
+    job_store = SqliteStore(tmp_path / "jobs.sqlite")
+    callback_sender = CallbackSender(job_store, AllowList(["https://.*"]), ["secret"])
     assert callback_sender.check(url) == normalized_url
     assert normalized_url.startswith(receivers.receiver_of(normalized_url))
 
@@ -187,8 +187,8 @@ def test_pauses_double_up_to_an_hour_with_jitter() -> None:
 
 
 def test_callbacks_need_allowed_hosts_and_a_secret(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "jobs.sqlite")
+    job_store = SqliteStore(tmp_path / "jobs.sqlite")
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
-        CallbackSender(store, AllowList([]), []).check("http://a.example/")
+        CallbackSender(job_store, AllowList([]), []).check("http://a.example/")
     with pytest.raises(SettingError, match="job_callback_secret"):
-        Jobs(Settings(job_callback_hosts=["a.example"]), store, None)  # type: ignore[arg-type]
+        Jobs(Settings(job_callback_hosts=["a.example"]), job_store, None)  # type: ignore[arg-type]

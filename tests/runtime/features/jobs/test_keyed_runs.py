@@ -25,13 +25,13 @@ def run_on_two_servers(
         stores = [postgres_store(database) for _ in range(2)]
         try:
             first, second = (
-                KeyedRuns(store, f"owner {number}", 60, 1000, store.open)
-                for number, store in enumerate(stores)
+                KeyedRuns(job_store, f"owner {number}", 60, 1000, job_store.open)
+                for number, job_store in enumerate(stores)
             )
             await asyncio.wait_for(test(first, second), 60)
         finally:
-            for store in stores:
-                await store.close()
+            for job_store in stores:
+                await job_store.close()
 
     asyncio.run(main())
 

@@ -155,12 +155,14 @@ def test_a_killed_server_loses_no_job_and_answers_none_twice(
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         assert server.stop() == 0
-    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as store:
-        states = dict(store.execute("SELECT state, count(*) FROM tsx_jobs GROUP BY state"))
-        jobs, bodies = store.execute(
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as job_store:
+        states = dict(job_store.execute("SELECT state, count(*) FROM tsx_jobs GROUP BY state"))
+        jobs, bodies = job_store.execute(
             "SELECT count(*), count(DISTINCT body) FROM tsx_requests"
         ).fetchone()
-        (answers,) = store.execute("SELECT count(*) FROM tsx_answers WHERE kind = 'job'").fetchone()
+        (answers,) = job_store.execute(
+            "SELECT count(*) FROM tsx_answers WHERE kind = 'job'"
+        ).fetchone()
     print(
         f"{KILLS} kills, {client.sent_count} sent, {len(client.answers_by_key)} under keys, "
         f"{len(client.accepted)} accepted, {states}"

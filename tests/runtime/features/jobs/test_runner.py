@@ -61,10 +61,10 @@ class Model:
 class Work:
     """A runner with its store and model."""
 
-    def __init__(self, store: SqlStore, model: Model, owner: str, keep_s: float) -> None:
-        self.store, self.model = store, model
+    def __init__(self, job_store: SqlStore, model: Model, owner: str, keep_s: float) -> None:
+        self.store, self.model = job_store, model
         self._answered = asyncio.Semaphore(0)
-        self.runner = Runner(store, model, owner, keep_s, lambda job: self._answered.release())
+        self.runner = Runner(job_store, model, owner, keep_s, lambda job: self._answered.release())
 
     async def add(self, *ids: str) -> None:
         for id in ids:
@@ -85,16 +85,16 @@ class Work:
 
 @asynccontextmanager
 async def running_work(
-    store: SqlStore, model: Model, owner: str = "me", keep_s: float = 60
+    job_store: SqlStore, model: Model, owner: str = "me", keep_s: float = 60
 ) -> AsyncIterator[Work]:
-    work = Work(store, model, owner, keep_s)
+    work = Work(job_store, model, owner, keep_s)
     task = asyncio.create_task(work.runner.run())
     try:
         yield work
     finally:
         task.cancel()
         await work.runner.close()
-        await store.close()
+        await job_store.close()
 
 
 @pytest.fixture
