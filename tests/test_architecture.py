@@ -123,6 +123,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": API,
+    # The part of a feature that runs in workers.
+    "tsx_runtime.features.continuous.loop": EXECUTION | {"tsx_runtime.features.continuous.members"},
     "tsx_runtime.features": GRPC,
     "tsx_runtime.targets": FEATURES,
     "tsx_runtime.testing": TARGETS,
@@ -137,7 +139,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"registry"},
         {"traffic"},
         {"models"},
-        {"workers", "slo"},
+        {"workers"},
         {"scheduling"},
         {
             *{"telemetry", "placement", "environments", "isolation", "concurrency"},

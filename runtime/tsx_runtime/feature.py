@@ -4,6 +4,7 @@ A feature is an optional part of the server: a folder of `tsx_runtime.features`.
 has a subclass of `Feature`, which the server finds without a list. Its `settings.py` may have
 subclasses of `FeatureSettings` and `FeatureModelSettings`, and its `description.py` one of
 `FeatureDescription`; the settings of the server and the description of a version have their fields.
+Its `loop.py` may be the loop of workers in the mode of its name (`worker.execution.loop`).
 `docs/guides/add-a-feature.md` builds one.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.registry import Registry
+    from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.core.scheduling.strategies import EntryPoint
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
@@ -56,6 +58,13 @@ class Feature:
 
         Raises:
             BadRequest: The configuration of the version excludes the feature.
+        """
+        return None
+
+    def dispatcher(self, version: ModelVersion) -> Dispatcher | None:
+        """Return the dispatcher of a version whose configuration needs one of the feature, or None.
+
+        The version is being registered; of its attributes, those of its plan and archive are set.
         """
         return None
 

@@ -21,7 +21,6 @@ from functools import partial
 from itertools import dropwhile
 from typing import cast
 
-from tsx_runtime.features.continuous import loop as continuous
 from tsx_runtime.shared.nonblocking_output import install_lossy_output, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
@@ -32,8 +31,9 @@ from tsx_runtime.worker.diagnostics.memory import IdleWatch, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import report_to_front_end
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
-from tsx_runtime.worker.execution import async_handlers, step_times
+from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
+from tsx_runtime.worker.execution.loop import find_loop
 from tsx_runtime.worker.execution.prefetch import can_overlap_steps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import describe_model, load_model, warm_up_model
@@ -209,7 +209,7 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.freeze()
     idle = IdleWatch()
     if model.mode != "batch":
-        (continuous if model.mode == "continuous" else async_handlers).serve(
+        find_loop(model.mode).serve(
             channel, model, partial(_on_control_frame, model, idle), idle.reset
         )
         return

@@ -113,7 +113,7 @@ def test_a_greater_priority_is_served_first(blocked_model, lane):
         blocked_model.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)
     ]
     queue = blocked_model.server.call(
-        lambda: [job.priority for job in blocked_model.version._dispatcher.queue.jobs]
+        lambda: [job.priority for job in blocked_model.version.dispatcher.queue.jobs]
     )
     assert queue == [7] + [0] * (blocked_model.waiting + 1) + [-5]
     blocked_model.gate.touch()

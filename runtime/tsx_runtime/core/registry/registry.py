@@ -33,7 +33,6 @@ from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.feature import Feature, load_features
-from tsx_runtime.features.slo.arbitration import DeviceArbiter
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
@@ -133,7 +132,6 @@ class Registry:
             lambda: sum(len(version.workers) for version in table.all()),
             self.features,
             self.background,
-            DeviceArbiter(self.machine.cores),
             worker_output,
         )
         self.cores = CoreSharing(self.machine.cores, self._serving_channels)

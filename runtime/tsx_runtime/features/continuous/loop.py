@@ -8,7 +8,6 @@ one call. See docs/guides/serving-modes.md.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -233,11 +232,10 @@ def serve(
     on_control_frame: Callable[[FrameSocket, Frame], None],
     on_request: Callable[[], None],
 ) -> None:
-    """Serve until the front end closes or the device is lost.
-
-    Frames other than requests and cancellations are passed to `on_control_frame`.
-    """
-    batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
+    """Serve until the front end closes or the device is lost; see `Loop`."""
+    batch = ContinuousBatch(
+        model, lambda frames: channel.send_all(model.metrics.pending.add_to(frames))
+    )
     while not batch.device_lost:
         while not batch or channel.has_frame():
             frame = channel.read()
@@ -271,21 +269,6 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     while batch and not batch.device_lost:
         batch.step()
     return Outcome([responses[number] for number in sorted(responses)], batch.device_lost)
-
-
-def with_metrics(model: ServedModel, frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """Add the pending metrics to the first reply among the frames."""
-    frames_with_metrics = list(frames)
-    for idx, (kind, batch, items, times) in enumerate(frames_with_metrics):
-        if kind is Kind.REPLY and times and model.metrics.pending:
-            frames_with_metrics[idx] = (
-                kind,
-                batch,
-                items,
-                bytes(times) + json.dumps(model.metrics.pending.take()).encode(),
-            )
-            break
-    return frames_with_metrics
 
 
 def _is_last(context: Context, idx: int, value: Any) -> bool:

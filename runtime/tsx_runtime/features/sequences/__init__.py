@@ -1,1 +1,4 @@
-"""Sequences of requests to a stateful model: one worker answers them, one by one."""
+"""Sequences of stateful models: one worker answers the requests of a sequence, in order.
+
+`sequenceBatching` in model-config.yaml turns it on (docs/guides/serving-modes.md).
+"""

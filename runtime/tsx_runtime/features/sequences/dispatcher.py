@@ -16,11 +16,11 @@ from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.joining import JoiningDispatcher
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.strategies import SequenceConfig
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 from tsx_runtime.features.sequences.sequences import (
     MAX_ID_CHARS,
     Refusal,
-    SequenceConfig,
     SequenceHeaders,
     Sequences,
 )
@@ -86,8 +86,11 @@ class SequenceDispatcher(Dispatcher):
         return self.sequences.knows(read_sequence_headers(job.meta).id)
 
     def runs_sequence_of(self, job: Job) -> bool:
-        """Tell whether a job belongs to an active sequence."""
         return self.sequences.is_active(read_sequence_headers(job.meta).id)
+
+    def share_losses(self, old: Dispatcher) -> None:
+        if isinstance(old, SequenceDispatcher):
+            self.sequences.share_losses(old.sequences)
 
     @property
     def is_unused(self) -> bool:

@@ -15,23 +15,13 @@ from typing import Generic, NamedTuple, TypeAlias
 from tsx_runtime.core.scheduling.batching import SlotT
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, urgency
+from tsx_runtime.core.scheduling.strategies import SequenceConfig
 
 MAX_LOST = 4096  # lost sequences that are remembered with the reason, for their clients
 MAX_ID_CHARS = 512  # Clients choose ids, which must not fill the memory.
 MAX_STALE_ENTRIES = 64  # entries of ended sequences in the heap before it is rebuilt
 MAX_EXPIRED = 1000  # sequences that `expire` ends in one call
 CLOSED = "is closed"
-
-
-class SequenceConfig(NamedTuple):
-    """The sequence settings of a model."""
-
-    max_idle: float  # seconds without a request after which a sequence ends
-    timeout: float | None = None  # longest duration of a sequence in seconds; None: no limit
-    max_sequences: int = 1  # active sequences of a version
-    max_waiting: int = 1  # waiting requests of a sequence
-    # Whether a request is sent while earlier ones stream; it may tell the handler to end them.
-    overlap: bool = False
 
 
 Refusal: TypeAlias = tuple[Job, str]  # a waiting request, and the reason for refusing it

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.models.latency_curve import LatencyCurve
 
 RECENT_MINUTES = 5
 BUDGET_MINUTES = 60  # period of the error budget
@@ -19,7 +18,6 @@ class SloReport(NamedTuple):
 
     target: LatencyTarget
     batch_size: int  # size of the planned batches
-    waiting: int  # requests that may wait
     attained: int  # accepted requests that were answered within the target
     missed: int
     refused: int  # requests refused on arrival
@@ -27,8 +25,6 @@ class SloReport(NamedTuple):
     # The remaining fraction of the misses that the target allows in BUDGET_MINUTES; negative if
     # more requests were missed.
     budget_left: float
-    curve: LatencyCurve | None = None  # the curve learned so far
-    seconds: float = 0.0  # expected latency up to which requests are accepted
 
 
 class Attainment:
@@ -56,7 +52,7 @@ class Attainment:
         )
         return self.attained - attained, self.missed - missed
 
-    def report(self, target: LatencyTarget, batch_size: int, waiting: int) -> SloReport:
+    def report(self, target: LatencyTarget, batch_size: int) -> SloReport:
         attained, missed = self.counts_of_last(RECENT_MINUTES)
         recent_attainment = attained / (attained + missed) if attained + missed else None
         attained, missed = self.counts_of_last(BUDGET_MINUTES)
@@ -65,7 +61,6 @@ class Attainment:
         return SloReport(
             target,
             batch_size,
-            waiting,
             self.attained,
             self.missed,
             self.refused,

@@ -67,6 +67,12 @@ def aim(curve: LatencyCurve, target: float, rate: float, workers: int) -> Aim:
     return Aim(low, max(0.0, target - curve.typical(low) * ratio), curve.typical(low) * mean)
 
 
+def throughput(curve: LatencyCurve, target: float, rate: float, workers: int) -> tuple[float, int]:
+    """Return how many requests per second are answered in time, and in which batch size."""
+    size = aim(curve, target, rate, workers).size
+    return workers * size / (curve.typical(size) * curve.mean), size
+
+
 def batch_size(
     curve: LatencyCurve,
     target: float,

@@ -19,11 +19,12 @@ from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.service_rate import retry_after
+from tsx_runtime.core.scheduling.service_rate import LatencyCapacity, retry_after
 from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 from tsx_runtime.features.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
 from tsx_runtime.features.slo.attainment import Attainment, SloReport
 from tsx_runtime.features.slo.control import SloControl, WorkerBatches
+from tsx_runtime.features.slo.decision import throughput
 
 
 class SloDispatcher(Dispatcher):
@@ -62,13 +63,22 @@ class SloDispatcher(Dispatcher):
 
     @property
     def report(self) -> SloReport:
+        return self.attainment.report(self.control.target, self.control.aim.size)
+
+    @property
+    def current_limits(self) -> dict[str, int]:
+        return {
+            "batch_size": self.control.aim.size,
+            "job_queue_size": max(1, self.bounds.items, self.pending),
+        }
+
+    @property
+    def latency_capacity(self) -> LatencyCapacity | None:
         control = self.control
-        report = self.attainment.report(
-            control.target, control.aim.size, max(1, self.bounds.items, self.pending)
-        )
-        return report._replace(
-            curve=control.curve, seconds=control.target.seconds * min(control.margin, 1.0)
-        )
+        if not control.curve.known:
+            return None
+        seconds = control.target.seconds * min(control.margin, 1.0)
+        return LatencyCapacity(control.target, partial(throughput, control.curve, seconds))
 
     def submit(self, job: Job) -> None:
         """Queue a request, or refuse it if it would be late."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from tsx_runtime.features.continuous.loop import with_metrics
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import (
@@ -152,7 +151,7 @@ class ConcurrentRequests:
         )
         self._cancelled_batches.discard(batch)
         times = step_times.encode_times(start, time.monotonic(), laps)
-        frames = with_metrics(self._model, [(Kind.REPLY, batch, [answer], times)])
+        frames = self._model.metrics.pending.add_to([(Kind.REPLY, batch, [answer], times)])
         with suppress(ConnectionError):  # If the front end has gone, the reading thread notices it.
             self._channel.send_all(self._pieces + frames)
         self._pieces.clear()

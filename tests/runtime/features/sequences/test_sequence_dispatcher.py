@@ -17,9 +17,9 @@ from tests.kit.peers import (
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.strategies import SequenceConfig
 from tsx_runtime.errors import DeadlinePassed
 from tsx_runtime.features.sequences.dispatcher import SequenceDispatcher
-from tsx_runtime.features.sequences.sequences import SequenceConfig
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,10 @@ from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.strategies import SequenceConfig
 from tsx_runtime.errors import ClientLeft, Unavailable
 from tsx_runtime.features.sequences.dispatcher import SequenceDispatcher
-from tsx_runtime.features.sequences.sequences import SequenceConfig, SequenceHeaders, Sequences
+from tsx_runtime.features.sequences.sequences import SequenceHeaders, Sequences
 
 pytestmark = pytest.mark.anyio
 

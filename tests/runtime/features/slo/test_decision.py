@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.models.latency_curve import SIZES, LatencyCurve
-from tsx_runtime.features.elastic.decision import LatencyCapacity
 from tsx_runtime.features.slo.attainment import Attainment
 from tsx_runtime.features.slo.control import SloControl, WorkerBatches
-from tsx_runtime.features.slo.decision import admission, aim, batch_size, expected_end, factor, fill
+from tsx_runtime.features.slo.decision import (
+    admission,
+    aim,
+    batch_size,
+    expected_end,
+    factor,
+    fill,
+    throughput,
+)
 
 TARGET = 0.05
 SECONDS = st.floats(1e-4, 0.2)
@@ -203,7 +210,7 @@ def test_durations_below_the_clock_resolution_count_as_short(points):
     for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
         curve.add(1, seconds, float(number))
     assert curve.typical(1) > 0
-    rate, size = LatencyCapacity(latency_target("p99<50ms"), TARGET, curve).throughput(100.0, 1)
+    rate, size = throughput(curve, TARGET, 100.0, 1)
     assert rate > 100
     assert size >= 1
 
@@ -228,16 +235,16 @@ def test_attainment_covers_recent_minutes_and_the_budget_the_last_hour():
     now = 0.0
     counts = Attainment(lambda: now)
     target = latency_target("p90<1s")
-    assert counts.report(target, 1, 1).attainment is None
-    assert counts.report(target, 1, 1).budget_left == 1
+    assert counts.report(target, 1).attainment is None
+    assert counts.report(target, 1).budget_left == 1
     counts.add(90, 5)
     now = 30 * 60.0
     counts.add(105, 0)
-    report = counts.report(target, 1, 1)
+    report = counts.report(target, 1)
     assert (report.attained, report.missed, report.attainment) == (195, 5, 1.0)
     assert report.budget_left == pytest.approx(0.75)
     now = 80 * 60.0
-    assert counts.report(target, 1, 1).budget_left == 1
+    assert counts.report(target, 1).budget_left == 1
     assert SIZES[-1] == pytest.approx(1024)
 
 

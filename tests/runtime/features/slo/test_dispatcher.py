@@ -67,7 +67,7 @@ async def test_a_request_that_would_miss_the_target_is_refused_on_arrival():
     assert dispatcher.report.refused == 1
     await peer.reply(frame)
     assert [await answer(job) for job in jobs] == [b"x"] * 64
-    assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
+    assert dispatcher.report[2:6] == (64, 0, 1, 1.0)
 
 
 async def test_an_idle_worker_always_accepts_a_request():
