@@ -21,6 +21,7 @@ from tests.support.batches import count
 from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -29,7 +30,8 @@ from tsx_runtime.features.cache.feature import CacheFeature
 from tsx_runtime.features.jobs.job_stats import JobStats
 from tsx_runtime.features.jobs.metrics import JobReading, add_jobs
 from tsx_runtime.features.jobs.storage.store import JobRecord
-from tsx_runtime.features.slo.attainment import SloReport
+from tsx_runtime.features.slo.attainment import Attainment
+from tsx_runtime.features.slo.control import SloControl
 from tsx_runtime.features.slo.dispatcher import SloDispatcher
 from tsx_runtime.features.slo.feature import SloFeature
 from tsx_runtime.metrics.collection import Reading, fill, fill_handler_metrics
@@ -165,8 +167,8 @@ def rendered() -> dict[str, set[str]]:
         dispatcher=None,
         current_limits={},
     )
-    report = SloReport(latency_target("p99<50ms"), 4, 1, 0, 0, 1.0, 1.0)
-    dispatcher = Mock(spec=SloDispatcher, report=report)
+    control = SloControl(latency_target("p99<50ms"), LatencyCurve(0.99))
+    dispatcher = Mock(spec=SloDispatcher, control=control, attainment=Attainment())
     other = FakeVersion(**vars(version) | {"version": "2", "dispatcher": dispatcher})
     cache.caches[other] = SimpleNamespace(hits=1, misses=1, evictions=1, size=1)  # type: ignore[index, assignment]
     reading = Reading(

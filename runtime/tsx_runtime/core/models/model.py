@@ -24,7 +24,7 @@ from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
 from tsx_runtime.shared.redaction import redacted
 
@@ -278,17 +278,6 @@ class ModelVersion:
             old.runs_sequence_of(job) for old in self.predecessors
         )
 
-    def learn_lost_sequences_of(self, old: ModelVersion) -> None:
-        """Remember the sequences that the old version loses, so that their clients get an error."""
-        self.dispatcher.share_losses(old.dispatcher)
-
-    def continue_counts(self, old: ModelVersion) -> None:
-        """Continue the metrics of the version that this one replaces.
-
-        Both versions count until the old one has ended.
-        """
-        self.dispatcher.continue_counts(old.dispatcher.stats)
-
     def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
         """Replace the functions that accept requests and that report clients who have left."""
         self.submit, self.leave = submit, leave
@@ -382,20 +371,9 @@ class ModelVersion:
         """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
 
-    async def wait_answered(self) -> None:
-        """Wait until every accepted request is answered."""
-        await self.dispatcher.wait_idle()
-
-    async def wait_drained(self) -> None:
-        """Wait until every accepted request is answered, and no sequence is running."""
-        await self.dispatcher.wait_drained()
-
     def note_error(self, text: str) -> None:
         """Show an error in the version's description."""
         self._supervision.last_error = text
-
-    def refuse_waiting(self, error: TsxError) -> None:
-        self.dispatcher.refuse_waiting(error)
 
     async def close(self) -> None:
         """End all workers at once, and refuse their requests."""

@@ -302,11 +302,11 @@ class Dispatcher:
             self.refuse_all(unanswered, error)
 
     async def wait_idle(self) -> None:
-        """Wait until no job is queued or running."""
+        """Wait until every accepted job is answered."""
         await self._idle.wait()
 
     async def wait_drained(self) -> None:
-        """Wait until no job is queued or running and no sequence is open."""
+        """Wait until every accepted job is answered, and no sequence is open."""
         await self.wait_idle()
 
     def close(self) -> None:

@@ -5,33 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
-
-from tsx_archiver.metadata.slo import LatencyTarget
 
 RECENT_MINUTES = 5
 BUDGET_MINUTES = 60  # period of the error budget
 
 
-class SloReport(NamedTuple):
-    """The attainment of a target, and the current decisions for it."""
-
-    target: LatencyTarget
-    batch_size: int  # size of the planned batches
-    attained: int  # accepted requests that were answered within the target
-    missed: int
-    refused: int  # requests refused on arrival
-    attainment: float | None  # fraction in the last RECENT_MINUTES, or None without a request
-    # The remaining fraction of the misses that the target allows in BUDGET_MINUTES; negative if
-    # more requests were missed.
-    budget_left: float
-
-
 class Attainment:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.attained = 0
+        self.attained = 0  # accepted requests that were answered within the target
         self.missed = 0
-        self.refused = 0
+        self.refused = 0  # requests refused on arrival
         self._clock = clock
         # Each minute with requests: its number, and both counts at its beginning.
         self._minutes: deque[tuple[int, int, int]] = deque(maxlen=BUDGET_MINUTES + 1)
@@ -52,18 +35,16 @@ class Attainment:
         )
         return self.attained - attained, self.missed - missed
 
-    def report(self, target: LatencyTarget, batch_size: int) -> SloReport:
+    def recent(self) -> float | None:
+        """Return the attained fraction of the last RECENT_MINUTES, or None without a request."""
         attained, missed = self.counts_of_last(RECENT_MINUTES)
-        recent_attainment = attained / (attained + missed) if attained + missed else None
+        return attained / (attained + missed) if attained + missed else None
+
+    def budget_left(self, quantile: float) -> float:
+        """Return the remaining fraction of the misses that a target allows in BUDGET_MINUTES.
+
+        It is negative if more requests were missed.
+        """
         attained, missed = self.counts_of_last(BUDGET_MINUTES)
-        allowed = (1 - target.quantile) * (attained + missed)
-        budget_left = 1 - missed / allowed if allowed else 1.0
-        return SloReport(
-            target,
-            batch_size,
-            self.attained,
-            self.missed,
-            self.refused,
-            recent_attainment,
-            budget_left,
-        )
+        allowed = (1 - quantile) * (attained + missed)
+        return 1 - missed / allowed if allowed else 1.0

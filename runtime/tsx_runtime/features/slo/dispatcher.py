@@ -22,7 +22,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import LatencyCapacity, retry_after
 from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 from tsx_runtime.features.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
-from tsx_runtime.features.slo.attainment import Attainment, SloReport
+from tsx_runtime.features.slo.attainment import Attainment
 from tsx_runtime.features.slo.control import SloControl, WorkerBatches
 from tsx_runtime.features.slo.decision import throughput
 
@@ -60,10 +60,6 @@ class SloDispatcher(Dispatcher):
         self.attainment = Attainment()
         self._arbiter = DeviceArbiter(1) if arbiter is None else arbiter
         self._arbiter.join(self)
-
-    @property
-    def report(self) -> SloReport:
-        return self.attainment.report(self.control.target, self.control.aim.size)
 
     @property
     def current_limits(self) -> dict[str, int]:

@@ -9,7 +9,6 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import queue_of
 from tsx_runtime.feature import Feature
 from tsx_runtime.features.slo.arbitration import DeviceArbiter
-from tsx_runtime.features.slo.attainment import SloReport
 from tsx_runtime.features.slo.description import DescribedSlo
 from tsx_runtime.features.slo.dispatcher import SloDispatcher
 from tsx_runtime.metrics.exposition import Families, Labels
@@ -36,58 +35,64 @@ class SloFeature(Feature):
         )
 
     def describe(self, version: ModelVersion) -> Mapping[str, DescribedSlo | None]:
-        report = _report(version)
-        if report is None:
+        dispatcher = version.dispatcher
+        if not isinstance(dispatcher, SloDispatcher):
             return {"slo": None}
-        return {"slo": DescribedSlo(**report._asdict() | {"target": report.target.text})}
+        control, attainment = dispatcher.control, dispatcher.attainment
+        described_slo = DescribedSlo(
+            target=control.target.text,
+            batch_size=control.aim.size,
+            attained=attainment.attained,
+            missed=attainment.missed,
+            refused=attainment.refused,
+            attainment=attainment.recent(),
+            budget_left=attainment.budget_left(control.target.quantile),
+        )
+        return {"slo": described_slo}
 
     def add_version_metrics(
         self, families: Families, version: ModelVersion, labels: Labels
     ) -> None:
-        report = _report(version)
-        if report is None:
+        dispatcher = version.dispatcher
+        if not isinstance(dispatcher, SloDispatcher):
             return
+        control, attainment = dispatcher.control, dispatcher.attainment
         families.add_rows(
             labels,
             (
                 "tsx_slo_target_seconds",
                 "gauge",
                 "latency target of a version",
-                report.target.seconds,
+                control.target.seconds,
             ),
             (
                 "tsx_slo_target_ratio",
                 "gauge",
                 "share of the accepted requests that are to be answered within the target",
-                report.target.quantile,
+                control.target.quantile,
             ),
             (
                 "tsx_slo_attained_total",
                 "counter",
                 "accepted requests that were answered within the latency target",
-                report.attained,
+                attainment.attained,
             ),
             (
                 "tsx_slo_missed_total",
                 "counter",
                 "accepted requests that were answered later, or not at all",
-                report.missed,
+                attainment.missed,
             ),
             (
                 "tsx_slo_refused_total",
                 "counter",
                 "requests refused on arrival, since they would have been late",
-                report.refused,
+                attainment.refused,
             ),
             (
                 "tsx_slo_batch_size",
                 "gauge",
                 "size of the batches that requests are accepted for at present",
-                report.batch_size,
+                control.aim.size,
             ),
         )
-
-
-def _report(version: ModelVersion) -> SloReport | None:
-    dispatcher = version.dispatcher
-    return dispatcher.report if isinstance(dispatcher, SloDispatcher) else None

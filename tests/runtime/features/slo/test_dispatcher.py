@@ -64,10 +64,11 @@ async def test_a_request_that_would_miss_the_target_is_refused_on_arrival():
     assert error.status == 503
     assert 1 <= error.retry_after <= 5
     assert "slo: p99<5s" in error.message
-    assert dispatcher.report.refused == 1
+    assert dispatcher.attainment.refused == 1
     await peer.reply(frame)
     assert [await answer(job) for job in jobs] == [b"x"] * 64
-    assert dispatcher.report[2:6] == (64, 0, 1, 1.0)
+    counts = dispatcher.attainment
+    assert (counts.attained, counts.missed, counts.refused, counts.recent()) == (64, 0, 1, 1.0)
 
 
 async def test_an_idle_worker_always_accepts_a_request():
@@ -79,8 +80,8 @@ async def test_an_idle_worker_always_accepts_a_request():
         time.sleep(0.002)  # noqa: ASYNC251  # the target passes
         await peer.reply(frame)
         assert await answer(job) == b"x"
-    assert (dispatcher.report.attained, dispatcher.report.missed) == (0, 2)
-    assert dispatcher.report.budget_left < 0
+    assert (dispatcher.attainment.attained, dispatcher.attainment.missed) == (0, 2)
+    assert dispatcher.attainment.budget_left(0.99) < 0
 
 
 async def test_without_a_benchmark_batches_start_at_one_and_grow():
@@ -119,7 +120,7 @@ async def test_a_greater_priority_displaces_a_waiting_request():
     assert [job for job in waiting_jobs if job.done.done()] == waiting_jobs[-1:]
     await refusal_of(waiting_jobs[-1], QueueFull)
     assert not urgent_job.done.done()
-    assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
+    assert (dispatcher.attainment.refused, dispatcher.attainment.missed) == (2, 0)
 
 
 async def test_a_request_lost_with_its_worker_is_a_miss():
@@ -129,14 +130,14 @@ async def test_a_request_lost_with_its_worker_is_a_miss():
     batch = await kill(dispatcher.channels[0], peer)
     dispatcher.retry_lost(batch._replace(deaths=3), (), WorkerDied("It died."))
     await refusal_of(job, WorkerDied)
-    assert dispatcher.report.missed == 1
+    assert dispatcher.attainment.missed == 1
 
 
 async def test_a_changed_target_applies_at_once():
     dispatcher, (peer,) = await start_dispatcher()
     dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
     assert 4 <= (await batch_sizes(dispatcher, peer, 30))[0] <= 8
-    assert dispatcher.report.target.text == "p99<2s"
+    assert dispatcher.control.target.text == "p99<2s"
 
 
 async def test_a_request_for_an_unloaded_model_waits_for_its_load():
