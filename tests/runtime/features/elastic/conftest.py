@@ -1,0 +1,3 @@
+"""The fixture of a registry."""
+
+from tests.runtime.core.conftest import registry as registry
