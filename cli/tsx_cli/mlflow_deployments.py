@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from mlflow.utils.proto_json_utils import dump_input_data
 from tsx_archiver import ArchiveError, Manifest, inspect_archive
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYFUNC, PYFUNC_FLAVOR
 from tsx_archiver.storage.digest import content_digest
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.archive.packing import PackingOptions, pack
 from tsx_cli.archive.source import classify
@@ -291,12 +290,8 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # mypy d
                 " server's model_store"
             )
         model = names[0]
-        with tempfile.TemporaryDirectory(
-            prefix="tsx-mlflow-", dir=temporary_directory()
-        ) as directory:
-            archive, manifest, model_flavor = _pack_model(
-                uri, names, flavor, options, Path(directory)
-            )
+        with scratch_directory("tsx-mlflow-") as directory:
+            archive, manifest, model_flavor = _pack_model(uri, names, flavor, options, directory)
             if not replace and self._versions(model, manifest.version):
                 text = (
                     f"The deployment {model}/{manifest.version} exists already; update it, or"
@@ -363,10 +358,10 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
     ]
     with (
         _as_mlflow(),
-        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as directory,
+        scratch_directory("tsx-mlflow-") as directory,
     ):
         archive, _, _ = _pack_model(
-            model_uri, _model_and_version(name, None), flavor, options, Path(directory)
+            model_uri, _model_and_version(name, None), flavor, options, directory
         )
         with subprocess.Popen(
             [sys.executable, "-m", "tsx_cli", "serve", str(archive), *settings]

@@ -126,14 +126,15 @@ class Feature:
 
 def load_features(registry: Registry) -> list[Feature]:
     """Return the features of a server, in the order in which requests pass through them."""
-    return [
-        kind(registry)
+    kinds = [
+        kind
         for module in _modules("feature")
         for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, Feature)
         and kind.__module__ == module.__name__
     ]
+    return [kind(registry) for kind in (*kinds, *registry.plugins.features.values())]
 
 
 def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[ModelT]:

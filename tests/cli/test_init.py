@@ -13,7 +13,7 @@ import yaml
 
 from tests.cli.conftest import Run
 from tsx_archiver.inspecting import manifest_of
-from tsx_cli.init import class_name
+from tsx_cli.init.command import class_name
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.handlers import base
 

@@ -13,7 +13,8 @@ import typer
 from tests.cli.conftest import Run
 from tsx_archiver import ArchiveError
 from tsx_cli.common.failure import DEBUG_HINT, CliError, UsageError, report, user_code_text
-from tsx_cli.main import Commands, hoist_debug, main, run
+from tsx_cli.common.lazy import command_of
+from tsx_cli.main import app, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 from tsx_runtime.version import __version__
 
@@ -21,6 +22,8 @@ HEAVY = (
     *("torch", "fastapi", "uvicorn", "pydantic", "numpy", "PIL", "yaml", "jinja2", "asyncio"),
     *("tsx_runtime.settings.schema", "tsx_archiver.opening"),
 )
+COMMANDS = list(command_of(app).commands)
+COMMAND_MODULES = tuple(f"tsx_cli.{name}.command" for name in COMMANDS)
 MAIN = "import sys; from tsx_cli.main import main; "
 
 
@@ -50,26 +53,19 @@ def complete(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("processes")
 def test_help_imports_no_heavy_modules() -> None:
-    assert imported(f"{MAIN}main(['--help'])", HEAVY) == "[]"
+    assert imported(f"{MAIN}main(['--help'])", (*HEAVY, *COMMAND_MODULES)) == "[]"
 
 
 @pytest.mark.usefixtures("processes")
 def test_the_help_of_a_command_does_not_import_its_implementation() -> None:
-    code = """
-import importlib
-from tsx_cli.main import Commands
-for module, _ in Commands.entries.values():
-    importlib.import_module(module)
-"""
-    assert imported(code, (*HEAVY, "tsx_runtime.core")) == "[]"
+    assert imported(f"import {', '.join(COMMAND_MODULES)}", (*HEAVY, "tsx_runtime.core")) == "[]"
 
 
 @pytest.mark.usefixtures("processes")
 def test_completion_does_not_import_commands() -> None:
     variables = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": "tsx ", "COMP_CWORD": "1"}
-    commands = ("tsx_cli.serve.command", "tsx_cli.archive.command")
-    assert imported(f"{MAIN}main([])", commands, **variables) == "[]"
-    assert complete("").stdout.split() == list(Commands.entries)
+    assert imported(f"{MAIN}main([])", COMMAND_MODULES, **variables) == "[]"
+    assert complete("").stdout.split() == COMMANDS
 
 
 @pytest.mark.usefixtures("processes")
@@ -109,7 +105,7 @@ def test_a_completion_script_is_shown() -> None:
 @pytest.mark.slow
 def test_every_command_has_help(run: Run) -> None:
     help_text = run("--help").out
-    for name in Commands.entries:
+    for name in COMMANDS:
         assert name in help_text
         result = run(name, "--help")
         assert result.code == 0, result.err

@@ -10,7 +10,6 @@ from typing import Any
 import boto3
 import pytest
 
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
 
@@ -22,7 +21,7 @@ def interrupted_waits() -> Iterator[None]:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=interrupt))
+        patch.setattr("tsx_cli.deploy.target.Engine", partial(engine.Engine, sleep=interrupt))
         yield
 
 

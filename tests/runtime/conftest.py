@@ -8,7 +8,7 @@ import json
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
+from tests.support.clients.talker import a_registry
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -349,3 +350,10 @@ def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
         return body["type"], body["message"]
 
     return parse
+
+
+@pytest.fixture
+async def registry(processes: None) -> AsyncIterator[Registry]:
+    """Provide a registry that runs in the test's own process."""
+    async with a_registry() as registry:
+        yield registry

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kit.jobs import FakeJob
+from tests.support.clients.talker import a_registry, register
 from tests.support.installed import install_plugins
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
@@ -25,6 +26,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 
 CODE = """
+from tsx_runtime.feature import Feature
 from tsx_runtime.plugins import Endpoint, EndpointResponse
 
 endpoint = Endpoint("/mine", lambda request, server: EndpointResponse("mine"))
@@ -45,6 +47,13 @@ leaving = Endpoint("/leaving", exiting)
 
 def negative(waiting):
     return -5
+
+
+class Counting(Feature):
+    loaded = 0
+
+    def around(self, version, entry):
+        Counting.loaded += 1
 """
 
 M = "some_plugins_of_a_test"
@@ -88,6 +97,7 @@ def test_only_configured_plugins_are_loaded(install: Install) -> None:
         ("sources", "failing", "https", "cannot be a source: that name is taken"),
         ("sources", "failing", "A_b", "cannot be a source: that name is no scheme"),
         ("batch_policies", "failing", "wait", "cannot be a batch policy: that name is taken"),
+        ("features", "failing", "mine", f"({M}:failing) is not a subclass of"),
     ],
 )
 def test_an_unusable_plugin_prevents_the_start(
@@ -106,6 +116,14 @@ def test_a_missing_plugin_prevents_the_start(install: Install) -> None:
     install(sources={"x": "no_such_module_anywhere:x"})
     with pytest.raises(SettingError, match="no_such_module_anywhere:x: ModuleNotFoundError"):
         load_plugins(["x"])
+
+
+@pytest.mark.anyio
+async def test_a_plugin_may_be_a_feature(install: Install, processes: None, tmp_path: Path) -> None:
+    install(features={"counting": f"{M}:Counting"})
+    async with a_registry(plugins=["counting"]) as registry:
+        await register(registry, tmp_path, initial_workers=0)
+        assert type(registry.features[-1]).loaded == 1
 
 
 @pytest.mark.parametrize(

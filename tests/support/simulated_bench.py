@@ -346,11 +346,17 @@ def search(machine: SimulatedMachine, seconds: float, directory: Path, **options
         environment=Environment(fingerprint="f", cores=CORES),
         inputs=Inputs(source="a", count=1),
     )
-    archive = SimpleNamespace(config=ModelConfig(), manifest=SimpleNamespace(handler="handler.py"))
+    archive = SimpleNamespace(config=ModelConfig())
     target = cast(
         Any,
         SimpleNamespace(
-            archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0
+            archive=archive,
+            payloads=[],
+            seconds=3.0,
+            name="m",
+            warm_up="auto",
+            seed=0,
+            takes_batches=True,
         ),
     )
     bench_options = replace(GRID, slo=f"p99<{machine.bound_ms:g}ms", **options)
@@ -364,7 +370,6 @@ def search(machine: SimulatedMachine, seconds: float, directory: Path, **options
         seconds,
         clock=lambda: machine.now,
     )
-    bench.space = configurations(bench_options, ModelConfig(), CORES, 0)
     bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
     bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))
     try:

@@ -21,8 +21,8 @@ import os
 import stat
 import tempfile
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 logger = logging.getLogger("tsx.files")
@@ -123,6 +123,13 @@ def temporary_directory() -> str:
             error.errno, f"{error.strerror}. Set TMPDIR to a directory of your own", directory
         ) from error
     return directory
+
+
+@contextmanager
+def scratch_directory(prefix: str) -> Iterator[Path]:
+    """Yield a new directory in `temporary_directory()`, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=temporary_directory()) as path:
+        yield Path(path)
 
 
 def private_opener(path: str, flags: int) -> int:

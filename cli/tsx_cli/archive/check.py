@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import open_archive
 from tsx_cli.common.client import error_text
 from tsx_cli.common.inputs import samples_in
+from tsx_cli.common.options import open_cached
 from tsx_runtime import wire
 from tsx_runtime.api.management.samples import example_of, sample_of
 from tsx_runtime.core.comparison.comparison import compare_bodies, json_difference, same_exactly
@@ -72,9 +72,7 @@ def check_archive(
         TsxError: The model does not load.
         OSError: A sample cannot be read.
     """
-    with open_archive(
-        path, cache=settings.archive_cache(), limits=settings.archive_limits()
-    ) as opened:
+    with open_cached(path, settings) as opened:
         inputs = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
         return asyncio.run(_check(path, inputs, settings, tolerance))

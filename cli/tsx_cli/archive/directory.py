@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tsx_archiver.linking import link_members
 from tsx_archiver.packing import PackingPlan
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 
 
 @contextmanager
 def as_directory(plan: PackingPlan, *, copy: bool = False) -> Iterator[Path]:
     """Make the directory for the duration of the context; with `copy`, all files are copied."""
-    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_directory()) as path:
-        directory = Path(path).resolve()
+    with scratch_directory("tsx-model-") as path:
+        directory = path.resolve()
         link_members(plan, directory, copy=copy)
         yield directory

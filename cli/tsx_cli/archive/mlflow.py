@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tsx_archiver import DEFAULT_VERSION, ArchiveSpec, describe_model_file
@@ -22,7 +21,7 @@ from tsx_archiver.metadata.mlmodel import (
     read_mlmodel,
 )
 from tsx_archiver.names import model_name_from
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 
@@ -71,8 +70,7 @@ def mlflow_spec(
         CliError: The model cannot be downloaded.
         ArchiveError: The model cannot be packed.
     """
-    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as temporary_path:
-        folder = Path(temporary_path)
+    with scratch_directory("tsx-mlflow-") as folder:
         origin: dict[str, Any] = {"name": default_name(path), "source": path.absolute().name}
         directory = path
         if is_uri(path):

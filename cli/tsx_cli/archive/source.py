@@ -9,9 +9,10 @@ from typing import Literal, TypeAlias
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_archiver.metadata.huggingface import is_huggingface
 from tsx_archiver.metadata.mlmodel import FILE
+from tsx_archiver.names import similar_file
 from tsx_archiver.opening import model_root
 from tsx_cli.archive.mlflow import is_uri
-from tsx_cli.common.failure import UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.sources.hub import is_hub
 
 SourceKind: TypeAlias = Literal[
@@ -46,3 +47,18 @@ def require_packed(path: Path) -> None:
     if kind in ("Hugging Face", "MLflow"):
         command = f"tsx archive {shlex.quote(str(path))}"
         raise UsageError(f"'{path}' is a model of {kind}, and an archive is needed here: {command}")
+
+
+def require_archive(path: Path) -> None:
+    """Refuse a source that is missing, or is not an archive.
+
+    Raises:
+        UsageError: The source is a workflow, or a model that must be packed first.
+        CliError: There is no such file.
+    """
+    require_packed(path)
+    if not path.exists():
+        raise CliError(
+            f"there is no file '{path}'{similar_file(path) or ';'} name an archive or a model's"
+            " directory"
+        )

@@ -160,8 +160,9 @@ def batch_command(
     Exit code 0: all rows are written, failed ones included; 1: the run failed, or --max-errors was
     exceeded; 130: it was interrupted.
     """
-    # This module imports the server's front end; a late import keeps --help quick.
-    from tsx_cli.batch.session import Options, run_command
+    # These modules import the server's front end; late imports keep --help quick.
+    from tsx_cli.batch.options import Options
+    from tsx_cli.batch.session import run_command
 
     if not (inputs := [*(inputs or ()), *(input_option or ())]):
         raise UsageError("name what the model runs over: `tsx batch MODEL.mar INPUT... -o OUTPUT`")

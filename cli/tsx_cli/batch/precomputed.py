@@ -73,10 +73,6 @@ def _stored_answer(result: RowResult, expires: float) -> StoredAnswer:
     return StoredAnswer(result.status, header_block(headers), result.body, expires=expires)
 
 
-def is_jobs_store(output: str) -> bool:
-    return output.startswith(STORE_PREFIX)
-
-
 def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
     """Return the writer, and a path; the run's journal is stored next to it.
 

@@ -14,11 +14,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
+from tsx_archiver.quantities import parse_share
 from tsx_cli.batch.journal import BatchJournal, Checkpoint
 from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import BatchEngine, Position, Row, RowResult
 from tsx_cli.batch.writers import Writer
-from tsx_cli.common.failure import CliError
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import read_option
 
 MAX_PART_BYTES = 32 << 20
 MAX_PART_ROWS = 100_000
@@ -45,6 +47,23 @@ class MaxErrors(NamedTuple):
 
 
 NO_LIMIT = MaxErrors()
+
+
+def parse_max_errors(text: str | None) -> MaxErrors:
+    """Parse --max-errors.
+
+    Raises:
+        UsageError: The text is neither a number nor a percentage.
+    """
+    if text is None:
+        return NO_LIMIT
+    usage = "a number of rows such as 100, or a share of them such as 1%"
+    if text.strip().isdecimal():
+        return MaxErrors(rows=int(text))
+    share = read_option(parse_share, text, "--max-errors", usage)
+    if not (text.strip().endswith("%") and 0 <= share <= 1):
+        raise UsageError(f"--max-errors takes {usage}, not {text!r}")
+    return MaxErrors(share=share)
 
 
 class BatchRun:

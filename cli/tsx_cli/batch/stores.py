@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
-from tsx_cli.batch.s3 import S3, location
+from tsx_cli.batch.s3 import S3, is_s3, location
 from tsx_cli.common.failure import CliError
 
 WORK_SUFFIX = ".tsx-batch"  # The work directory of a run has the output's name with this suffix.
@@ -231,6 +231,10 @@ class S3Store:
 
 
 OutputStore: TypeAlias = LocalStore | S3Store
+
+
+def open_store(output: str, s3: S3) -> OutputStore:
+    return S3Store(output, s3) if is_s3(output) else LocalStore(output)
 
 
 def file_name(id: str) -> str:

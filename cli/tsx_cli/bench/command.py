@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.common.lazy import command_of
-from tsx_cli.common.options import AsJson, read_settings, refuse_others
+from tsx_cli.common.options import AsJson, finite, read_settings, refuse_others
 from tsx_cli.common.output import one_line
 
 app = typer.Typer(add_completion=False)
@@ -104,15 +104,17 @@ def bench_command(
     `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of
     TorchServe's auto-benchmark.
     """
-    from tsx_cli.bench.commands.session import new_run, resumed_run, run_bench
+    from tsx_cli.archive.source import require_archive
+    from tsx_cli.bench.commands.session import RunRequest, resumed_run, run_bench
     from tsx_cli.bench.report import show, write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.report.write_back import write as write_into_archive
 
     # These modules import a server, which would slow --help down.
-    from tsx_cli.bench.search.options import BenchOptions, finite, seconds, share
+    from tsx_cli.bench.search.options import BenchOptions, seconds, share
     from tsx_cli.common.output import print_json
+    from tsx_cli.common.run_directory import new_directory
 
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
@@ -152,7 +154,9 @@ def bench_command(
             generator_cores=generator_cores,
             ramp=ramp,
         )
-        request = new_run(model, bench_options, output, limit, quiet=as_json)
+        require_archive(model)
+        directory = new_directory("bench", model, output)
+        request = RunRequest(model, bench_options, directory, limit, quiet=as_json)
     if limit is None and not request.options.exhaustive:
         request = replace(request, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
     round_s = request.options.duration or 0.0
@@ -182,7 +186,7 @@ def bench_command(
             print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
         print(
-            one_line(write_into_archive(request.model, results, settings.archive_cache())),
+            one_line(write_into_archive(request.model, results, settings)),
             file=sys.stderr if as_json else sys.stdout,
         )
     elif write:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+import tsx_cli
 
 HELP_OPTIONS = ["-h", "--help"]
 # click.UsageError; newer versions of typer contain their own copy of click.
@@ -40,20 +42,18 @@ def _prepare_help(command: Any) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """A group that shows each command with a line of text before its module is imported.
+    """A group that lists its commands without importing their modules.
 
-    Attributes:
-        entries: The module whose `app` is the command, and the short help, by name.
+    Each package of `tsx_cli` with a module `command` is a command of the same name, the `app` of
+    that module. SUMMARY of the package is its line in the help, and POSITION its place there.
     """
-
-    entries: Mapping[str, tuple[str, str]] = {}  # name -> (module, short help)
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {
-            name: TyperCommand(name, help=help_text)
-            for name, (_, help_text) in self.entries.items()
-        }
+        names = [file.parent.name for file in Path(tsx_cli.__path__[0]).glob("*/command.py")]
+        packages = {name: importlib.import_module(f"tsx_cli.{name}") for name in names}
+        for name in sorted(names, key=lambda name: (packages[name].POSITION, name)):
+            self.commands[name] = TyperCommand(name, help=packages[name].SUMMARY)
 
     def invoke(self, ctx: Any) -> Any:
         """Simplify the errors about wrong values and unknown commands.
@@ -73,13 +73,13 @@ class LazyGroup(TyperGroup):
     def _lines_with(self, name: str, program: str) -> str:
         """Return the command lines in which `name` is a command."""
         groups = [
-            group for group in self.entries if name in getattr(self._load(group), "commands", ())
+            group for group in self.commands if name in getattr(self._load(group), "commands", ())
         ]
-        lines = [name] * (name in self.entries) + [f"{group} {name}" for group in groups]
+        lines = [name] * (name in self.commands) + [f"{group} {name}" for group in groups]
         return " or ".join(f"'{program} {line}'" for line in lines)
 
     def _load(self, name: str) -> Any:
-        return command_of(importlib.import_module(self.entries[name][0]).app)
+        return command_of(importlib.import_module(f"tsx_cli.{name}.command").app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, remaining = super().resolve_command(ctx, args)

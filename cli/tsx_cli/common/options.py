@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import typer
 from tsx_cli.common.failure import CliError, UsageError
 
 if TYPE_CHECKING:
-    from tsx_archiver import Limits
+    from tsx_archiver import Limits, OpenArchive
     from tsx_runtime.settings.schema import Settings
 
 COMPLETION_TIMEOUT_S = 2.0
@@ -198,6 +199,17 @@ def read_settings(
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), warn)
 
 
+def open_cached(path: Path, settings: Settings) -> OpenArchive:
+    """Open an archive with the cache and the limits of the settings.
+
+    Raises:
+        ArchiveError: The archive cannot be read.
+    """
+    from tsx_archiver import open_archive
+
+    return open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits())
+
+
 def archive_limits(*, quiet: bool = True) -> Limits:
     """Return the limits for archives that a server with the same settings has.
 
@@ -216,6 +228,17 @@ def read_option(parse: Callable[[str], float], text: str, option: str, usage: st
         return parse(text)
     except ValueError:
         raise UsageError(f"{option} takes {usage}, not {text!r}") from None
+
+
+def finite(value: float, option: str) -> float:
+    """Refuse infinity and NaN, which pass the range checks of the command line.
+
+    Raises:
+        UsageError: The value is not finite.
+    """
+    if not math.isfinite(value):
+        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
+    return value
 
 
 def read_pair(text: str, usage: str) -> tuple[str, str]:

@@ -61,6 +61,11 @@ def one_line(value: object) -> str:
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def plain(text: str) -> str:
+    """Return a text that JSON and files can store; surrogates are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def csv_cell(value: object) -> object:
     """Prefix an apostrophe to a text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

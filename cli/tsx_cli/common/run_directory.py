@@ -9,7 +9,8 @@ import errno
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,7 +81,9 @@ class JournalFile:
             self._file.close()
         self._lock.close()
 
-    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
+    def begin(self, options: Any, model: Path, **entry: Any) -> None:
+        """Write the first line, which `JournaledRun` reads; the options are a dataclass."""
+        asked = asdict(options) | {"model": str(model.absolute())}
         self.write("begin", format=self.format, asked=asked, **entry)
 
     def write(self, kind: str, **entry: Any) -> None:
@@ -101,6 +104,25 @@ class JournalFile:
                 f"{message}; free some disk space, and continue with {self.command} --resume"
                 f" {self._path.parent}"
             ) from error
+
+
+def new_directory(command: str, model: Path, output: Path | None) -> Path:
+    """Return the directory of a new run of `tsx bench` or `tsx optimize`.
+
+    It is `output`, or a directory named after the model and the time.
+
+    Raises:
+        UsageError: The directory already contains a run.
+    """
+    directory = output or Path(
+        f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
+    )
+    if has_run(directory):
+        raise UsageError(
+            f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or"
+            " name another directory"
+        )
+    return directory
 
 
 def has_run(directory: Path) -> bool:

@@ -445,6 +445,11 @@ class DeploySpec(SpecSection):
         return GPU if gpus.get(self.target) else "cpu"
 
     @property
+    def names_only(self) -> bool:
+        """Whether it only names an existing deployment and its location, for most verbs."""
+        return "model" not in self.model_fields_set
+
+    @property
     def builds_image(self) -> bool:
         """Whether the deployment builds an image; the images of Ray nodes belong to the cluster."""
         return self.image is None and self.target != "ray"

@@ -17,29 +17,41 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormIndex, FormRecord
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.search.options import DEVICES, parse_words
 from tsx_cli.bench.search.variants import lay_out, with_keys
 from tsx_cli.bench.search.worker import (
     WorkerSpec,
     batch_of,
     exit_text,
+    items_of,
     last_lines,
     model_variables,
     worker_spec,
 )
-from tsx_cli.optimize.write_back import BuiltForm
+from tsx_cli.common.failure import UsageError
 from tsx_runtime import wire
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
 PROGRAM = CLEAN + "from tsx_runtime.worker.forms.build import main; main()"
 # Batches of the last size contain all inputs. The smaller batches only show that the size varies.
 CALIBRATION_SIZES = (2, 3, 8)
+
+
+class BuiltForm(NamedTuple):
+    """A form with its measurements and files."""
+
+    record: FormRecord
+    directory: Path  # directory of the form's files
 
 
 class BuildFailed(Exception):
@@ -50,23 +62,60 @@ class BuildTimeout(BuildFailed):
     """A build exceeded its time limit."""
 
 
+def check_buildable(archive: OpenArchive) -> None:
+    """Refuse a model that has no other forms.
+
+    Raises:
+        UsageError: It is a Hugging Face model.
+    """
+    if MANIFEST_KEY in archive.manifest.data:
+        advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
+        raise UsageError(
+            f"{archive.source} is a Hugging Face model, which tsx optimize builds no forms of:"
+            f" transformers runs it. {advice}"
+        )
+
+
+def device_of(option: str | None, archive: OpenArchive) -> str:
+    """Return the device of --device; by default a GPU if there is one.
+
+    Raises:
+        UsageError: The device is unknown, or several are given.
+    """
+    if option is None:
+        return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
+    device, *further_devices = parse_words(option, DEVICES, "--device")
+    if further_devices:
+        raise UsageError(f"--device: '{option}' is more than one; forms are built for one device")
+    if device == "cuda" and not gpu_count():
+        raise UsageError(
+            "--device cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave"
+            " it out"
+        )
+    return device
+
+
 @dataclass
 class FormBuilder:
     """A builder of the forms of one archive.
 
-    `temporary` is a temporary directory. `forms_directory` contains the built forms, including
-    those of the run that is resumed.
+    `temporary` is a temporary directory. `directory` is that of the run. It contains the built
+    forms, including those of the run that is resumed.
     """
 
     archive: OpenArchive
     device: str
-    calibration: Sequence[Item]
+    calibration: Sequence[Payload]
     max_batch_size: int
     temporary: Path
-    forms_directory: Path
+    directory: Path
     resumed: bool = False
     _new_forms: dict[str, BuiltForm] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def forms_directory(self) -> Path:
+        return (self.directory / FORMS_DIRECTORY).absolute()
 
     def spec(self, form: BuiltForm | None = None) -> WorkerSpec:
         """Return the spec of a worker for a form, or for the archive's own model.
@@ -150,7 +199,7 @@ class FormBuilder:
     def _run(self, name: str | None, directory: Path, timeout_s: float) -> dict[str, Any]:
         batches, report = self.temporary / "calibration", self.temporary / "report.json"
         if not batches.exists():
-            batches.write_bytes(calibration_frames(self.calibration))
+            batches.write_bytes(calibration_frames(items_of(self.calibration)))
         report.unlink(missing_ok=True)
         load = self.spec().load
         load["model_config"] = with_keys(load["model_config"], {"forms": [REFERENCE]})
@@ -203,6 +252,12 @@ class FormBuilder:
 def size_of(directory: Path) -> int:
     """Return the size of all files in a directory, in bytes."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def model_size_mib(archive: OpenArchive) -> float | None:
+    """Return the size of the serialized file in MiB."""
+    file = archive.directory / (archive.manifest.serialized_file or "")
+    return file.stat().st_size / (1 << 20) if file.is_file() else None
 
 
 def calibration_frames(items: Sequence[Item]) -> bytes:

@@ -49,11 +49,13 @@ def optimize_command(
     was measured. If no form is better, the archive stays as it is, and the exit code is 0.
     """
     # These modules import a server, which would slow --help down.
+    from tsx_cli.archive.source import require_archive
     from tsx_cli.bench.report.write_back import check_writable
     from tsx_cli.bench.search.options import seconds
     from tsx_cli.common.output import print_json
+    from tsx_cli.common.run_directory import new_directory
     from tsx_cli.optimize.report import show, write_report
-    from tsx_cli.optimize.session import new_optimization, resumed_optimization, run_optimization
+    from tsx_cli.optimize.session import OptimizeRequest, resumed_optimization, run_optimization
     from tsx_cli.optimize.write_back import remove_forms
 
     settings, _ = read_settings(None)
@@ -61,7 +63,7 @@ def optimize_command(
         refuse_others(context, {"model", "remove"}, "--remove only removes forms")
         if model is None:
             raise UsageError("name an archive: tsx optimize model.mar --remove")
-        print(one_line(remove_forms(model, settings.archive_cache())))
+        print(one_line(remove_forms(model, settings)))
         return
     limit = seconds(time_limit, "--time-limit")
     if resume is not None:
@@ -83,7 +85,9 @@ def optimize_command(
             device=device,
             seed=seed,
         )
-        request = new_optimization(model, run_options, output, limit, keep, quiet=as_json)
+        require_archive(model)
+        directory = new_directory("optimize", model, output)
+        request = OptimizeRequest(model, run_options, directory, limit, keep, quiet=as_json)
     if keep is not options.Keep.NONE:
         check_writable(request.model, "--keep", "give --keep none")
     results = run_optimization(request, settings)

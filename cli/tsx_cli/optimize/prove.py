@@ -63,7 +63,8 @@ class Criteria:
         self._custom = custom and custom[1]
         self._limits = parse_limits(options.max_loss, options.tolerance, custom and custom[0])
         self.labels, self._seed = labels, options.seed
-        self.sizes = sorted({*PROVEN_SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
+        self.measured_sizes = list(parse_numbers(options.batch_sizes, "--batch-sizes"))
+        self.sizes = sorted({*PROVEN_SIZES, *self.measured_sizes})
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
         """Return the guard for the first rows, for which the reference has these answers.

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.load.results import Environment, Inputs, ModelInfo, Part
 
 FORMAT = 1
@@ -67,6 +68,11 @@ class FormResult(Part):
     load_seconds: float | None = None  # time of a worker until it is ready
     memory_mib: float | None = None  # memory of a worker after its batches
     size_mib: float | None = None  # size of the form's files
+
+
+def reference_result(size_mib: float | None) -> FormResult:
+    """Return the result of the unchanged model, before it is measured."""
+    return FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=size_mib)
 
 
 class OptimizeResults(Part):

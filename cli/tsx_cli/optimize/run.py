@@ -18,7 +18,7 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import now
-from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch
+from tsx_cli.bench.search.machine import Watch, quietness_note
 from tsx_cli.bench.search.usage import MEBI, memory_of
 from tsx_cli.bench.search.worker import (
     StandaloneWorker,
@@ -27,14 +27,13 @@ from tsx_cli.bench.search.worker import (
     start_worker,
 )
 from tsx_cli.common.failure import CliError
-from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
+from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, BuiltForm, FormBuilder, size_of
 from tsx_cli.optimize.choose import describe_choice, judge_form, rank_forms, sort_forms, speedup_of
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
 from tsx_cli.optimize.measure import ReferenceFailed, RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
-from tsx_cli.optimize.write_back import BuiltForm
 
 BUILD_FRACTION = 0.5  # fraction of the remaining time for one form
 MIN_BUILD_S = 60.0  # minimum for a build if this much time remains, and for the survey always
@@ -231,11 +230,8 @@ class Optimization:
                 f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
                 f" {disturbed[0]}"
             )
-        if (results.environment.noise or 0.0) > NOISY_VARIATION:
-            variation = f"a fixed computation varies by {results.environment.noise:.0%}"
-            results.notes.append(
-                f"this machine is not quiet: {variation}; small differences mean little"
-            )
+        if note := quietness_note(results.environment):
+            results.notes.append(note)
 
     def _remaining_s(self) -> float:
         return self.deadline - time.monotonic()

@@ -5,26 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tsx_archiver import OpenArchive, open_archive, rewrite_archive
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex, FormRecord
+from tsx_archiver import OpenArchive, rewrite_archive
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormIndex
 from tsx_archiver.names import normal
 from tsx_archiver.opening import MODEL_SUFFIXES
-from tsx_archiver.storage.cache import Cache
 from tsx_archiver.storage.digest import file_digest
 from tsx_cli.bench.search.variants import config_name, config_text, with_keys
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.options import archive_limits
-from tsx_cli.optimize.results import FormResult
-
-
-class BuiltForm(NamedTuple):
-    """A form with its measurements and files."""
-
-    record: FormRecord
-    directory: Path  # directory of the form's files
+from tsx_cli.common.options import open_cached
+from tsx_cli.optimize.builder import BuiltForm, FormBuilder
+from tsx_cli.optimize.choose import rank_forms
+from tsx_cli.optimize.journal import OptimizeJournal
+from tsx_cli.optimize.options import Keep
+from tsx_cli.optimize.results import FormResult, OptimizeResults
+from tsx_runtime.settings.schema import Settings
 
 
 def measured_of(result: FormResult) -> dict[str, Any]:
@@ -32,23 +30,21 @@ def measured_of(result: FormResult) -> dict[str, Any]:
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
-def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | Cache) -> str:
+def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], settings: Settings) -> str:
     """Write forms into the archive, replacing those of an earlier run; describe the result.
 
     Args:
-        path: The archive; without forms it stays unchanged.
+        path: The archive.
         digest: The `digest_of` the archive from which the forms were built.
         forms: The forms in the order in which a server tries them.
-        cache: The cache of archives.
+        settings: The settings, for the cache and the limits of archives.
 
     Raises:
         CliError: The archive has changed.
         ArchiveError: The archive cannot be read.
     """
-    if not forms:
-        return f"{path} is left as it is"
     names = [form.record.name for form in forms]
-    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+    with open_cached(path, settings) as archive:
         if digest_of(archive) != digest:
             raise CliError(
                 f"nothing was written into {path}: it has changed since its forms were built. Run"
@@ -73,21 +69,62 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
         members,
         remove=[FORMS_DIRECTORY],
         model={"configFile": config},
-        limits=archive_limits(),
+        limits=settings.archive_limits(),
     )
     return f"{path} now runs as {names[0]}" + (
         f", else as {', '.join(names[1:])}" if names[1:] else ""
     )
 
 
-def remove_forms(path: Path, cache: Path | Cache) -> str:
+def keep_chosen_forms(
+    path: Path,
+    keep: Keep,
+    digest: str,
+    results: OptimizeResults,
+    builder: FormBuilder,
+    journal: OptimizeJournal,
+    settings: Settings,
+) -> None:
+    """Write the forms of --keep into the archive; `digest` is its digest at the start.
+
+    Raises:
+        CliError: The archive has changed, or the files of a form are missing.
+        ArchiveError: The archive cannot be read.
+    """
+    chosen_forms = rank_forms(results.forms)[: 1 if keep is Keep.BEST else None]
+    if not chosen_forms:
+        if builder.archive.config.forms:
+            results.notes.append(
+                f"{path} still has the forms of an earlier run: tsx optimize"
+                f" {path} --remove removes them"
+            )
+        return
+    built_forms: list[BuiltForm] = []
+    for form in chosen_forms:
+        form_files = builder.find_built(form.name)
+        if form_files is None:
+            raise CliError(
+                f"nothing was written into {path}: {builder.directory / FORMS_DIRECTORY}"
+                f" has no files of {form.name}; run tsx optimize again"
+            )
+        built_forms.append(
+            form_files._replace(record=replace(form_files.record, measured=measured_of(form)))
+        )
+    results.notes.append(keep_forms(path, digest, built_forms, settings))
+    for form in chosen_forms:
+        form.state = "kept"
+    with open_cached(path, settings) as archive:
+        journal.written(digest_of(archive))
+
+
+def remove_forms(path: Path, settings: Settings) -> str:
     """Remove all forms, and their names in model-config.yaml; describe the result.
 
     Raises:
         CliError: The archive cannot be written.
         ArchiveError: The archive cannot be read.
     """
-    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+    with open_cached(path, settings) as archive:
         existing_names = [
             name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()
         ]
@@ -96,7 +133,7 @@ def remove_forms(path: Path, cache: Path | Cache) -> str:
         config = config_name(archive)
         text = with_keys(config_text(archive), {"forms": None})
     changed_members = {config: text.encode()} if "forms" in archive.config.raw else {}
-    rewrite_archive(path, changed_members, remove=existing_names, limits=archive_limits())
+    rewrite_archive(path, changed_members, remove=existing_names, limits=settings.archive_limits())
     return f"{path} has no forms any more; a server runs the original"
 
 

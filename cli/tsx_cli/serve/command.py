@@ -84,13 +84,14 @@ def serve_command(
     # These modules are slow to import, and --help needs none of them.
     from tsx_cli.archive.huggingface import HuggingFaceOptions
     from tsx_cli.archive.model_file import HandlerFiles
-    from tsx_cli.serve import server
+    from tsx_cli.serve.arguments import serve_arguments
+    from tsx_cli.serve.server import with_addresses, with_grpc_addresses
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
-    settings = server.with_addresses(
+    settings = with_addresses(
         settings, host, {"inference": port, "management": management_port, "metrics": metrics_port}
     )
-    settings = server.with_grpc_addresses(
+    settings = with_grpc_addresses(
         settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port}
     )
     registration_options = {
@@ -102,6 +103,6 @@ def serve_command(
         HandlerFiles(handler, model_file, split_list(extra_files)),
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
-    server.serve_arguments(
+    serve_arguments(
         models or [], settings, parts, registration_options, huggingface, replaces=replace
     )

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from tsx_runtime.errors import SettingError
+from tsx_runtime.feature import Feature
 from tsx_runtime.plugins.api import (
     Authenticate,
     BatchPolicy,
@@ -31,6 +32,7 @@ GROUPS = (
     "metrics_sinks",
     "sources",
     "comparisons",
+    "features",
 )
 BUILTIN_SCHEMES = ("http", "https", "s3", "file")
 BUILTIN_POLICIES = ("wait",)
@@ -47,6 +49,7 @@ class Plugins:
     metrics_sinks: Mapping[str, MetricsSink] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    features: Mapping[str, type[Feature]] = field(default_factory=dict)
 
 
 def load_plugins(names: Iterable[str]) -> Plugins:
@@ -110,12 +113,18 @@ def _load(group: str, point: EntryPoint) -> Any:
                 f"the plugin '{point.name}' ({point.value}) is not an Endpoint with a path such as"
                 " /a/path"
             )
+    elif group == "features":
+        if not (isinstance(plugin, type) and issubclass(plugin, Feature)):
+            raise SettingError(
+                f"the plugin '{point.name}' ({point.value}) is not a subclass of"
+                " tsx_runtime.feature.Feature"
+            )
     elif not callable(plugin):
         raise SettingError(
             f"the plugin '{point.name}' ({point.value}) is a {type(plugin).__name__}, not a"
             " function"
         )
-    return plugin if group == "endpoints" else _without_exit(point.name, plugin)
+    return plugin if group in ("endpoints", "features") else _without_exit(point.name, plugin)
 
 
 def _without_exit(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from botocore.exceptions import ClientError
 
 from tests.support.deploying import Deploy
 from tests.support.platforms.aws import IAM_ACTION_BY_OPERATION, Account, Scenario
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
 
@@ -47,7 +46,9 @@ LIFECYCLES = {
 
 @pytest.fixture
 def scenario(account: Account, monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
+    monkeypatch.setattr(
+        "tsx_cli.deploy.target.Engine", partial(engine.Engine, sleep=lambda seconds: None)
+    )
     return empty(account)
 
 

@@ -20,15 +20,16 @@ from tsx_archiver import (
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, parse_forms
 from tsx_cli.bench.report.write_back import check_writable
 from tsx_cli.common.failure import CliError
+from tsx_cli.optimize.builder import BuiltForm
 from tsx_cli.optimize.results import FormResult, GuardVerdict
 from tsx_cli.optimize.write_back import (
-    BuiltForm,
     digest_of,
     keep_forms,
     measured_of,
     remove_forms,
     source_digests,
 )
+from tsx_runtime.settings.schema import Settings
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 VERDICT = GuardVerdict(
@@ -67,7 +68,7 @@ def make_form(root: Path, name: str, content: bytes = b"graph") -> BuiltForm:
 
 def keep(path: Path, cache: Path, *forms: BuiltForm) -> str:
     """Keep forms that were built from the current archive."""
-    return keep_forms(path, digest(path, cache), forms, cache)
+    return keep_forms(path, digest(path, cache), forms, Settings(cache_dir=cache))
 
 
 def form_files(path: Path) -> set[str]:
@@ -113,9 +114,9 @@ def test_forms_are_added_to_the_archive_and_removed_without_a_trace(
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
     config = read_member(path, "model-config.yaml", most=4096) or b""
     assert config.startswith(b"# What the server reads about this model")
-    assert "no forms any more" in remove_forms(path, cache)
+    assert "no forms any more" in remove_forms(path, Settings(cache_dir=cache))
     assert members(path) == members_before
-    assert remove_forms(path, cache) == f"{path} has no forms"
+    assert remove_forms(path, Settings(cache_dir=cache)) == f"{path} has no forms"
 
 
 def test_links_in_a_forms_directory_are_not_packed(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     assert form_files(path) == files_of("bf16")
     assert read_member(path, "tsx-forms/bf16/model.onnx", most=100) == b"better"
     assert inspect_archive(path).config.forms == ("bf16",)
-    remove_forms(path, cache)
+    remove_forms(path, Settings(cache_dir=cache))
     with open_archive(path, cache=cache) as archive:
         assert archive.config.forms is None
         assert archive.problems == []
@@ -142,10 +143,10 @@ def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 def test_a_directory_with_changed_weights_is_refused(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, "no-archive"), tmp_path / "cache"
-    digest_before = digest(path, cache)
+    form, digest_before = make_form(tmp_path / "built", "onnx"), digest(path, cache)
     (path / "digits.pth").write_bytes(b"trained again")
     with pytest.raises(CliError, match="it has changed since"):
-        keep_forms(path, digest_before, [make_form(tmp_path / "built", "onnx")], cache)
+        keep_forms(path, digest_before, [form], Settings(cache_dir=cache))
 
 
 def test_the_record_of_forms_covers_all_code_and_weights(tmp_path: Path) -> None:
@@ -163,14 +164,11 @@ def test_the_record_of_forms_covers_all_code_and_weights(tmp_path: Path) -> None
         ]
 
 
-def test_a_changed_archive_is_refused_and_no_forms_change_nothing(
-    tmp_path: Path,
-) -> None:
-    path = archive_in(tmp_path)
-    original = path.read_bytes()
+def test_a_changed_archive_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    path, form = archive_in(tmp_path), make_form(tmp_path / "built", "onnx")
+    original, settings = path.read_bytes(), Settings(cache_dir=tmp_path / "cache")
     with pytest.raises(CliError, match="it has changed since"):
-        keep_forms(path, "0" * 64, [make_form(tmp_path / "built", "onnx")], tmp_path / "cache")
-    assert keep_forms(path, "0" * 64, [], tmp_path / "cache") == f"{path} is left as it is"
+        keep_forms(path, "0" * 64, [form], settings)
     assert path.read_bytes() == original
 
 

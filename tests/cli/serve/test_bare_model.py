@@ -26,13 +26,8 @@ from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import classify
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.server import (
-    LocatedSource,
-    find_model,
-    locate,
-    with_addresses,
-    with_grpc_addresses,
-)
+from tsx_cli.serve.arguments import LocatedSource, find_model, locate
+from tsx_cli.serve.server import with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 

@@ -20,11 +20,11 @@ from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import own_bucket, translate_errors
-from tsx_cli.deploy.commands.locations import locate
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.resources import digest
 from tsx_cli.deploy.sagemaker.resources import upload_prefix
+from tsx_cli.deploy.sagemaker.target import TARGET
 from tsx_runtime.targets.sagemaker import rows as lines
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB
 
@@ -67,7 +67,7 @@ class SageMakerEngine:
             )
         self.batch_size: int | None = None  # The container chooses the batch size.
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
-        self._location = locate(self._spec)
+        self._location = TARGET.locate(self._spec)
         self._cloud = self._location.cloud
         _, self._facts = read_archive(model, region=self._cloud.region)
         options = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.commands.locations import Location
-from tsx_cli.deploy.commands.verbs import resolve_digest
+from tsx_cli.deploy.aws.kinds.ecr import resolve_digest
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.sagemaker.resources import resources
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, models_of
 from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.target import Location
 
 NEEDED_KINDS = frozenset({"AWS::S3::Bucket", "Tsx::S3::Object", "AWS::IAM::Role", MODEL})
 
@@ -41,14 +41,9 @@ def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
             " deploy it with tsx deploy, or set image and "
             r"sagemaker.role under [deploy] in tsx.toml"
         )
-    overrides = {
-        "component": None,
-        "multi_model": None,
-        "serverless": None,
-        "asynchronous": None,
-        "autoscaling": None,
-        "data_capture": None,
-    }
+    overrides = dict.fromkeys(
+        ("component", "multi_model", "serverless", "asynchronous", "autoscaling", "data_capture")
+    )
     spec = spec.model_copy(
         update={"sagemaker": spec.sagemaker.model_copy(update=overrides), "canary": None}
     )

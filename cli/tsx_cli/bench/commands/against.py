@@ -17,7 +17,6 @@ from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
 from tsx_cli.bench.search.confirm import measure_knee
 from tsx_cli.bench.search.machine import environment
-from tsx_cli.bench.search.options import plain
 from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loops, with_round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
@@ -106,7 +105,7 @@ def run_against(
         protocol=plan.protocol,
         slo=None if slo is None else str(slo),
         environment=environment(noise=False),
-        inputs=mix(plan.payloads, plain(source)),
+        inputs=mix(plan.payloads, source),
         price_per_hour=price_per_hour,
         pinning=pinning,
         trials=[Trial(configuration={}, points=points, best=best)],

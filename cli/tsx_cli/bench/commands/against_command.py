@@ -11,7 +11,7 @@ import typer
 
 from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, UsageError
-from tsx_cli.common.options import Token, read_token
+from tsx_cli.common.options import Token, finite, read_token
 
 app = typer.Typer(add_completion=False)
 
@@ -139,10 +139,10 @@ def bench_against(
     from tsx_cli.bench.commands.progress import Progress
     from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.load.plan import LoadPlan
-    from tsx_cli.bench.load.results import parse_slo
+    from tsx_cli.bench.load.results import command_line, parse_slo
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
-    from tsx_cli.bench.search.options import command_line, finite, seconds
+    from tsx_cli.bench.search.options import seconds
     from tsx_cli.bench.search.server import choose_cores
 
     if json_to not in (None, "-") and (

@@ -19,7 +19,7 @@ from tsx_cli.bench.search import confirm as budget
 from tsx_cli.bench.search.accuracy import AccuracyGuard, verdicts_of
 from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, measure_ramp
 from tsx_cli.bench.search.latency_curve import measure_curve
-from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch, judge, should_repeat, summary
+from tsx_cli.bench.search.machine import Watch, judge, quietness_note, should_repeat, summary
 from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with_round
 from tsx_cli.bench.search.search import (
@@ -35,11 +35,8 @@ from tsx_cli.bench.search.search import (
     variants_by_use,
 )
 from tsx_cli.bench.search.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
-from tsx_cli.bench.search.variants import takes_batches
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import milliseconds, rounded
-from tsx_runtime.core.placement.hardware import gpu_count
-from tsx_runtime.shared.cores import cpu_count
 
 MAX_BATCH_BOUNDS = 1.5  # time of the longest timed batch, in multiples of the tightest bound
 START_GUESS_S = 4.0  # assumed time of a server's start, before one has started
@@ -78,10 +75,14 @@ class Bench:
         by_numbers = self.options.tolerance is not None or self.options.same_top is not None
         verdicts = {} if by_numbers else verdicts_of(self.forms)
         self.guard = AccuracyGuard(self.target.payloads, self.options.compare, verdicts=verdicts)
-        self.batches = takes_batches(self.target.archive)
-        config = self.target.archive.config
+        machine = self.results.environment
         self.space = configurations(
-            self.options, config, cpu_count(), gpu_count(), self.forms, batches=self.batches
+            self.options,
+            self.target.archive.config,
+            machine.cores,
+            len(machine.gpus),
+            self.forms,
+            batches=self.target.takes_batches,
         )
         for trial in self.results.trials:
             self._judge(trial)
@@ -148,9 +149,8 @@ class Bench:
         results.baseline = self.baseline_trial()
         if self.guard.note:
             self.note(self.guard.note)
-        if (results.environment.noise or 0.0) > NOISY_VARIATION:
-            result = f"a fixed computation varies by {results.environment.noise:.0%}"
-            self.note(f"this machine is not quiet: {result}; small differences mean little")
+        if note := quietness_note(results.environment):
+            self.note(note)
         curves = sum(bool(curve.disturbed) for curve in results.curves)
         if curves:
             self.note(
@@ -225,7 +225,7 @@ class Bench:
 
         Without curves, the search relies on measurements only.
         """
-        if not self.batches:
+        if not self.target.takes_batches:
             self.note(
                 "its workers take each request as it comes and put them together themselves, so"
                 " sizes of batches were not compared"

@@ -6,30 +6,25 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from tsx_archiver import OpenArchive, open_archive
-from tsx_archiver.metadata.forms import REFERENCE, FormRecord
-from tsx_archiver.names import similar_file
-from tsx_cli.archive.source import require_packed
 from tsx_cli.bench.commands.profile import profile_best
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
-from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.load.payloads import Payload, mix
-from tsx_cli.bench.load.results import ModelInfo, Results, now
+from tsx_cli.bench.load.results import Results, command_line, model_info, now
 from tsx_cli.bench.report.journal import Journal, PastRun, read_journal
 from tsx_cli.bench.search.confirm import FULL_ROUND_S
 from tsx_cli.bench.search.machine import Watch, environment
-from tsx_cli.bench.search.options import BenchOptions, command_line, plain
+from tsx_cli.bench.search.options import BenchOptions, payloads_of
 from tsx_cli.bench.search.server import choose_cores, pinned, sweep
 from tsx_cli.bench.search.trial import TrialTarget
 from tsx_cli.bench.search.variants import kept_forms
-from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError
 from tsx_cli.common.interruption import interruptible
-from tsx_cli.common.run_directory import has_run, write_results
+from tsx_cli.common.options import open_cached
+from tsx_cli.common.run_directory import write_results
 from tsx_runtime.settings.schema import Settings
 
 
@@ -44,51 +39,6 @@ class RunRequest:
     past: PastRun | None = None
     quiet: bool = False
     profile: bool = False  # whether to profile a worker of the best configuration
-
-
-def new_run(
-    model: Path,
-    options: BenchOptions,
-    output: Path | None,
-    time_limit: float | None,
-    *,
-    quiet: bool,
-) -> RunRequest:
-    """Prepare a new run.
-
-    Raises:
-        UsageError: The directory already contains a run, or the model is not packed.
-        CliError: There is no such model.
-    """
-    return RunRequest(
-        model, options, new_directory("bench", model, output), time_limit, quiet=quiet
-    )
-
-
-def new_directory(command: str, model: Path, output: Path | None) -> Path:
-    """Return the directory of a new run of `tsx bench` or `tsx optimize`.
-
-    It is `output`, or a directory named after the model and the time.
-
-    Raises:
-        CliError: There is no such model.
-        UsageError: The directory already contains a run.
-    """
-    require_packed(model)
-    if not model.exists():
-        raise CliError(
-            f"there is no file '{model}'{similar_file(model) or ';'} name an archive or a model's"
-            " directory"
-        )
-    directory = output or Path(
-        f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
-    )
-    if has_run(directory):
-        raise UsageError(
-            f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or"
-            " name another directory"
-        )
-    return directory
 
 
 def resumed_run(
@@ -110,49 +60,58 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
     The directory receives the journal and results.json. `complete` of the results is False after an
     interruption.
     """
+    options, past = request.options, request.past
     sweep()
-    pinning = choose_cores(request.options.server_cores, request.options.generator_cores)
+    pinning = choose_cores(options.server_cores, options.generator_cores)
     # This process runs on the cores of the server, since it only waits while the generator runs.
     cores = () if pinning is None else tuple(pinning.server)
-    with (
-        pinned(cores),
-        open_archive(
-            request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
-        ) as archive,
-    ):
-        payloads, source = payloads_of_options(request.options, archive)
+    with pinned(cores), open_cached(request.model, settings) as archive:
+        payloads, source = payloads_of(options, archive)
         started_at = time.monotonic()
         end_time = started_at + (float("inf") if request.time_limit is None else request.time_limit)
         with (
             Progress(end_time, quiet=request.quiet) as progress,
-            Journal(request.directory, new=request.past is None) as journal,
+            Journal(request.directory, new=past is None) as journal,
         ):
             progress.show_activity("examining this machine")
-            results = _results(request, archive, payloads, source)
-            results.pinning = pinning
-            if request.past is None:
+            results = Results(
+                started=now() if past is None else past.started,
+                command=command_line(),
+                model=model_info(request.model, archive),
+                slo=options.slo,
+                environment=environment(),
+                inputs=mix(payloads, source),
+                pinning=pinning,
+                curves=[] if past is None else past.curves,
+                trials=[] if past is None else past.trials,
+            )
+            fingerprint = results.environment.fingerprint
+            if past is None:
                 journal.begin(
-                    request.options.as_json() | {"model": str(request.model.absolute())},
+                    options,
+                    request.model,
                     sha256=archive.digest,
-                    fingerprint=results.environment.fingerprint,
+                    fingerprint=fingerprint,
                     started=results.started,
                 )
-            seconds = request.options.duration or FULL_ROUND_S
+            else:
+                past.check(request.model, archive.digest, fingerprint)
+            seconds = options.duration or FULL_ROUND_S
             generator = () if pinning is None else tuple(pinning.generator)
             size_limits = size_limits_of(settings, payloads)
             target = TrialTarget(
                 archive,
                 payloads,
                 seconds,
-                request.options.seed,
+                options.seed,
                 sizes=size_limits,
                 generator_cores=generator,
-                slo=request.options.bounds,
+                slo=options.bounds,
             )
             watch = partial(Watch, extra_cores=generator)
-            forms, outdated = _forms(archive, request.options)
+            forms, outdated = kept_forms(archive, options.forms)
             bench = Bench(
-                request.options,
+                options,
                 target,
                 results,
                 journal,
@@ -184,43 +143,6 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
     return results
 
 
-def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRecord], str | None]:
-    """Return the archive's forms to measure, and the reason if they are out of date.
-
-    Raises:
-        CliError: The options request forms that are out of date.
-    """
-    stored = kept_forms(archive)
-    changed_file = stored.stale_since(archive.manifest.checksums)
-    if changed_file is None:
-        return stored.forms, None
-    outdated_text = (
-        f"its forms are not measured, as {changed_file} has changed since they were built: run tsx"
-        " optimize again"
-    )
-    if options.forms not in (None, REFERENCE):
-        raise CliError(f"--forms {options.forms}: {outdated_text}")
-    return (), outdated_text
-
-
-def payloads_of_options(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
-    """Return the requests and a description of their source.
-
-    Raises:
-        UsageError: There are no inputs.
-    """
-    return choose_payloads(
-        archive.source,
-        [Path(path) for path in options.inputs],
-        kind=options.input_kind,
-        shape=None if options.input_shape is None else parse_shape(options.input_shape),
-        seed=options.seed,
-        content_type=options.content_type,
-        prompt_tokens=options.prompt_tokens,
-        max_tokens=options.max_tokens,
-    )
-
-
 def size_limits_of(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
     """Return the size limits of a server: its settings, raised to the largest request."""
     largest_request = max(len(payload.body) for payload in payloads)
@@ -228,33 +150,3 @@ def size_limits_of(settings: Settings, payloads: Sequence[Payload]) -> dict[str,
         "max_request_size": max(settings.max_request_size, largest_request),
         "max_response_size": settings.max_response_size,
     }
-
-
-def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
-    size = path.stat().st_size if path.is_file() else None
-    return ModelInfo(
-        name=archive.manifest.model_name,
-        version=archive.manifest.version,
-        archive=plain(path.name),
-        sha256=archive.digest,
-        size_mib=None if size is None else round(size / (1 << 20), 3),
-    )
-
-
-def _results(
-    request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str
-) -> Results:
-    past = request.past
-    results = Results(
-        started=past.started if past is not None else now(),
-        command=command_line(),
-        model=model_info(request.model, archive),
-        slo=request.options.slo,
-        environment=environment(),
-        inputs=mix(payloads, plain(source)),
-        curves=past.curves if past is not None else [],
-        trials=past.trials if past is not None else [],
-    )
-    if past is not None:
-        past.check(request.model, archive.digest, results.environment.fingerprint)
-    return results

@@ -66,8 +66,9 @@ def bench_torchserve(
     from tsx_cli.bench.commands.against_command import trusted_certificate
     from tsx_cli.bench.commands.torchserve_plan import read_plan
     from tsx_cli.bench.commands.torchserve_run import MeasuredServer, management_of, run_plan
+    from tsx_cli.bench.load.results import command_line
     from tsx_cli.bench.report import show
-    from tsx_cli.bench.search.options import command_line, seconds
+    from tsx_cli.bench.search.options import seconds
 
     file = torchserve_config or config
     if file is None or (torchserve_config and config):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tsx_archiver.limits import human
 from tsx_cli.bench.load.results import Inputs
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.output import plain
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
 
@@ -85,7 +86,7 @@ def mix(payloads: Sequence[Payload], source: str) -> Inputs:
     sizes = sorted(len(payload.body) for payload in payloads)
     kinds = Counter(payload.content_type or "none" for payload in payloads)
     return Inputs(
-        source=source,
+        source=plain(source),
         count=len(payloads),
         content_types=dict(kinds.most_common()),
         smallest=sizes[0],

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -25,10 +27,11 @@ from pydantic import (
     ValidationError,
 )
 
+from tsx_archiver import OpenArchive
 from tsx_archiver.metadata import slo
 from tsx_cli.bench.load.configuration import AS_IS, Configuration, Variant
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import rounded
+from tsx_cli.common.output import plain, rounded
 
 
 class Part(BaseModel):
@@ -477,6 +480,28 @@ class Results(Part):
 def now() -> str:
     """Return the current time in the format of results.json."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def command_line(*secrets: str | None) -> str:
+    """Return the command line for the results, with the secrets replaced.
+
+    Bytes that are not valid text are escaped.
+    """
+    arguments = sys.argv[1:]
+    for secret in filter(None, secrets):
+        arguments = [argument.replace(secret, "...") for argument in arguments]
+    return plain(shlex.join(["tsx", *arguments]))
+
+
+def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
+    size = path.stat().st_size if path.is_file() else None
+    return ModelInfo(
+        name=archive.manifest.model_name,
+        version=archive.manifest.version,
+        archive=plain(path.name),
+        sha256=archive.digest,
+        size_mib=None if size is None else round(size / (1 << 20), 3),
+    )
 
 
 def _finite(text: str) -> float:

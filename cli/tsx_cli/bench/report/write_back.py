@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsx_archiver import open_archive, rewrite_archive
+from tsx_archiver import rewrite_archive
 from tsx_archiver.metadata.forms import REFERENCE
 from tsx_archiver.storage.atomic_file import partial_path
-from tsx_archiver.storage.cache import Cache
 from tsx_cli.bench.load.results import Results
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.bench.search.variants import changes, config_name, config_text, with_keys
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.options import archive_limits
+from tsx_cli.common.options import open_cached
 from tsx_runtime.core.models.benchmark_record import FILE, MAX_RECORD_BYTES
+from tsx_runtime.settings.schema import Settings
 
 
 def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
@@ -35,7 +35,7 @@ def check_writable(path: Path, option: str = "--write", way_out: str = "leave --
         ) from error
 
 
-def write(path: Path, results: Results, cache: Path | Cache) -> str:
+def write(path: Path, results: Results, settings: Settings) -> str:
     """Write a run into an archive, and return a message about it.
 
     Raises:
@@ -48,7 +48,7 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
     content = record_of(results).content()
     if len(content) > MAX_RECORD_BYTES:
         content = record_of(results, only_winner=True).content()
-    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+    with open_cached(path, settings) as archive:
         if archive.digest != results.model.sha256:
             raise CliError(
                 f"nothing was written into {path}: it has changed since it was measured. Measure it"
@@ -68,6 +68,9 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
             ]
         config = with_keys(config_text(archive), keys).encode()
     rewrite_archive(
-        path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits()
+        path,
+        {name: config, FILE: content},
+        model={"configFile": name},
+        limits=settings.archive_limits(),
     )
     return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

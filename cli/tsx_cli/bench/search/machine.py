@@ -452,6 +452,16 @@ def environment(*, noise: bool = True) -> Environment:
     )
 
 
+def quietness_note(environment: Environment) -> str:
+    """Return a note if a fixed computation varied much, or an empty text."""
+    if (environment.noise or 0.0) <= NOISY_VARIATION:
+        return ""
+    return (
+        f"this machine is not quiet: a fixed computation varies by {environment.noise:.0%}; small"
+        " differences mean little"
+    )
+
+
 def _version(name: str) -> str:
     try:
         return version(name)

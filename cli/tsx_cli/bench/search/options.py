@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from tsx_archiver import ModelConfig
+from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_archiver.metadata.slo import Slo
 from tsx_archiver.quantities import parse_seconds, parse_share
 from tsx_cli.bench.load.configuration import AS_IS, PRECISIONS, Configuration, parse_numbers
+from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
+from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import parse_slo
 from tsx_cli.bench.search.accuracy import parse_tolerance
 from tsx_cli.common.failure import UsageError
@@ -85,9 +85,6 @@ class BenchOptions:
         """The method by which answers are compared."""
         return parse_tolerance(self.tolerance, self.same_top)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def parse_words(text: str, known: Sequence[str], option: str) -> list[str]:
     """Return the words of a list such as `cpu,cuda` in order, without duplicates.
@@ -117,33 +114,6 @@ def seconds(text: str, option: str) -> float:
     raise UsageError(f"{option}: '{text}' is not a time; write 30s, 10m or 1h")
 
 
-def finite(value: float, option: str) -> float:
-    """Refuse infinity and NaN, which pass the range checks of the command line.
-
-    Raises:
-        UsageError: The value is not finite.
-    """
-    if not math.isfinite(value):
-        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
-    return value
-
-
-def command_line(*secrets: str | None) -> str:
-    """Return the command line for the results, with the secrets replaced.
-
-    Bytes that are not valid text are escaped.
-    """
-    arguments = sys.argv[1:]
-    for secret in filter(None, secrets):
-        arguments = [argument.replace(secret, "...") for argument in arguments]
-    return plain(shlex.join(["tsx", *arguments]))
-
-
-def plain(text: str) -> str:
-    """Return a text that JSON and files can store; surrogates are escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def share(text: str, option: str) -> float:
     """Parse a fraction between 0 and 1.
 
@@ -154,6 +124,24 @@ def share(text: str, option: str) -> float:
         if 0 < (value := parse_share(text)) < 1:
             return value
     raise UsageError(f"{option}: '{text}' is not a share between 0 and 1; write 5% or 0.05")
+
+
+def payloads_of(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
+    """Return the requests and a description of their source.
+
+    Raises:
+        UsageError: There are no inputs.
+    """
+    return choose_payloads(
+        archive.source,
+        [Path(path) for path in options.inputs],
+        kind=options.input_kind,
+        shape=None if options.input_shape is None else parse_shape(options.input_shape),
+        seed=options.seed,
+        content_type=options.content_type,
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+    )
 
 
 def configurations(

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import psutil
 
 from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.generator import LoadProgress, OnProgress, max_connections, measure
@@ -66,6 +67,16 @@ class TrialTarget:
     @property
     def name(self) -> str:
         return self.archive.manifest.model_name
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether the server forms the batches; for some models the workers form them."""
+        config = self.archive.config
+        return not (
+            config.async_communication
+            or config.continuous_batching
+            or self.archive.manifest.handler == GENERATION_HANDLER
+        )
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.forms import (
     FORMS_DIRECTORY,
     FORMS_FILE,
+    REFERENCE,
     FormIndex,
+    FormRecord,
     InvalidForms,
     parse_forms,
 )
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_cli.bench.load.configuration import Configuration
@@ -197,27 +198,31 @@ def _copy_or_link(source: Path, target: Path) -> None:
         target.symlink_to(source)
 
 
-def kept_forms(archive: OpenArchive) -> FormIndex:
-    """Read the forms of an archive.
+def kept_forms(
+    archive: OpenArchive, requested: str | None
+) -> tuple[Sequence[FormRecord], str | None]:
+    """Return the archive's forms to measure, and the reason if they are out of date.
+
+    `requested` is the value of --forms.
 
     Raises:
-        CliError: The record of the forms is invalid.
+        CliError: The record of the forms is invalid, or requested forms are out of date.
     """
     path = archive.directory / FORMS_FILE
     try:
-        return parse_forms(path.read_bytes()) if path.is_file() else FormIndex()
+        stored = parse_forms(path.read_bytes()) if path.is_file() else FormIndex()
     except InvalidForms as error:
         raise CliError(f"{archive.source}: {error}") from error
-
-
-def takes_batches(archive: OpenArchive) -> bool:
-    """Tell whether the server forms the batches; for some models the workers form them."""
-    config = archive.config
-    return not (
-        config.async_communication
-        or config.continuous_batching
-        or archive.manifest.handler == GENERATION_HANDLER
+    changed_file = stored.stale_since(archive.manifest.checksums)
+    if changed_file is None:
+        return stored.forms, None
+    outdated_text = (
+        f"its forms are not measured, as {changed_file} has changed since they were built: run tsx"
+        " optimize again"
     )
+    if requested not in (None, REFERENCE):
+        raise CliError(f"--forms {requested}: {outdated_text}")
+    return (), outdated_text
 
 
 def config_name(archive: OpenArchive) -> str:

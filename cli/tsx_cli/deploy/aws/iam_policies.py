@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import owner_tags
+from tsx_cli.deploy.engine.facts import Facts, owner_tags
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -34,9 +34,7 @@ def role_name(name: str, target: str) -> str:
     return f"tsx-{name}-{target}"
 
 
-def role(
-    spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], bucket: str = ""
-) -> Resource:
+def role(spec: DeploySpec, facts: Facts, tags: Mapping[str, str], bucket: str = "") -> Resource:
     """Return the execution role to create.
 
     Raises:
@@ -48,10 +46,11 @@ def role(
             f"{spec.target}.role is not given: the ARN of the role that the {deployment} runs with"
             " (--role); infra/iam has what it needs, and --create-role makes one"
         )
-    policies = [
-        {"PolicyName": POLICY, "PolicyDocument": execution_policy(spec, account, region, bucket)}
-    ]
-    properties = {"AssumeRolePolicyDocument": trust_policy(spec.target), "Policies": policies}
+    policy = execution_policy(spec, facts.account, facts.region, bucket)
+    properties = {
+        "AssumeRolePolicyDocument": trust_policy(spec.target),
+        "Policies": [{"PolicyName": POLICY, "PolicyDocument": policy}],
+    }
     return Resource(
         "Role",
         "AWS::IAM::Role",

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 from tsx_cli.deploy.aws.session import Cloud
 
-GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 FAILURE_LINES = 40  # lines shown after a failure
 POLL_S = 2.0  # CloudWatch shows lines some seconds late anyway
 # The periods that are searched one after the other, until there are enough lines.

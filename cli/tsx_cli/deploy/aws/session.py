@@ -21,9 +21,12 @@ ABSENCE_CODES = frozenset(
         "NoSuchKey",
         "ResourceNotFound",
         "ResourceNotFoundException",
+        "RepositoryNotFoundException",
+        "ImageNotFoundException",
+        "ObjectNotFoundException",
+        "ProvisionedConcurrencyConfigNotFoundException",
+        "QueueDoesNotExist",
     }
-    | {"RepositoryNotFoundException", "ImageNotFoundException", "ObjectNotFoundException"}
-    | {"ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
 )
 CREDENTIAL_CODES = frozenset(
     {

@@ -19,7 +19,6 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
@@ -33,17 +32,14 @@ from tsx_cli.deploy.aws_lambda.resources import (
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, numbered_resources
+from tsx_cli.deploy.engine.resources import Observed, Resource, ids_of, numbered_resources, owned
 from tsx_cli.deploy.spec import DeploySpec
 
 FIRST_ERROR_STATUS = 400
 HEAD_SEPARATOR = b"\0" * 8  # separates head and body of a streamed response
 
 
-class LambdaTarget:
-    def log_group(self, name: str) -> str:
-        return GROUPS["lambda"].format(name)
-
+class LambdaPlatform:
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
@@ -51,11 +47,8 @@ class LambdaTarget:
         """Return the resources of a function; its versions, alias and URL are deleted with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
-        observed = _observe(cloud, provider)
         existing = own_role(cloud, name, "lambda")
-        existing += (
-            [provider] if observed is not None and observed.tags.get("tsx:name") == name else []
-        )
+        existing += [provider] if owned(_observe(cloud, provider), name) else []
         if function is not None:
             existing.append(
                 Resource(
@@ -63,7 +56,7 @@ class LambdaTarget:
                     "AWS::Lambda::Function",
                     name,
                     {},
-                    tuple(resource.id for resource in existing),
+                    ids_of(existing),
                 )
             )
             existing += [
@@ -144,8 +137,6 @@ class LambdaTarget:
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
         provisioned = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
         return {
-            "name": name,
-            "target": "lambda",
             "region": cloud.region,
             "status": function.outputs["status"],
             "reason": "" if function.state == "changing" else function.reason,
@@ -212,8 +203,7 @@ class LambdaTarget:
 
 def _function(cloud: Cloud, name: str) -> Observed | None:
     """Return the function of a deployment, or None if another deployment owns it."""
-    function = KINDS["AWS::Lambda::Function"].observe(cloud, name)
-    return function if function is not None and function.tags.get("tsx:name") == name else None
+    return owned(KINDS["AWS::Lambda::Function"].observe(cloud, name), name)
 
 
 def _observe(cloud: Cloud, resource: Resource) -> Observed | None:
@@ -275,8 +265,7 @@ def _related_resources(cloud: Cloud, name: str) -> list[Resource]:
     kind = "AWS::Lambda::EventSourceMapping"
     queues = [f"{alias}|{mapping['EventSourceArn']}" for mapping in mappings(cloud, alias)]
     for queue in numbered_resources("Queue", kind, queues, needs, start=1):
-        observed = _observe(cloud, queue)
-        if observed is not None and observed.tags.get("tsx:name") == name:
+        if owned(_observe(cloud, queue), name):
             existing.append(queue)
     return [*existing, *_scaling_resources(cloud, name)]
 

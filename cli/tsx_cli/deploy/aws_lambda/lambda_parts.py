@@ -51,21 +51,16 @@ class Url(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        arguments = {**_alias_arguments(resource.name), **pick(resource.properties, URL_PROPERTIES)}
-        cloud.call(
-            "lambda", "create_function_url_config", f"giving {resource.name} a URL", **arguments
-        )
+        self._write(cloud, "create", resource, f"giving {resource.name} a URL")
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
+        self._write(cloud, "update", resource, f"changing the URL of {resource.name}")
+
+    def _write(self, cloud: Cloud, verb: str, resource: Resource, doing: str) -> None:
         arguments = {**_alias_arguments(resource.name), **pick(resource.properties, URL_PROPERTIES)}
-        cloud.call(
-            "lambda",
-            "update_function_url_config",
-            f"changing the URL of {resource.name}",
-            **arguments,
-        )
+        cloud.call("lambda", f"{verb}_function_url_config", doing, **arguments)
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(

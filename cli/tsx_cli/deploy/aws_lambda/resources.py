@@ -15,10 +15,11 @@ from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import predefined_metric, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
-from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.resources import Ref, Resource, digest, ids_of
 from tsx_cli.deploy.engine.shapes import without_none
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
+LOG = "/aws/lambda/{}"
 ALIAS = "live"
 MANAGED = "lambda.managed_instances"
 MAX_MIB = 10_240  # memory and /tmp of a function without managed instances
@@ -38,10 +39,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         if settings.managed_instances is None or settings.managed_instances.provider
         else [_provider(spec, settings.managed_instances, tags)]
     )
-    resource_list += (
-        [role(spec, facts.account, facts.region, tags)] if settings.role is None else []
-    )
-    resource_list += log_group(spec, tags)
+    resource_list += [role(spec, facts, tags)] if settings.role is None else []
+    resource_list += log_group(spec, tags, LOG.format(spec.name))
     function, content_hash = _function(spec, facts)
     resource_list.append(
         Resource(
@@ -49,7 +48,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
             "AWS::Lambda::Function",
             spec.name,
             function,
-            tuple(resource.id for resource in resource_list),
+            ids_of(resource_list),
             tags,
         )
     )
@@ -61,7 +60,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         ("Function",),
     )
     alarms = _alarms(spec, tags, content_hash)
-    needs = ("Version", *(alarm.id for alarm in alarms.resources))
+    needs = ("Version", *ids_of(alarms.resources))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
     resource_list += [version, *alarms.resources]
     canary = spec.canary
@@ -280,16 +279,11 @@ def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     resource_list = [
         Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))
     ]
-    url_permission: dict[str, Any] = {
-        "Action": "lambda:InvokeFunctionUrl",
-        "FunctionUrlAuthType": "NONE",
-    }
-    function_permission: dict[str, Any] = {
-        "Action": "lambda:InvokeFunction",
-        "InvokedViaFunctionUrl": True,
-    }
-    permissions = (url_permission, function_permission) if is_public else ()
-    for number, permission in enumerate(permissions, start=1):
+    permissions: list[dict[str, Any]] = [
+        {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"},
+        {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True},
+    ]
+    for number, permission in enumerate(permissions if is_public else (), start=1):
         fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **permission}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"
         kind, id = "AWS::Lambda::Permission", f"UrlPermission{number}"

@@ -11,29 +11,30 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.logs import FAILURE_LINES, CloudWatch, LogLine
-from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
+from tsx_cli.deploy.spec_values import span
+from tsx_cli.deploy.target import Location
 from tsx_runtime.shared.log_format import escaped
 
-CODE_RUNNING_KINDS = frozenset(
-    {
-        "AWS::SageMaker::Endpoint",
-        "AWS::SageMaker::InferenceComponent",
-        "AWS::Lambda::Function",
-        "AWS::Lambda::Version",
-        "AWS::Lambda::Alias",
-    }
-    | {"Kubernetes::Deployment", "Kubernetes::InferenceService", "Tsx::Ray::Application"}
-)
+CODE_RUNNING_KINDS = {
+    "AWS::SageMaker::Endpoint",
+    "AWS::SageMaker::InferenceComponent",
+    "AWS::Lambda::Function",
+    "AWS::Lambda::Version",
+    "AWS::Lambda::Alias",
+    "Kubernetes::Deployment",
+    "Kubernetes::InferenceService",
+    "Tsx::Ray::Application",
+}
 
 
 class ProgramLog:
     """The log of containers, pods or replicas, read through the program that manages them."""
 
     def __init__(self, location: Location) -> None:
-        self._location, self.group = location, f"{location.target} {location.name}"
+        self._location, self.group = location, f"{location.target.name} {location.name}"
 
     def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
         return list(self._lines(count, since, follow=False))
@@ -59,12 +60,12 @@ def log_of(location: Location) -> Log:
     )
 
 
-def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:
+def show_lines(log: Log, *, since: str | None, count: int, follow: bool, as_json: bool) -> None:
     """Print lines of a log.
 
     Args:
         log: The log.
-        since: How far back to start, in seconds.
+        since: How far back to start, such as 10m.
         count: The largest number of lines.
         follow: Whether to print new lines as well.
         as_json: Whether to print a JSON object for each line.
@@ -72,7 +73,7 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
     Raises:
         CliError: There are no lines.
     """
-    start = None if since is None else time.time() - since
+    start = None if since is None else time.time() - span(since, "--since")
     lines: Iterable[LogLine] = (
         log.follow_from_last(count, start) if follow else log.last_lines(count, start)
     )

@@ -9,9 +9,8 @@ import typer
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_pair, with_options
+from tsx_cli.deploy.targets import TARGETS
 from tsx_runtime.shared.suggestions import suggestion
-
-TARGETS = ("container", "sagemaker", "lambda", "kubernetes", "ray")
 
 
 class DeploymentOptions(NamedTuple):

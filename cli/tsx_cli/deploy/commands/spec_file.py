@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,9 +16,9 @@ from pydantic import ValidationError
 
 from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.ray.spec import Ray
-from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.spec_values import MAX_NAME_CHARS, SpecSection
+from tsx_cli.deploy.targets import find_target
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -40,22 +41,12 @@ def read_named_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    section_types: dict[str, type[SpecSection]] = {
-        "build": Build,
-        "sagemaker": SageMaker,
-        "container": Container,
-        "kubernetes": Kubernetes,
-        "ray": Ray,
-    }
-    try:
-        sections: dict[str, Any] = {
-            key: section_type.model_validate(values.get(key, {}))
-            for key, section_type in section_types.items()
+    fields: Any = DeploySpec.model_fields
+    with _describe_problems():
+        sections = {
+            key: fields[key].annotation.model_validate(values.get(key, {}))
+            for key in ("build", "sagemaker", "container", "kubernetes", "ray")
         }
-    except ValidationError as error:
-        raise UsageError(
-            "; ".join(_describe_problem(problem) for problem in error.errors())
-        ) from error
     sections |= {
         key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
     }
@@ -75,24 +66,9 @@ def read_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
         UsageError: The specification is incomplete or invalid.
         CliError: tsx.toml is invalid.
     """
-    try:
+    with _describe_problems():
         spec = DeploySpec.model_validate(_values(file, options))
-    except ValidationError as error:
-        raise UsageError(
-            "; ".join(_describe_problem(problem) for problem in error.errors())
-        ) from error
-    if spec.canary is not None and spec.target == "container":
-        raise UsageError("canary: the target container runs one version at a time. Remove it")
-    if spec.canary is not None and spec.target == "ray" and spec.ray.models:
-        raise UsageError(
-            "canary: replicas that several models share have none. Remove it, or deploy the model"
-            " alone, without ray.models"
-        )
-    if spec.create_role and spec.target in ("container", "kubernetes", "ray"):
-        raise UsageError(
-            f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not."
-            " Remove it"
-        )
+    find_target(spec.target).check(spec)
     return spec
 
 
@@ -167,6 +143,14 @@ def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
             else value
         )
     return merged
+
+
+@contextmanager
+def _describe_problems() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise UsageError("; ".join(map(_describe_problem, error.errors()))) from error
 
 
 def _describe_problem(problem: Mapping[str, Any]) -> str:

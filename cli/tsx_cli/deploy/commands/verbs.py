@@ -5,7 +5,7 @@ from __future__ import annotations
 import mimetypes
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,7 @@ from typing import Any
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import SAMPLES
-from tsx_cli.common.output import one_line, print_json
-from tsx_cli.deploy.aws.session import Cloud, translate_errors
-from tsx_cli.deploy.commands.images import images
-from tsx_cli.deploy.commands.locations import Location, locate, locate_named_deployment
+from tsx_cli.common.output import print_json
 from tsx_cli.deploy.commands.logs_view import (
     explain,
     explain_log,
@@ -26,31 +22,25 @@ from tsx_cli.deploy.commands.logs_view import (
     show_explanation,
     show_lines,
 )
+from tsx_cli.deploy.commands.options import DeploymentOptions
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
-from tsx_cli.deploy.commands.spec_file import read_spec, read_target
-from tsx_cli.deploy.emit.github import NO_SAMPLES, command_arguments
-from tsx_cli.deploy.emit.render import KINDS, WITHOUT_IMAGE, check_kind, emit
-from tsx_cli.deploy.emit.write import write
+from tsx_cli.deploy.commands.spec_file import read_named_spec, read_spec
 from tsx_cli.deploy.engine.engine import RETRY_HINT, DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.image.local import image_builder, this_machine
-from tsx_cli.deploy.image.programs import pin_digest
-from tsx_cli.deploy.kubernetes.resources import manifests
-from tsx_cli.deploy.preflight.limits import LimitFinding
+from tsx_cli.deploy.image.local import this_machine
+from tsx_cli.deploy.image.recipe import recipe
 from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
-from tsx_cli.deploy.sagemaker.shared_endpoints import complete_spec
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.spec_values import span
+from tsx_cli.deploy.target import Location
+from tsx_cli.deploy.targets import find_target
 
-Options = Mapping[str, Any]
 
-
-def show_changes(file: Path | None, options: Options, *, check: bool, as_json: bool) -> bool:
+def show_changes(options: DeploymentOptions, *, check: bool, as_json: bool) -> bool:
     """Print a plan, and return whether it changes anything."""
-    spec, location = _read_spec_and_location(file, options)
+    spec, location = _read_spec_and_location(options)
     with ExitStack() as stack:
         plan, preflight = _plan_deployment(location.engine(), location, spec, stack, check=check)
     if as_json:
@@ -61,8 +51,8 @@ def show_changes(file: Path | None, options: Options, *, check: bool, as_json: b
     return not plan.is_empty
 
 
-def apply(file: Path | None, options: Options, *, ask: bool, check: bool, as_json: bool) -> None:
-    spec, location = _read_spec_and_location(file, options)
+def apply(options: DeploymentOptions, *, ask: bool, check: bool, as_json: bool) -> None:
+    spec, location = _read_spec_and_location(options)
     with ExitStack() as stack, Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
         plan, preflight = _plan_deployment(engine, location, spec, stack, check=check)
@@ -76,50 +66,9 @@ def apply(file: Path | None, options: Options, *, ask: bool, check: bool, as_jso
     _print_status(location, as_json=as_json)
 
 
-def emit_files(
-    file: Path | None, options: Options, kind: str, directory: Path, *, as_json: bool
-) -> None:
-    """Write the files of `--emit`, without calling any platform."""
-    given_target, steps = read_target(file, options), Steps(quiet=as_json)
-    target = check_kind(kind, given_target)
-    spec = read_spec(file, {**options, "target": target})
-    if given_target is None and len(KINDS[kind][0]) > 1:
-        steps.say(f"the target is {target}, of {', '.join(KINDS[kind][0])}; --target names another")
-    steps.say(f"reading {spec.model}")
-    inspection, facts = read_archive(spec.model, image=spec.image or "")
-    if spec.target == "kubernetes":
-        manifests(spec, "", {})  # This raises errors of the specification.
-    needs_image = kind not in WITHOUT_IMAGE
-    if needs_image:
-        steps.say("looking up the base image, and building a wheel of tsx where it has no release")
-    with this_machine(spec, needs_image) as local:
-        emitted_files = emit(
-            kind, spec, facts, local, command_arguments(file, options) if kind == "github" else ()
-        )
-        paths = write(emitted_files, directory)
-    if kind == "github" and not any(
-        member.name.startswith(f"{SAMPLES}/") for member in inspection.members
-    ):
-        emitted_files = emitted_files._replace(notes=[*emitted_files.notes, NO_SAMPLES])
-    if as_json:
-        print_json(
-            {
-                "files": [str(path) for path in paths],
-                "next": emitted_files.next_step,
-                "notes": list(emitted_files.notes),
-            }
-        )
-        return
-    for path in paths:
-        print(f"wrote {path}")
-    for note in emitted_files.notes:
-        print(one_line(f"note: {note}"))
-    print(f"Next, in {directory}: {emitted_files.next_step}")
-
-
-def show_deployment(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named_deployment(file, options)
-    status = location.platform.status(location.cloud, location.name)
+def show_deployment(options: DeploymentOptions, *, as_json: bool) -> None:
+    location = locate_named_deployment(options)
+    status = _read_status(location)
     if status is None:
         raise _absence_error(location)
     log = log_of(location)
@@ -133,19 +82,16 @@ def show_deployment(file: Path | None, options: Options, *, as_json: bool) -> No
 
 
 def show_logs(
-    file: Path | None,
-    options: Options,
+    options: DeploymentOptions,
     *,
     since: str | None,
     count: int,
     follow: bool,
     as_json: bool,
 ) -> None:
-    location = locate_named_deployment(file, options)
-    log = log_of(location)
     show_lines(
-        log,
-        since=None if since is None else span(since, "--since"),
+        log_of(locate_named_deployment(options)),
+        since=since,
         count=count,
         follow=follow,
         as_json=as_json,
@@ -153,16 +99,16 @@ def show_logs(
 
 
 def invoke_deployment(
-    file: Path | None, options: Options, body: str, content_type: str | None, accept: str | None
+    options: DeploymentOptions, body: str, content_type: str | None, accept: str | None
 ) -> Response:
-    location = locate_named_deployment(file, options)
+    location = locate_named_deployment(options)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
     return location.platform.invoke(location.cloud, location.name, content, kind, accept)
 
 
-def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
-    location = locate_named_deployment(file, options)
+def show_history(options: DeploymentOptions, *, as_json: bool) -> None:
+    location = locate_named_deployment(options)
     versions = location.platform.versions(location.cloud, location.name)
     if as_json:
         print_json(
@@ -177,13 +123,9 @@ def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
         show_versions(versions)
 
 
-def roll_back(
-    file: Path | None, options: Options, number: int | None, *, ask: bool, as_json: bool
-) -> None:
-    location = locate_named_deployment(file, options)
-    version = _find_earlier_version(
-        location.platform.versions(location.cloud, location.name), number, location
-    )
+def roll_back(options: DeploymentOptions, number: int | None, *, ask: bool, as_json: bool) -> None:
+    location = locate_named_deployment(options)
+    version = _find_earlier_version(location, number)
     # The hint contains the number, because a second run without it would go back further.
     retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
     _move_requests(
@@ -195,8 +137,8 @@ def roll_back(
     )
 
 
-def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) -> None:
-    location = locate_named_deployment(file, options)
+def promote(options: DeploymentOptions, *, ask: bool, as_json: bool) -> None:
+    location = locate_named_deployment(options)
     if not location.platform.versions(location.cloud, location.name):
         raise _absence_error(location)
     _move_requests(
@@ -223,14 +165,15 @@ def _move_requests(
 
 
 def destroy_deployment(
-    file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool
+    options: DeploymentOptions, *, purge: bool, ask: bool, as_json: bool
 ) -> None:
-    location = locate_named_deployment(file, options)
+    location = locate_named_deployment(options)
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
         existing = location.platform.existing_resources(location.cloud, location.name, purge=purge)
+        leftovers = location.target.leftovers(location, existing) if purge else []
         # Resources at the beginning of the list are deleted last.
-        plan = engine.plan([], [*(location.leftovers(existing) if purge else []), *existing])
+        plan = engine.plan([], [*leftovers, *existing])
         if plan.is_empty:
             raise _absence_error(location)
         if not as_json:
@@ -245,37 +188,39 @@ def destroy_deployment(
         print_json(plan.as_json())
 
 
-def _read_spec_and_location(file: Path | None, options: Options) -> tuple[DeploySpec, Location]:
-    spec = read_spec(file, options)
-    location = locate(spec)
-    return (complete_spec(location.cloud, spec) if spec.target == "sagemaker" else spec), location
+def _read_spec_and_location(options: DeploymentOptions) -> tuple[DeploySpec, Location]:
+    spec = read_spec(*options)
+    target = find_target(spec.target)
+    location = target.locate(spec)
+    return target.complete(location.cloud, spec), location
+
+
+def locate_named_deployment(options: DeploymentOptions) -> Location:
+    spec = read_named_spec(*options)
+    return find_target(spec.target).locate(spec)
 
 
 def _plan_deployment(
     engine: Engine, location: Location, spec: DeploySpec, stack: ExitStack, *, check: bool
 ) -> tuple[Plan, Preflight]:
     """Check and plan a deployment; `stack` keeps the files of an image that is built here."""
-    cloud, image_bytes = location.cloud, None
+    cloud, target = location.cloud, location.target
     inspection, facts = read_archive(spec.model, image=spec.image or "", region=cloud.region)
     if spec.builds_image:
         # This raises errors of the specification before a wheel is built.
         location.platform.wanted_resources(cloud, spec, facts)
-    local = stack.enter_context(image_builder(spec))
-    if isinstance(cloud, Cloud):
-        account = cloud.account
-        image_by_digest, image_bytes = resolve_digest(spec.image or "", cloud)
-        facts = replace(facts, account=account, image=image_by_digest)
-    elif spec.target == "kubernetes" and spec.image is not None:
-        facts = replace(facts, image=pin_digest(spec.image))
+        local = stack.enter_context(this_machine(spec))
+    facts, image_bytes = target.pin_image(cloud, facts)
     image_resources: list[Resource] = []
     notes: Sequence[str] = ()
-    if local is not None:
-        image, image_resources, kinds, notes = images(spec, facts, local, cloud)
+    if spec.builds_image:
+        image_recipe = recipe(spec, facts, local)
+        image, image_resources, kinds = target.built_image(cloud, spec, image_recipe)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
+        notes = image_recipe.notes
     wanted = [*image_resources, *location.platform.wanted_resources(cloud, spec, facts)]
-    preflight = run_preflight(spec, inspection, image_bytes, strict=check).with_notes(wanted)
-    preflight = replace(
-        preflight, findings=(*preflight.findings, *(LimitFinding(False, note) for note in notes))
+    preflight = run_preflight(target, spec, inspection, image_bytes, strict=check).with_notes(
+        [*(note for resource in wanted for note in resource.notes), *notes]
     )
     return engine.plan(wanted, location.platform.obsolete_resources(cloud, spec, wanted)), preflight
 
@@ -313,30 +258,19 @@ def _confirm_and_apply(
         raise
 
 
-def _print_status(location: Location, *, as_json: bool) -> None:
+def _read_status(location: Location) -> dict[str, Any] | None:
     status = location.platform.status(location.cloud, location.name)
+    return status and {"name": location.name, "target": location.target.name, **status}
+
+
+def _print_status(location: Location, *, as_json: bool) -> None:
+    status = _read_status(location)
     if status is not None:
         print_json(status) if as_json else show_status(status)
 
 
-def resolve_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
-    """Return an image of ECR by its digest, because a tag may mean another image tomorrow."""
-    host, slash, path = image.partition("/")
-    if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
-        return image, None
-    repository, _, tag = path.partition(":")
-    with translate_errors(f"looking for the image {image}"):
-        (image_details,) = cloud.client("ecr").describe_images(
-            repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
-        )["imageDetails"]
-    return f"{host}/{repository}@{image_details['imageDigest']}", image_details.get(
-        "imageSizeInBytes"
-    )
-
-
-def _find_earlier_version(
-    versions: Sequence[DeployedVersion], number: int | None, location: Location
-) -> DeployedVersion:
+def _find_earlier_version(location: Location, number: int | None) -> DeployedVersion:
+    versions = location.platform.versions(location.cloud, location.name)
     if not versions:
         raise _absence_error(location)
     if number is not None:
@@ -363,7 +297,7 @@ def _find_earlier_version(
 def _absence_error(location: Location) -> CliError:
     location_text = (
         f"in {location.cloud.region}; check --region"
-        if isinstance(location.cloud, Cloud)
+        if location.log_name
         else f"on {location.cloud.region}"
     )
     return CliError(f"there is no deployment '{location.name}' {location_text}")

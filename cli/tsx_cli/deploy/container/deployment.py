@@ -28,7 +28,7 @@ KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
 BUILT_IMAGE = "tsx.built"  # label of a container that names the image built for it
 
 
-class ContainerTarget:
+class ContainerPlatform:
     def wanted_resources(
         self, cloud: ContainerHost, spec: DeploySpec, facts: Facts
     ) -> list[Resource]:
@@ -126,16 +126,11 @@ class ContainerTarget:
         containers = cloud.containers(name)
         if not containers:
             return None
-        current = next(
-            (container for container in containers if container["State"].get("Running")),
-            containers[-1],
-        )
+        current = _current(containers)
         current = cloud.container(_name(current)) or current
         state, tags = current["State"], tags_of(current)
         has_ended = not state.get("Running") and state.get("Status") not in ("paused", "created")
         return {
-            "name": name,
-            "target": "container",
             "status": health_of(current),
             "reason": f"it {ending_of(state)}" if has_ended or state.get("Error") else "",
             "model": tags.get("tsx:model"),
@@ -169,12 +164,8 @@ class ContainerTarget:
         containers = cloud.containers(name)
         if not containers:
             raise CliError(f"there is no deployment '{name}' on {cloud.region}")
-        current = next(
-            (container for container in containers if container["State"].get("Running")),
-            containers[-1],
-        )
         arguments = log_arguments(lines, since, follow=follow)
-        return cloud.program.lines("logs", *arguments, _name(current))
+        return cloud.program.lines("logs", *arguments, _name(_current(containers)))
 
 
 def log_arguments(lines: int, since: str | None, *, follow: bool) -> list[str]:
@@ -203,6 +194,12 @@ def predict(
     server = Server(address, token, absent="see `tsx deploy status`")
     response = server.call("POST", path("predictions", model), body, headers)
     return Response.complete(response.body(), response.content_type)
+
+
+def _current(containers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the running container, or the newest if none runs."""
+    running = (container for container in containers if container["State"].get("Running"))
+    return next(running, containers[-1])
 
 
 def _name(container: Mapping[str, Any]) -> str:

@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws_lambda import resources as aws_lambda
+from tsx_cli.deploy.aws.target import AwsTarget
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
-from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
+from tsx_cli.deploy.targets import find_target
 
 # Placeholders for values of the stack. They contain NUL, which no archive's name contains.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 SHAPES = Path(__file__).with_name("shapes.yaml")
 TSX_PREFIX = "Tsx::"  # prefix of the kinds that CloudFormation does not have
-NAME_PROPERTIES = {  # kind -> property with the name
-    "AWS::CloudWatch::Alarm": "AlarmName",
-    "AWS::IAM::Role": "RoleName",
-    "AWS::Lambda::CapacityProvider": "CapacityProviderName",
-    "AWS::Lambda::Function": "FunctionName",
-    "AWS::Logs::LogGroup": "LogGroupName",
-    "AWS::S3::Bucket": "BucketName",
-    "AWS::SageMaker::Endpoint": "EndpointName",
-    "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
-    "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
-    "AWS::SageMaker::Model": "ModelName",
+NAMED_KINDS = {  # kinds with a property for the name, such as AlarmName
+    "AWS::CloudWatch::Alarm",
+    "AWS::IAM::Role",
+    "AWS::Lambda::CapacityProvider",
+    "AWS::Lambda::Function",
+    "AWS::Logs::LogGroup",
+    "AWS::S3::Bucket",
+    "AWS::SageMaker::Endpoint",
+    "AWS::SageMaker::EndpointConfig",
+    "AWS::SageMaker::InferenceComponent",
+    "AWS::SageMaker::Model",
 }
 # Kinds whose `Ref` is their ARN, so that `Fn::GetAtt` gives their name.
 ARN_REF_KINDS = {
@@ -90,9 +90,9 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         reason = f"a stack would look up what '{model}' names; pack the archive under another name"
         raise UsageError(f"--emit cloudformation: {reason}")
     stack_facts = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
-    resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(
-        spec, stack_facts
-    )
+    target = find_target(spec.target)
+    assert isinstance(target, AwsTarget)
+    resources = target.resources(spec, stack_facts)
     parameters: dict[str, Any] = {}
     if spec.image is None:
         parameters["Image"] = {
@@ -207,15 +207,15 @@ def _resource(
     all_substitutions = dict(substitutions)
     resources_by_id = {resource.id: resource for resource in template_resources}
     for need in resource.needs:
-        if need in resources_by_id and resources_by_id[need].kind in NAME_PROPERTIES:
+        if need in resources_by_id and resources_by_id[need].kind in NAMED_KINDS:
             all_substitutions[resources_by_id[need].name] = _reference(resources_by_id[need])
     settings = {
         **resource.properties,
         **(resource.change_settings if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
     properties = _substitute(settings, all_substitutions)
-    name = NAME_PROPERTIES.get(resource.kind)
-    if name is not None and name not in properties and resource.kind not in REPLACEABLE_KINDS:
+    name = f"{resource.short_kind}Name"
+    if name not in properties and resource.kind in NAMED_KINDS - REPLACEABLE_KINDS:
         properties = {name: resource.name, **properties}
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
     if tags and resource.kind not in UNTAGGED_KINDS:
@@ -231,7 +231,7 @@ def _resource(
 
 def _reference(resource: Resource) -> dict[str, Any]:
     if resource.kind in ARN_REF_KINDS:
-        return {"Fn::GetAtt": [resource.id, NAME_PROPERTIES[resource.kind]]}
+        return {"Fn::GetAtt": [resource.id, f"{resource.short_kind}Name"]}
     return {"Ref": resource.id}
 
 

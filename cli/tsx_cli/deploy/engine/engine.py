@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolve_refs
-from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits
+from tsx_cli.deploy.engine.resources import OWNER, UNDER_WAY, Observed, Resource, Traits
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Event:
 
 
 RETRY_HINT = "Run the same command again"  # how to continue an interrupted run
-OWNER = "tsx:name"  # the tag that names the deployment that owns a resource
 OnEvent = Callable[[Event], None]
 
 

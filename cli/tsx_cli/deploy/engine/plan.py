@@ -44,15 +44,15 @@ class Change:
             "id": self.resource.id,
             "kind": self.resource.kind,
             "name": self.resource.name,
+            "fields": [
+                {
+                    "path": field.path,
+                    "old": _redact(field.path, field.old),
+                    "new": _redact(field.path, field.new),
+                }
+                for field in self.fields
+            ],
         }
-        data["fields"] = [
-            {
-                "path": field.path,
-                "old": _redact(field.path, field.old),
-                "new": _redact(field.path, field.new),
-            }
-            for field in self.fields
-        ]
         if self.reason:
             data["reason"] = self.reason
         if self.resource.change_settings:
@@ -205,9 +205,8 @@ def _compute_change(
         )
     if not fields:
         return Change("same", resource, existing)
-    if any(field.path.split(".")[0] in traits.fixed for field in fields):
-        return Change("replace", resource, existing, tuple(fields))
-    return Change("update", resource, existing, tuple(fields))
+    is_fixed = any(field.path.split(".")[0] in traits.fixed for field in fields)
+    return Change("replace" if is_fixed else "update", resource, existing, tuple(fields))
 
 
 def differences(

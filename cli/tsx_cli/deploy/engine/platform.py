@@ -62,7 +62,7 @@ class Platform(Protocol):
         ...
 
     def status(self, cloud: Any, name: str) -> dict[str, Any] | None:
-        """Return the fields of `tsx deploy status`, or None if there is no such deployment."""
+        """Return more fields of `tsx deploy status`, or None if there is no such deployment."""
         ...
 
     def invoke(

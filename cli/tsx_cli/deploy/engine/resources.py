@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 # The key of an output that a resource has while this command changes it in several calls.
 UNDER_WAY = "under way"
+OWNER = "tsx:name"  # the tag that names the deployment that owns a resource
 State = Literal["ready", "changing", "failed"]
 
 
@@ -86,6 +87,15 @@ class Traits:
     can_update_failed: bool = False  # whether a failed resource is updated instead of replaced
     can_adopt: bool = False  # whether an existing resource without an owner is taken over
     is_tagged: bool = True  # whether the resource carries and reports tags
+
+
+def ids_of(resources: Iterable[Resource]) -> tuple[str, ...]:
+    return tuple(resource.id for resource in resources)
+
+
+def owned(observed: Observed | None, name: str) -> Observed | None:
+    """Return an existing resource if it belongs to the deployment of this name."""
+    return observed if observed is not None and observed.tags.get(OWNER) == name else None
 
 
 def digest(value: Any, length: int = 8) -> str:

@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.image.base import pinned_base
 from tsx_cli.deploy.image.programs import this_platform
@@ -38,8 +37,8 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
     if not needs_image:
         yield Local(python, "", __version__)
         return
-    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_directory()) as directory:
-        wheel = build.wheel if build.wheel is not None else _wheel_of_tsx(Path(directory))
+    with scratch_directory("tsx-wheel-") as directory:
+        wheel = build.wheel if build.wheel is not None else _wheel_of_tsx(directory)
         if wheel is not None and not (wheel.is_file() and wheel.suffix == ".whl"):
             raise CliError(
                 f"build.wheel: {wheel} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one"
@@ -56,11 +55,6 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
             base,
             note,
         )
-
-
-def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
-    """Return a context with the versions for an image's build, or with None if none is built."""
-    return this_machine(spec) if spec.builds_image else nullcontext()
 
 
 def _wheel_of_tsx(directory: Path) -> Path | None:

@@ -7,13 +7,11 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.image.recipe import Recipe
@@ -133,8 +131,13 @@ class Program:
 
 def last_output(result: subprocess.CompletedProcess[str]) -> str:
     """Return the last lines of the output, without debug lines of kubectl."""
-    lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
-    return "\n".join([line for line in lines if not _KUBECTL_LOG.match(line)][-MAX_ERROR_LINES:])
+    return "\n".join(
+        [line for line in _lines_of(result) if not _KUBECTL_LOG.match(line)][-MAX_ERROR_LINES:]
+    )
+
+
+def _lines_of(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return (result.stderr.strip() or result.stdout.strip()).splitlines()
 
 
 def advice(output: str) -> str:
@@ -182,10 +185,7 @@ def working_program(choice: str, candidates: Sequence[str], alternative: str) ->
             # podman may be installed under docker's name.
             is_podman = "podman" in Program(name).run_unchecked("--version").stdout
             return Program("podman" if is_podman else name)
-        lines = (result.stderr.strip() or result.stdout.strip()).splitlines() or [
-            "it does not work"
-        ]
-        output.append(f"{name}: {lines[-1]}")
+        output.append(f"{name}: {(_lines_of(result) or ['it does not work'])[-1]}")
     raise CliError(f"no working container program was found: {'; '.join(output)}. {alternative}")
 
 
@@ -212,13 +212,11 @@ class Builder:
             reference: The name of the image.
             machine: The platform, such as linux/amd64; None for the platform of this machine.
         """
-        with tempfile.TemporaryDirectory(
-            prefix="tsx-build-", dir=temporary_directory()
-        ) as directory:
+        with scratch_directory("tsx-build-") as directory:
             for name, text in recipe.files.items():
-                Path(directory, name).write_text(text, "utf-8")
+                (directory / name).write_text(text, "utf-8")
             for name, source in recipe.copied.items():
-                shutil.copyfile(source, Path(directory, name))
+                shutil.copyfile(source, directory / name)
             arguments = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
                 arguments += ["--format", "docker"]  # The OCI format has no health checks.
@@ -227,7 +225,7 @@ class Builder:
             # Attestations would turn the image into a list of images, which Lambda rejects.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
             self.program.run(
-                *arguments, directory, doing=f"building {reference}", environment=environment
+                *arguments, str(directory), doing=f"building {reference}", environment=environment
             )
 
     def is_local(self, reference: str) -> bool:
@@ -259,10 +257,8 @@ class Builder:
 
     def push(self, reference: str) -> str:
         """Push an image, and return its name with the digest if the program reports it."""
-        with tempfile.TemporaryDirectory(
-            prefix="tsx-push-", dir=temporary_directory()
-        ) as directory:
-            file = Path(directory, "digest")
+        with scratch_directory("tsx-push-") as directory:
+            file = directory / "digest"
             arguments = () if self.program.name == "docker" else ("--digestfile", str(file))
             output = self.program.run("push", *arguments, reference, doing=f"pushing {reference}")
             return _with_digest(
@@ -320,9 +316,7 @@ def digest_of(reference: str) -> tuple[str, str]:
             return match[0], ""
         if name == "docker" and Program(name).run_unchecked("buildx", "version").returncode != 0:
             continue
-        line = (
-            (result.stderr.strip() or result.stdout.strip()).splitlines() or ["it printed nothing"]
-        )[0]
+        line = (_lines_of(result) or ["it printed nothing"])[0]
         skopeo_error = SKOPEO_ERROR.search(line)
         text = (
             skopeo_error[1].replace('\\"', "'") if skopeo_error else line.removeprefix(f"{name}: ")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from tsx_cli.deploy.aws.alarms import AlarmBound
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.resources import State
-from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
+from tsx_cli.deploy.kubernetes.gateway import ANNOTATION, annotations_of
 from tsx_runtime.core.telemetry.histogram import quantile
 
 WINDOW_S = 60.0  # period to which the bounds of alarms apply
@@ -52,13 +52,10 @@ class CanaryState:
     def text(self) -> str:
         return json.dumps(asdict(self))
 
-    def with_end(self, reason: str) -> CanaryState:
-        return replace(self, ended=reason)
-
 
 def read_canary(route: Mapping[str, Any]) -> CanaryState | None:
     """Return the state of the canary in the annotation of a route."""
-    text = (route["metadata"].get("annotations") or {}).get(ANNOTATION)
+    text = annotations_of(route).get(ANNOTATION)
     return None if text is None else CanaryState(**json.loads(text))
 
 

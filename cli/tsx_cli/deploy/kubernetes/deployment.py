@@ -11,12 +11,12 @@ from typing import Any
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.deployment import log_arguments, predict
-from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered_resources
 from tsx_cli.deploy.image.programs import ProgramError
-from tsx_cli.deploy.kubernetes.gateway import canary_of
+from tsx_cli.deploy.kubernetes.gateway import annotations_of, canary_of
 from tsx_cli.deploy.kubernetes.kinds import (
     FORBIDDEN_TEXT,
     KIND,
@@ -47,22 +47,22 @@ from tsx_cli.deploy.kubernetes.security import TOKENS, token_secret
 from tsx_cli.deploy.spec import DeploySpec
 
 OBJECT_KINDS = (
-    *(
-        "Secret",
-        "Deployment",
-        "InferenceService",
-        "Service",
-        "HorizontalPodAutoscaler",
-        "ScaledObject",
-        "PodDisruptionBudget",
-    ),
-    *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
+    "Secret",
+    "Deployment",
+    "InferenceService",
+    "Service",
+    "HorizontalPodAutoscaler",
+    "ScaledObject",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "ServiceMonitor",
+    "HTTPRoute",
 )
 ROUTING_S = 300  # limit for a Gateway to accept a route
 PULL_S = 60  # time to pull images, in addition to the start of a model
 
 
-class KubernetesTarget:
+class KubernetesPlatform:
     def wanted_resources(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         if spec.image is None and spec.repository is None:
             advice = (
@@ -147,21 +147,21 @@ class KubernetesTarget:
         deployment = cloud.find("Deployment", name)
         if deployment is None:
             return []
-        current_revision = _annotations(deployment).get(REVISION)
+        current_revision = annotations_of(deployment).get(REVISION)
         sorted_sets = sorted(
             replica_sets(cloud, name),
-            key=lambda replica_set: int(_annotations(replica_set).get(REVISION, 0)),
+            key=lambda replica_set: int(annotations_of(replica_set).get(REVISION, 0)),
         )
         versions = [
             DeployedVersion(
-                int(_annotations(replica_set)[REVISION]),
+                int(annotations_of(replica_set)[REVISION]),
                 replica_set["metadata"]["name"],
                 _creation_time(replica_set),
                 tags_in(replica_set["spec"]["template"]),
-                _annotations(replica_set)[REVISION] == current_revision,
+                annotations_of(replica_set)[REVISION] == current_revision,
             )
             for replica_set in sorted_sets
-            if REVISION in _annotations(replica_set)
+            if REVISION in annotations_of(replica_set)
         ]
         canary = canary_in(cloud, name)
         if canary is not None and not canary.is_promoted(deployment):
@@ -241,7 +241,7 @@ class KubernetesTarget:
             del body["replicas"]
         annotations = {
             key: value
-            for key, value in _annotations(canary.deployment).items()
+            for key, value in annotations_of(canary.deployment).items()
             if key.startswith("tsx/")
         }
         metadata = {
@@ -264,11 +264,9 @@ class KubernetesTarget:
         deployment = cloud.find("Deployment", name)
         if deployment is None:
             return self._kserve_status(cloud, name)
-        status, annotations = deployment.get("status") or {}, _annotations(deployment)
+        status, annotations = deployment.get("status") or {}, annotations_of(deployment)
         pods = cloud.list_objects("pods", name)
         return {
-            "name": name,
-            "target": "kubernetes",
             "namespace": cloud.namespace,
             "model": annotations.get("tsx/model"),
             "image": deployment["spec"]["template"]["spec"]["containers"][0]["image"],
@@ -291,7 +289,7 @@ class KubernetesTarget:
         fields = {"percent": state.percent, "since": state.since, "ends because": state.ended}
         return [
             {
-                "model": _annotations(canary.deployment).get("tsx/model"),
+                "model": annotations_of(canary.deployment).get("tsx/model"),
                 **{key: value for key, value in fields.items() if value},
             }
         ]
@@ -305,13 +303,9 @@ class KubernetesTarget:
         conditions = {
             condition["type"]: condition["status"] for condition in status.get("conditions") or []
         }
-        fields = {
-            "name": name,
-            "target": "kubernetes",
+        return {
             "namespace": cloud.namespace,
-            "model": _annotations(service).get("tsx/model"),
-        }
-        return fields | {
+            "model": annotations_of(service).get("tsx/model"),
             "storage": service["spec"]["predictor"]["model"].get("storageUri"),
             "address": status.get("url"),
             "conditions": conditions,
@@ -327,7 +321,7 @@ class KubernetesTarget:
                 f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the"
                 " address of an InferenceService"
             )
-        model = _annotations(deployment).get("tsx/model", name).partition("/")[0]
+        model = annotations_of(deployment).get("tsx/model", name).partition("/")[0]
         token = cloud.token(deployment, "TSX_INFERENCE_TOKEN")
         with cloud.forward_port(f"service/{name}", HTTP) as address:
             return predict(address, model, body, content_type, accept, token)
@@ -377,10 +371,6 @@ def _scaling_ranges(cloud: Cluster, name: str) -> list[str]:
             f" {scaled_object['spec']['maxReplicaCount']}{problem}"
         )
     return ranges
-
-
-def _annotations(manifest: Mapping[str, Any]) -> dict[str, str]:
-    return dict(manifest["metadata"].get("annotations") or {})
 
 
 def _creation_time(manifest: Mapping[str, Any]) -> datetime:
@@ -448,7 +438,6 @@ def _tokens(
         )
     elif not tags_in(secret):
         return []
-    secret_tags = {key: tags[key] for key in ("tsx:name", "tsx:target")}
     return [
         Resource(
             "Secret",
@@ -456,7 +445,7 @@ def _tokens(
             name,
             {"Keys": dict.fromkeys(TOKENS.values(), True)},
             (),
-            secret_tags,
+            owner_tags(tags),
         )
     ]
 

@@ -11,6 +11,10 @@ TOTAL_WEIGHT = 1000  # Weights are tenths of a percent.
 Manifest = dict[str, Any]
 
 
+def annotations_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return dict(manifest["metadata"].get("annotations") or {})
+
+
 def canary_of(name: str) -> str:
     return f"{name}{CANARY_SUFFIX}"
 
@@ -46,9 +50,7 @@ def with_weights(route: Mapping[str, Any], name: str, port: int, percent: float)
         key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata
     }
     new_metadata["annotations"] = {
-        key: value
-        for key, value in (metadata.get("annotations") or {}).items()
-        if key != ANNOTATION
+        key: value for key, value in annotations_of(route).items() if key != ANNOTATION
     }
     main_rule, *other_rules = body["rules"]
     rules = [{**main_rule, "backendRefs": backends(name, port, percent)}, *other_rules]

@@ -17,7 +17,7 @@ from typing import Any
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
-from tsx_cli.deploy.kubernetes.gateway import canary_of
+from tsx_cli.deploy.kubernetes.gateway import annotations_of, canary_of
 from tsx_cli.deploy.kubernetes.resources import INSTANCE, MANAGED_BY, NAME
 
 KIND = "Kubernetes::"  # prefix of the kinds of objects
@@ -353,9 +353,7 @@ class Revision(ResourceKind):
         deployment = KubernetesObject("Deployment").observe(cloud, name)
         if deployment is None:
             return None
-        current_revision = (deployment.properties["metadata"].get("annotations") or {}).get(
-            REVISION
-        )
+        current_revision = annotations_of(deployment.properties).get(REVISION)
         current = next(
             (
                 replica_set
@@ -478,10 +476,9 @@ STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {
 
 
 def tags_in(manifest: Mapping[str, Any]) -> dict[str, str]:
-    annotations = manifest["metadata"].get("annotations") or {}
     return {
         key.replace("/", ":", 1): value
-        for key, value in annotations.items()
+        for key, value in annotations_of(manifest).items()
         if key.startswith("tsx/")
     }
 

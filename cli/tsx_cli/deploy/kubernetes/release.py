@@ -13,7 +13,7 @@ from tsx_cli.deploy.aws.alarms import parse_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import differences
-from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
+from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, digest
 from tsx_cli.deploy.kubernetes.canary import (
     WINDOW_S,
     CanaryObservation,
@@ -34,7 +34,6 @@ from tsx_cli.deploy.kubernetes.gateway import (
 )
 from tsx_cli.deploy.kubernetes.kinds import (
     TYPES,
-    WHEN_INTERRUPTED,
     Cluster,
     KubernetesObject,
     apply,
@@ -168,11 +167,8 @@ class Release(KubernetesObject):
     canary's objects.
     """
 
-    traits = Traits(
-        is_tagged=False,
-        unreported=frozenset({"apiVersion", "kind", "Beside"}),
-        can_update_failed=True,
-        when_interrupted=WHEN_INTERRUPTED,
+    traits = replace(
+        KubernetesObject.traits, unreported=frozenset({"apiVersion", "kind", "Beside"})
     )
 
     def __init__(self) -> None:
@@ -268,7 +264,7 @@ class Release(KubernetesObject):
             self._log = cloud.program.run_unchecked(
                 "logs", "--namespace", cloud.namespace, *arguments
             ).stdout.strip()
-            _set_annotation(cloud, name, canary.with_end(step.text))
+            _set_annotation(cloud, name, replace(canary, ended=step.text))
         elif step.action == "move":
             super().update(cloud, _without_canary(resource), observed, set())
         elif step.action == "unroute":

@@ -33,6 +33,10 @@ class TargetLimit(NamedTuple):
     key: str = ""  # the key of [deploy] that raises it, if any
 
 
+def set_limit(name: str, most: float, key: str) -> dict[str, TargetLimit]:
+    return {name: TargetLimit(most, SET_BY_USER, key)}
+
+
 _ENVIRONMENT = {  # limits of SageMaker containers, for every kind of endpoint
     "env": TargetLimit(32 * KIB, _CONTAINER),
     "env_each": TargetLimit(1024, _CONTAINER),
@@ -90,7 +94,7 @@ class TargetProfile:
 
     @property
     def name(self) -> str:
-        return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(
+        return {"lambda": "Lambda", "ray": "Ray"}.get(
             self.target, self.target.replace("sagemaker", "SageMaker")
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mimetypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,15 @@ from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
 from tsx_cli.deploy.engine.facts import kept_forms
 from tsx_cli.deploy.engine.kept_forms import device_of
-from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.preflight.limits import (
-    GIB,
-    LIMITS,
-    MIB,
-    SET_BY_USER,
     LimitFinding,
     ModelProfile,
-    TargetLimit,
     TargetProfile,
     find_problems,
 )
-from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
+from tsx_cli.deploy.preflight.outlook import Outlook
+from tsx_cli.deploy.spec import NEURON, DeploySpec
+from tsx_cli.deploy.target import DeployTarget
 from tsx_runtime.errors import LoadFailed
 
 NO_CHECK_HINT = "--no-check deploys it anyway"
@@ -65,9 +60,8 @@ class Preflight:
             for line in [*lines, *(f"note: {finding.text}" for finding in self.findings)]
         ]
 
-    def with_notes(self, resources: Sequence[Resource]) -> Preflight:
-        """Return the result with the notes of the plan's resources."""
-        more = (LimitFinding(False, note) for resource in resources for note in resource.notes)
+    def with_notes(self, notes: Iterable[str]) -> Preflight:
+        more = (LimitFinding(False, note) for note in notes)
         return replace(self, findings=(*self.findings, *more))
 
     def with_load_result(self, result: CheckResult) -> Preflight:
@@ -86,7 +80,12 @@ class Preflight:
 
 
 def run_preflight(
-    spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool
+    target: DeployTarget,
+    spec: DeploySpec,
+    inspection: Inspection,
+    image_bytes: int | None,
+    *,
+    strict: bool,
 ) -> Preflight:
     """Check an archive before it is deployed.
 
@@ -102,8 +101,9 @@ def run_preflight(
             " it again with tsx archive"
         )
     record = read_record(spec.model)
-    profile, model = target_profile(spec), model_profile(inspection, record, image_bytes)
-    prediction = outlook(record, spec)
+    profile, model = target.profile(spec), model_profile(inspection, record, image_bytes)
+    scaling = target.scaling(spec)
+    prediction = None if record is None else Outlook(record, spec.model.name, scaling)
     results = find_problems(profile, model)
     errors = [finding for finding in results if finding.is_error]
     if errors and strict:
@@ -137,64 +137,6 @@ def load_archive(path: Path) -> CheckResult:
         ) from error
     assert result is not None
     return result
-
-
-def target_profile(spec: DeploySpec) -> TargetProfile:
-    """Return the target with the limits that the deployment sets."""
-    if spec.target == "lambda":
-        return _lambda_profile(spec)
-    if spec.target == "sagemaker":
-        return _sagemaker_profile(spec)
-    settings: Any = getattr(spec, spec.target)
-    device: str | None = spec.device
-    limits = _set_limit("start", settings.startup_timeout, f"{spec.target}.startup_timeout")
-    if settings.memory:
-        limits |= _set_limit("memory", _bytes(settings.memory), f"{spec.target}.memory")
-    if spec.target == "ray":
-        device = None if settings.num_gpus is None else GPU if settings.num_gpus else "cpu"
-    return TargetProfile(spec.target, limits, spec.env, device)
-
-
-def _set_limit(name: str, most: float, key: str) -> dict[str, TargetLimit]:
-    return {name: TargetLimit(most, SET_BY_USER, key)}
-
-
-def _lambda_profile(spec: DeploySpec) -> TargetProfile:
-    """Return the profile of a Lambda function; the model is in its image, not in /tmp."""
-    settings = spec.lambda_
-    limits = {
-        **LIMITS["lambda"],
-        **_set_limit("time", settings.timeout, "lambda.timeout"),
-        **_set_limit("start", settings.timeout, "lambda.timeout"),
-        **_set_limit("memory", settings.memory * MIB, "lambda.memory"),
-    }
-    return TargetProfile("lambda", limits, spec.env, spec.device)
-
-
-def _sagemaker_profile(spec: DeploySpec) -> TargetProfile:
-    settings, component = spec.sagemaker, spec.sagemaker.component
-    form = "serverless" if settings.serverless else "asynchronous" if settings.asynchronous else ""
-    kind = f"sagemaker {form}".rstrip()
-    limits = dict(LIMITS[kind])
-    if settings.serverless is not None:
-        limits |= _set_limit(
-            "memory", settings.serverless.memory * MIB, "sagemaker.serverless.memory"
-        )
-        return TargetProfile(kind, limits, spec.env, spec.device)
-    limits |= _set_limit("start", settings.startup_timeout, "sagemaker.startup_timeout")
-    if component is None:
-        return TargetProfile(kind, limits, spec.env, spec.device, settings.instance_type)
-    # A component has only a part of the instance's memory, and only the GPUs that it requests.
-    if component.gpus is not None:
-        return TargetProfile(kind, limits, spec.env, GPU, settings.instance_type)
-    limits |= _set_limit("memory", component.memory * MIB, "sagemaker.component.memory")
-    return TargetProfile(kind, limits, spec.env, "cpu")
-
-
-def _bytes(text: str) -> int:
-    """Parse a size as docker (`4g`, `512m`) or Kubernetes (`4Gi`, `512Mi`) writes it."""
-    number = re.sub("[a-z]+", "", text, flags=re.IGNORECASE)
-    return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
 def model_profile(

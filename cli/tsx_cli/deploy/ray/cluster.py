@@ -29,8 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.engine.resources import OWNER
 from tsx_cli.deploy.ray.resources import GRPC
 from tsx_cli.deploy.ray.running import RunningApplication, last_line
 from tsx_cli.deploy.ray.spec import Ray

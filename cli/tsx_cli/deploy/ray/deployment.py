@@ -35,7 +35,7 @@ from tsx_runtime.targets.ray.config import OBJECT, S3
 FOLLOW_S = 1.0  # interval between readings of a node's log files
 
 
-class RayTarget:
+class RayPlatform:
     def wanted_resources(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Return the resources of a deployment.
 
@@ -163,8 +163,6 @@ class RayTarget:
             return None
         state, reason = application.condition
         return {
-            "name": name,
-            "target": "ray",
             "cluster": cloud.settings.address,
             "status": str(application.details["status"]),
             "reason": reason if state == "failed" else "",

@@ -14,10 +14,9 @@ from typing import Any
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.report.archive_record import ArchiveRecord
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
-from tsx_cli.deploy.engine.resources import Resource, digest
-from tsx_cli.deploy.preflight.outlook import Outlook
+from tsx_cli.deploy.engine.resources import OWNER, Resource, digest
+from tsx_cli.deploy.preflight.outlook import DeploymentScaling, Outlook
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import (
     OBJECT,
@@ -157,7 +156,7 @@ def _arguments(
         gpus = gpus if gpus is not None else float(uses_gpu)
     target = settings.target_ongoing_requests
     if target is None and measured is not None:
-        target = Outlook(measured, spec.model.name, None, None, None).fitting_target
+        target = Outlook(measured, spec.model.name, DeploymentScaling()).fitting_target
     defaults = ReplicaResources.model_validate({})
     max_requests = settings.max_ongoing_requests or max(
         defaults.max_ongoing_requests, math.ceil(2 * (target or 0))

@@ -24,15 +24,22 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, owner_tags
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered_resources
+from tsx_cli.deploy.engine.resources import (
+    Observed,
+    Ref,
+    Resource,
+    digest,
+    ids_of,
+    numbered_resources,
+    owned,
+)
 from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
+from tsx_cli.deploy.sagemaker.deployment import objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, MAX_UPDATE_S, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import (
     SHAPES,
@@ -113,8 +120,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     component_properties: dict[str, Any] = {
         "EndpointName": component.endpoint,
         "VariantName": component.variant,
+        "Specification": {"ModelName": name, **_specification(resources_text)},
     }
-    component_properties["Specification"] = {"ModelName": name, **_specification(resources_text)}
     min_copies = 0 if settings.autoscaling is None else settings.autoscaling.min
     copies = {"RuntimeConfig": {"CopyCount": max(component.copies, min_copies)}}
     component_properties |= copies if settings.autoscaling is None else {}
@@ -124,7 +131,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     needs = (
         "Model",
         *(["Endpoint"] if component.manage_endpoint else []),
-        *(resource.id for resource in (*alarms.resources, *log)),
+        *ids_of((*alarms.resources, *log)),
     )
     wanted_resources += [
         *alarms.resources,
@@ -273,14 +280,8 @@ def _scaling_resources(
     ]
 
 
-class ComponentTarget(SageMakerTarget):
+class ComponentPlatform(shared.SharedEndpointPlatform):
     """A deployment that is an inference component."""
-
-    def __init__(self, member: EndpointMembership) -> None:
-        self.member = member
-
-    def log_group(self, name: str) -> str:
-        return LOG.format(name)
 
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return shared.with_change_note(cloud, self.member, resources(spec, facts))
@@ -298,7 +299,7 @@ class ComponentTarget(SageMakerTarget):
                     COMPONENT,
                     name,
                     {},
-                    tuple(resource.id for resource in (*models, *endpoint)),
+                    ids_of((*models, *endpoint)),
                 )
             )
         return [*existing, *_existing_alarms_and_scaling(cloud, name)]
@@ -363,7 +364,7 @@ class ComponentTarget(SageMakerTarget):
             return None
         specification = component.properties["Specification"]
         return {
-            **shared.common_status(cloud, name, component, self.member),
+            **shared.common_status(cloud, component, self.member),
             "model name": specification.get("ModelName"),
             "copies": component.outputs["copies"],
             "desired copies": component.properties["RuntimeConfig"]["CopyCount"],
@@ -391,8 +392,7 @@ class ComponentTarget(SageMakerTarget):
 
 
 def _component(cloud: Cloud, name: str) -> Observed | None:
-    component = InferenceComponent().observe(cloud, name)
-    return component if component is not None and component.tags.get(OWNER) == name else None
+    return owned(InferenceComponent().observe(cloud, name), name)
 
 
 def _existing_alarms_and_scaling(cloud: Cloud, name: str) -> list[Resource]:

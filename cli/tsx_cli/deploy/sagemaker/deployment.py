@@ -18,12 +18,11 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, own_bucket, translate_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, numbered_resources
+from tsx_cli.deploy.engine.resources import Resource, ids_of, numbered_resources, owned
 from tsx_cli.deploy.sagemaker.kinds import CHANGING_STATUSES, KINDS
 from tsx_cli.deploy.sagemaker.resources import (
     VARIANT,
@@ -37,11 +36,8 @@ from tsx_cli.deploy.spec import DeploySpec
 SCALING_AND_ALARMS = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
-class SageMakerTarget:
+class SageMakerPlatform:
     """A deployment with an endpoint of its own."""
-
-    def log_group(self, name: str) -> str:
-        return GROUPS["sagemaker"].format(name)
 
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
@@ -49,11 +45,11 @@ class SageMakerTarget:
     def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
         # The endpoint needs the role until it is deleted.
-        role_ids = tuple(resource.id for resource in role)
+        role_ids = ids_of(role)
         models = numbered_resources(
             "Model", "AWS::SageMaker::Model", names_of(cloud, "model", name_prefix(name)), role_ids
         )
-        needs = tuple(resource.id for resource in models)
+        needs = ids_of(models)
         names = names_of(cloud, "endpoint_config", name_prefix(name))
         configs = numbered_resources("Config", "AWS::SageMaker::EndpointConfig", names, needs)
         alarms = numbered_resources(
@@ -61,8 +57,8 @@ class SageMakerTarget:
         )
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         existing = [*role, *models, *configs, *alarms]
-        if endpoint is not None and endpoint.tags.get("tsx:name") == name:
-            needs = tuple(resource.id for resource in (*configs, *alarms))
+        if owned(endpoint, name):
+            needs = ids_of((*configs, *alarms))
             existing += [
                 Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs),
                 *_existing_scaling_resources(cloud, name),
@@ -178,8 +174,6 @@ class SageMakerTarget:
             variant["VariantName"]: variant for variant in endpoint.outputs["variants"]
         }
         return {
-            "name": name,
-            "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
             # The reason of a changing endpoint only repeats its status.

@@ -7,6 +7,7 @@ endpoint moves from one configuration to another.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
@@ -106,14 +107,7 @@ class SageMakerEndpoint(ResourceKind):
         if response is None:
             return None
         status = response["EndpointStatus"]
-        state: State = (
-            "changing"
-            if status in CHANGING_STATUSES
-            else "failed"
-            if status in FAILED_STATUSES
-            else "ready"
-        )
-        reason = response.get("FailureReason") or (status if state != "ready" else "")
+        state, reason = _condition(status, response)
         variants = response.get("ProductionVariants", [])
         outputs = {
             "EndpointName": name,
@@ -178,14 +172,7 @@ class InferenceComponent(ResourceKind):
         if response is None:
             return None
         status, copies = response["InferenceComponentStatus"], response.get("RuntimeConfig", {})
-        state: State = (
-            "changing"
-            if status in CHANGING_STATUSES
-            else "failed"
-            if status in FAILED_STATUSES
-            else "ready"
-        )
-        reason = response.get("FailureReason") or (status if state != "ready" else "")
+        state, reason = _condition(status, response)
         properties = pick(response, ("EndpointName", "VariantName", "Specification"))
         properties["RuntimeConfig"] = {"CopyCount": copies.get("DesiredCopyCount", 0)}
         arn = response["InferenceComponentArn"]
@@ -247,6 +234,18 @@ class InferenceComponent(ResourceKind):
             InferenceComponentName=observed.name,
         )
         return None
+
+
+def _condition(status: str, response: Mapping[str, Any]) -> tuple[State, str]:
+    """Return the state of an endpoint or a component, and the reason."""
+    state: State = (
+        "changing"
+        if status in CHANGING_STATUSES
+        else "failed"
+        if status in FAILED_STATUSES
+        else "ready"
+    )
+    return state, response.get("FailureReason") or (status if state != "ready" else "")
 
 
 def tags_of_arn(cloud: Cloud, arn: str) -> dict[str, str]:

@@ -16,10 +16,16 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest, numbered_resources
+from tsx_cli.deploy.engine.resources import (
+    Observed,
+    Resource,
+    Traits,
+    digest,
+    ids_of,
+    numbered_resources,
+)
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
 from tsx_cli.deploy.sagemaker.resources import (
@@ -153,15 +159,8 @@ def current_model(models: Mapping[str, Observed]) -> Observed | None:
     )
 
 
-class MultiModelTarget(SageMakerTarget):
+class MultiModelPlatform(shared.SharedEndpointPlatform):
     """A deployment that is a model of a multi-model endpoint."""
-
-    def __init__(self, member: EndpointMembership) -> None:
-        self.member = member
-
-    def log_group(self, name: str) -> str:
-        """Return the log group of the endpoint, which all its models share."""
-        return super().log_group(self.member.endpoint)
 
     def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return shared.with_change_note(cloud, self.member, resources(spec, facts))
@@ -187,7 +186,7 @@ class MultiModelTarget(SageMakerTarget):
             for key in keys
             if re.fullmatch(re.escape(f"{directory}{name}-") + r"[0-9a-f]{16}\.tar\.gz", key)
         ]
-        needs = tuple(resource.id for resource in models)
+        needs = ids_of(models)
         objects = numbered_resources(
             "ModelData", OBJECT, [f"{bucket}/{key}" for key in own_keys], needs
         )
@@ -243,7 +242,7 @@ class MultiModelTarget(SageMakerTarget):
         if current is None:
             return None
         return {
-            **shared.common_status(cloud, name, current, self.member),
+            **shared.common_status(cloud, current, self.member),
             "model name": current.name,
             "target model": _target_model_name(current),
         }

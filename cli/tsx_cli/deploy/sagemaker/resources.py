@@ -17,12 +17,13 @@ from tsx_cli.deploy.aws.kinds.autoscaling import predefined_metric, scaling_reso
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
 from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
-from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.resources import Ref, Resource, digest, ids_of
 from tsx_cli.deploy.engine.shapes import fill, read_shapes, without_none
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec, SageMaker
 from tsx_runtime.targets.image.environment import DERIVED_DEFAULTS
 from tsx_runtime.targets.sagemaker.environment import STARTUP_S
 
+LOG = "/aws/sagemaker/Endpoints/{}"
 VARIANT = "AllTraffic"
 SHAPES = Path(__file__).with_name("shapes.yaml")
 INSTANCE_FIELDS = (
@@ -48,9 +49,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         spec, facts, tags, f"{upload_prefix(spec.name)}{facts.sha256[:16]}/model.tar.gz"
     )
     bucket = settings.bucket or own_bucket(facts.account, facts.region)
-    resource_list += (
-        [role(spec, facts.account, facts.region, tags, bucket)] if settings.role is None else []
-    )
+    resource_list += [role(spec, facts, tags, bucket)] if settings.role is None else []
     needs = ("ModelData", *(resource.id for resource in resource_list if resource.id == "Role"))
     properties = model_properties(spec, facts, url)
     model = Resource(
@@ -70,7 +69,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         ("Model",),
         tags,
     )
-    alarms = _alarms(spec, tags)
+    alarms = canary_alarms(spec, tags, {"EndpointName": spec.name, "VariantName": VARIANT})
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if settings.serverless is None:
         endpoint["DeploymentConfig"] = _deployment(spec, alarms.names)
@@ -84,8 +83,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
             "RetainAllVariantProperties": True,
             "ExcludeRetainedVariantProperties": excluded,
         }
-    log = log_group(spec, tags)
-    needs = ("EndpointConfig", *(resource.id for resource in (*alarms.resources, *log)))
+    log = log_group(spec, tags, LOG.format(spec.name))
+    needs = ("EndpointConfig", *ids_of((*alarms.resources, *log)))
     resource_list += [
         model,
         config,
@@ -114,7 +113,7 @@ def archive_in_bucket(
         "Tsx::S3::Object",
         f"{bucket}/{key}",
         content,
-        tuple(resource.id for resource in resource_list),
+        ids_of(resource_list),
     )
     return [*resource_list, data], f"s3://{data.name}"
 
@@ -252,10 +251,6 @@ def server_values(settings: SageMaker) -> dict[str, Any]:
     return settings.model_dump(include=set(INSTANCE_FIELDS)) | {
         "routing": {"RoutingStrategy": settings.routing}
     }
-
-
-def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
-    return canary_alarms(spec, tags, {"EndpointName": spec.name, "VariantName": VARIANT})
 
 
 def canary_alarms(

@@ -12,12 +12,18 @@ from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud, own_bucket
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered_resources
-from tsx_cli.deploy.sagemaker.deployment import names_of
+from tsx_cli.deploy.engine.resources import (
+    Observed,
+    Resource,
+    digest,
+    ids_of,
+    numbered_resources,
+    owned,
+)
+from tsx_cli.deploy.sagemaker.deployment import SageMakerPlatform, names_of
 from tsx_cli.deploy.sagemaker.kinds import CHANGING_STATUSES, KINDS
 from tsx_cli.deploy.sagemaker.resources import name_prefix
 from tsx_cli.deploy.spec import DeploySpec
@@ -46,6 +52,13 @@ class EndpointMembership(NamedTuple):
         )
 
 
+class SharedEndpointPlatform(SageMakerPlatform):
+    """A deployment that shares its endpoint."""
+
+    def __init__(self, member: EndpointMembership) -> None:
+        self.member = member
+
+
 def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
     """Return the shared endpoint that a specification names, if any.
 
@@ -64,12 +77,8 @@ def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
     member = EndpointMembership(
         MODELS if settings.component is None else COMPONENTS, shared.endpoint
     )
-    clashes = {
-        "serverless": settings.serverless,
-        "asynchronous": settings.asynchronous,
-        "data_capture": settings.data_capture,
-    }
-    fields = [f"sagemaker.{key}" for key, value in clashes.items() if value]
+    clashing_keys = ("serverless", "asynchronous", "data_capture")
+    fields = [f"sagemaker.{key}" for key in clashing_keys if getattr(settings, key)]
     if fields:
         raise UsageError(
             f"{', '.join(fields)}: SageMaker offers that for endpoints with one model only, and"
@@ -127,11 +136,7 @@ def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     current: object = membership(cloud, spec.name)
     if member is not None and current is None:
         endpoint = KINDS[ENDPOINT].observe(cloud, spec.name)
-        current = (
-            "an endpoint of its own"
-            if endpoint is not None and endpoint.tags.get(OWNER) == spec.name
-            else None
-        )
+        current = "an endpoint of its own" if owned(endpoint, spec.name) else None
     if current is not None and current != member:
         wanted_form = "an endpoint of its own" if member is None else member
         raise CliError(
@@ -395,9 +400,9 @@ def existing_endpoint_resources(
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     if not is_last or (endpoint is not None and endpoint.tags.get(SHARED) != member.form):
         return []
-    needs = tuple(resource.id for resource in models)
+    needs = ids_of(models)
     endpoint_parts = endpoint_models_and_configs(cloud, member, (), needs)
-    part_ids = tuple(resource.id for resource in endpoint_parts)
+    part_ids = ids_of(endpoint_parts)
     return [
         *endpoint_parts,
         *(
@@ -415,7 +420,7 @@ def endpoint_models_and_configs(
     prefix = endpoint_prefix(member.endpoint)
     names = [name for name in names_of(cloud, "model", prefix) if name not in kept_names]
     models = numbered_resources("EndpointModel", MODEL, names, needs)
-    needed_ids = (*needs, *(model.id for model in models))
+    needed_ids = (*needs, *ids_of(models))
     names = [name for name in names_of(cloud, "endpoint_config", prefix) if name not in kept_names]
     return [*models, *numbered_resources("EndpointConfig", CONFIG, names, needed_ids)]
 
@@ -435,15 +440,11 @@ def superseded_models(versions: Sequence[DeployedVersion], keep: int, names: set
     return former_ids[: -(keep - 1) or None]
 
 
-def common_status(
-    cloud: Cloud, name: str, observed: Observed, member: EndpointMembership
-) -> dict[str, Any]:
+def common_status(cloud: Cloud, observed: Observed, member: EndpointMembership) -> dict[str, Any]:
     """Return the first fields of `tsx deploy status`; `observed` is the deployment's state."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     endpoint_status = "absent" if endpoint is None else endpoint.outputs["status"]
     return {
-        "name": name,
-        "target": "sagemaker",
         "region": cloud.region,
         "status": observed.outputs.get("status", endpoint_status),
         "reason": next(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -258,3 +259,8 @@ def _cookie(name: bytes, headers: Headers) -> bytes | None:
                 if equals and key.strip() == name and text:
                     return text
     return None
+
+
+def version_sort_key(number: str) -> list[int | str]:
+    """Return the sort key of a version's number, so that 9 comes before 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]

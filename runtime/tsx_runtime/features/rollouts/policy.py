@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tsx_runtime.core.comparison.significance import difference_probability, excess_probability
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
-from tsx_runtime.features.rollouts.significance import difference_probability, excess_probability
 
 Status = Literal["running", "finished", "went back", "stopped"]
 EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability that one test gives a false alarm

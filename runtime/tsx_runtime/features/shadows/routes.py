@@ -9,15 +9,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tsx_runtime.core.comparison.significance import wilson_interval
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.features.rollouts.significance import wilson_interval
 from tsx_runtime.features.shadows.manager import ShadowManager, only_server_text
 from tsx_runtime.features.shadows.mirror import Mirror
 from tsx_runtime.features.shadows.report import Example, Excerpt, Side
-from tsx_runtime.features.traffic.routes import Force, parse_policy
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.management import ModelName
-from tsx_runtime.http.routes.responses import json_answer, read_object
+from tsx_runtime.http.routes.management import Force, ModelName
+from tsx_runtime.http.routes.responses import json_answer, parse_policy, read_object
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
 SHADOW_EXAMPLE = '{"to": "2.0", "share": 10}'

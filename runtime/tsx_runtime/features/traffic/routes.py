@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from typing import Annotated, Any, NamedTuple
@@ -15,17 +14,16 @@ from tsx_runtime.api.management.schemas import Flag
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.manager import TrafficState, UndoPoint
-from tsx_runtime.core.traffic.routing import resolve_label
+from tsx_runtime.core.traffic.routing import resolve_label, version_sort_key
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.management import ModelName
-from tsx_runtime.http.routes.responses import json_answer, read_object
+from tsx_runtime.http.routes.management import Force, ModelName
+from tsx_runtime.http.routes.responses import json_answer, parse_policy, read_object
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic, warm_patterns
 
 TRAFFIC_EXAMPLE = '{"weights": {"1.0": 90, "2.0": 10}}'
 LABEL_EXAMPLE = '{"version": "2.0"}'
 
-Force = Annotated[Flag, Query(description="accept versions that are not registered yet")]
 DryRun = Annotated[Flag, Query(description="change nothing; answer what would change")]
 LabelName = Annotated[str, Path(description="a version with this label", examples=["canary"])]
 
@@ -174,11 +172,6 @@ def _parts(description: ModelTraffic) -> dict[str, Any]:
     return parts
 
 
-def version_sort_key(number: str) -> list[int | str]:
-    """Return the sort key of a version's number, so that 9 comes before 10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]
-
-
 def _share(number: str, version: ModelVersion | None, policy: Traffic, share: float) -> Share:
     labels = [label for label, meaning in policy.labels.items() if meaning == number]
     if version is None:
@@ -203,19 +196,6 @@ def _share(number: str, version: ModelVersion | None, policy: Traffic, share: fl
         requests=requests,
         errors=stats.errors,
     )
-
-
-def parse_policy(parse: Callable[[], Traffic]) -> Traffic:
-    """Return the policy that `parse` returns.
-
-    Raises:
-        BadRequest: The policy is invalid.
-    """
-    try:
-        return parse()
-    except ValueError as error:
-        text = str(error)
-        raise BadRequest(text if text.endswith("?") else f"{text}.") from error
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:

@@ -19,9 +19,9 @@ from tsx_runtime.api.management.samples import MAX_SAMPLES, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError
+from tsx_runtime.core.traffic.routing import version_sort_key
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import shortened
-from tsx_runtime.features.traffic.routes import version_sort_key
 from tsx_runtime.features.ui.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.settings.schema import Settings, description_of, displayed
 from tsx_runtime.shared.memory import container_memory, free_memory

@@ -25,6 +25,7 @@ from tsx_runtime.http.routes.responses import json_answer, read_parameters
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
+Force = Annotated[Flag, Query(description="accept versions that are not registered yet")]
 Changes = Annotated[ScaleParameters, Query()]
 IgnoredParameter = Annotated[
     str | None,

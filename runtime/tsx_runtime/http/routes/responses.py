@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request, Response
@@ -12,6 +13,7 @@ from tsx_runtime.api.management.schemas import dump_json
 from tsx_runtime.api.management.service import MAX_VALUES
 from tsx_runtime.api.messages import read_body
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
+from tsx_runtime.settings.traffic_policy import Traffic
 
 
 async def read_parameters(request: Request, limit: int) -> dict[str, Any]:
@@ -59,6 +61,19 @@ async def _read(request: Request, limit: int) -> bytes:
 def json_answer(model: BaseModel, status: int = 200) -> Response:
     """Return a JSON response that ends with a newline, as in TorchServe."""
     return Response(dump_json(model) + "\n", status, media_type="application/json")
+
+
+def parse_policy(parse: Callable[[], Traffic]) -> Traffic:
+    """Return the policy that `parse` returns.
+
+    Raises:
+        BadRequest: The policy is invalid.
+    """
+    try:
+        return parse()
+    except ValueError as error:
+        text = str(error)
+        raise BadRequest(text if text.endswith("?") else f"{text}.") from error
 
 
 def _json_object(body: bytes, limit: int, example: str = '{"url": "digits.mar"}') -> dict[str, Any]:

@@ -21,9 +21,8 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 from tsx_cli.bench.load.generator import run_load
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan
-from tsx_cli.bench.load.results import Round, read_results
+from tsx_cli.bench.load.results import Round, command_line, read_results
 from tsx_cli.bench.report.shown import rate
-from tsx_cli.bench.search.options import command_line
 from tsx_cli.bench.search.points import knee_of, open_loops
 from tsx_cli.common.failure import CliError
 

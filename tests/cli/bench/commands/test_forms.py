@@ -15,7 +15,9 @@ from tsx_archiver import ArchiveSpec, inspect_archive, open_archive, write_archi
 from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.bench.load.results import read_results
 from tsx_cli.bench.report.write_back import write
-from tsx_cli.optimize.write_back import BuiltForm, keep_forms
+from tsx_cli.optimize.builder import BuiltForm
+from tsx_cli.optimize.write_back import keep_forms
+from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt", reason="workers that are programs need Linux or macOS"
@@ -46,7 +48,7 @@ def write_archive_with_forms(directory: Path) -> Path:
         path,
         digest,
         [BuiltForm(record, directory / "empty") for record in (UNSUPPORTED_FORM, SUPPORTED_FORM)],
-        directory / "cache",
+        Settings(cache_dir=directory / "cache"),
     )
     return path
 
@@ -98,5 +100,5 @@ def test_the_winning_form_is_listed_first(tmp_path: Path) -> None:
     ):
         measured.trials[measured.winner].configuration["form"] = form
         measured.model.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        assert form in write(path, measured, tmp_path / "cache")
+        assert form in write(path, measured, Settings(cache_dir=tmp_path / "cache"))
         assert inspect_archive(path).config.forms == expected

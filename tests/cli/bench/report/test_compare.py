@@ -21,9 +21,9 @@ from tsx_cli.bench.report.compare import (
     print_compared,
     show_compared,
 )
-from tsx_cli.bench.report.planning import read_measurements
 from tsx_cli.common.failure import UsageError
 from tsx_cli.main import run
+from tsx_cli.plan.planning import read_measurements
 
 pytestmark = pytest.mark.slow
 

@@ -108,7 +108,7 @@ def test_a_journal_on_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     with Path("/dev/full").open("a") as full:
         journal._file = full
         with pytest.raises(CliError, match=r"No space left on device.*tsx bench --resume"):
-            journal.begin({}, sha256=None)
+            journal.begin(BenchOptions(), Path("m.mar"), sha256=None)
         journal.close()
 
 
@@ -261,9 +261,8 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
         reason="a\u2028b\x85c\udcff",
     )
     journal = Journal(tmp_path)
-    journal.begin(
-        options.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now"
-    )
+    model = tmp_path / "m.mar"
+    journal.begin(options, model, sha256=None, fingerprint="f", started="now")
     journal.write_trial(0, trial.model_copy(update={"state": "failed"}))
     journal.write_point(0, 0, points[1])
     journal.write_point(0, 0, points[0])
@@ -277,7 +276,7 @@ def test_a_journal_with_a_truncated_end_returns_its_entries(tmp_path: Path) -> N
         Journal(tmp_path).close()
         previous_run = read_journal(tmp_path)
         assert previous_run.trials == [trial]
-        assert previous_run.arguments(tmp_path, BenchOptions) == (Path("m.mar"), options)
+        assert previous_run.arguments(tmp_path, BenchOptions) == (model, options)
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),
@@ -301,7 +300,8 @@ def test_a_run_with_other_options_is_not_resumed(run: Run) -> None:
         {"model": "m.mar", "batch_sizes": "x"},
     ):
         journal = Journal(Path("out"), new=True)
-        journal.begin(options, sha256=None, fingerprint="f", started="now")
+        entry = {"format": Journal.format, "asked": options, "sha256": None}
+        journal.write("begin", **entry, fingerprint="f", started="now")
         journal.close()
         result = run("bench", "--resume", "out")
         assert result.code == 1

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.deploying import Deploy, a_spec, actions
 from tests.support.platforms.aws_lambda import make_role
-from tsx_cli.deploy.aws.logs import GROUPS
+
+GROUPS = {"sagemaker": "/aws/sagemaker/Endpoints/digits", "lambda": "/aws/lambda/digits"}
 
 
 @pytest.fixture(params=list(GROUPS))
@@ -21,7 +22,7 @@ def deploy(request: pytest.FixtureRequest, deploy_to: Callable[..., Deploy]) -> 
 
 @pytest.fixture
 def group(deploy: Deploy) -> str:
-    return GROUPS[deploy.target].format("digits")
+    return GROUPS[deploy.target]
 
 
 def retentions() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def test_destroy_keeps_the_log_and_a_later_purge_removes_it(deploy: Deploy, grou
 
 
 def test_the_log_of_a_foreign_endpoint_is_kept(deploy_to: Callable[..., Deploy]) -> None:
-    deploy, group = deploy_to("sagemaker"), GROUPS["sagemaker"].format("digits")
+    deploy, group = deploy_to("sagemaker"), GROUPS["sagemaker"]
     deploy.apply("--set=log_retention=0")
     # The upload of the archive stays.
     deploy.verb("destroy", "--yes")

@@ -15,7 +15,6 @@ from tests.support.deploying import Deploy
 from tests.support.platforms.aws import Scenario
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws.iam_policies import SERVICES
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
 UNASSUMABLE = (
@@ -48,7 +47,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(
-        locations, "Engine", partial(engine.Engine, sleep=clock.sleep, clock=lambda: clock.now)
+        "tsx_cli.deploy.target.Engine",
+        partial(engine.Engine, sleep=clock.sleep, clock=lambda: clock.now),
     )
     return clock
 

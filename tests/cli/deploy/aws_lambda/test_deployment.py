@@ -17,7 +17,6 @@ from tests.support.deploying import IMAGE, OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import Scenario
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
@@ -35,7 +34,7 @@ def deploy(deploy_to: Callable[..., Deploy]) -> Deploy:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(lambda_kinds, "now", lambda: clock.now)
-    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=clock.sleep))
+    monkeypatch.setattr("tsx_cli.deploy.target.Engine", partial(engine.Engine, sleep=clock.sleep))
     return clock
 
 

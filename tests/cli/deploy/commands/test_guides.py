@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tsx_cli.deploy.commands import verbs
+from tsx_cli.deploy.commands.options import DeploymentOptions
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
@@ -32,8 +31,8 @@ def test_a_command_of_the_guides_is_a_valid_specification(
 ) -> None:
     specs: list[DeploySpec] = []
 
-    def read(file: Path | None, options: Mapping[str, Any], **_: object) -> bool:
-        specs.append(read_spec(file, options))
+    def read(options: DeploymentOptions, **_: object) -> bool:
+        specs.append(read_spec(*options))
         return False
 
     monkeypatch.chdir(tmp_path)

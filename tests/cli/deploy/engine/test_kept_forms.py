@@ -15,8 +15,9 @@ from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.image.recipe import NEURON_BASE, Local, recipe
-from tsx_cli.deploy.preflight.preflight import model_profile, target_profile
+from tsx_cli.deploy.preflight.preflight import model_profile
 from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets import find_target
 
 LOCAL = Local("3.12", "2.13.0+cpu", "0.1.0", machine="linux/amd64")
 CPU = {"device": "cpu", "machine": "x86_64"}
@@ -161,4 +162,4 @@ def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
     inspection, _ = read_archive(path)
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):
-        assert target_profile(spec(target, **more)).device == "neuron"
+        assert find_target(target).profile(spec(target, **more)).device == "neuron"

@@ -35,7 +35,7 @@ BAKING = CanaryState("new", 10, START.isoformat())
 NEW = CanaryState("new", 10)
 OLD = CanaryState("old", 10, START.isoformat())
 TWENTY = CanaryState("new", 20)
-SLOW, BROKEN = BAKING.with_end("slow"), ("failed", "ImagePullBackOff")
+SLOW, BROKEN = replace(BAKING, ended="slow"), ("failed", "ImagePullBackOff")
 MORE = replace(SHIFT, percent=20)
 
 
@@ -107,7 +107,7 @@ def test_requests_never_reach_a_version_that_does_not_run(
             canary = replace(canary, since=now.isoformat())
         elif step.action == "end":
             assert canary is not None
-            canary, is_withdrawn = canary.with_end(step.text), True
+            canary, is_withdrawn = replace(canary, ended=step.text), True
         elif step.action == "move":
             assert canary is not None
             assert now - datetime.fromisoformat(canary.since) >= timedelta(seconds=bake)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.cli.deploy.kubernetes.conftest import KSERVE, Deploy, container_of
 from tests.support.platforms.kubectl import Cluster
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.image.programs import advice, last_output
 
@@ -205,7 +204,8 @@ def test_an_unready_inference_service_is_reported_within_its_deadline(
         time[0] += 10
 
     monkeypatch.setattr(
-        locations, "Engine", partial(engine.Engine, sleep=sleep, clock=lambda: time[0] - 0.1)
+        "tsx_cli.deploy.target.Engine",
+        partial(engine.Engine, sleep=sleep, clock=lambda: time[0] - 0.1),
     )
     deploy.apply(KSERVE, "--set=kubernetes.startup_timeout=60s", code=1)
     assert reason in deploy.err

@@ -19,7 +19,6 @@ import yaml
 
 from tests.cli.deploy.kubernetes.conftest import Deploy, check, container_of, serving_pod
 from tests.support.platforms.kubectl import PLURALS, Cluster
-from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Program
@@ -44,8 +43,7 @@ class CanaryWorld:
         self.steps: list[str] = []
         patch.setattr(release, "now", lambda: self.time)
         patch.setattr(
-            locations,
-            "Engine",
+            "tsx_cli.deploy.target.Engine",
             partial(engine.Engine, sleep=self.sleep, clock=lambda: self.seconds),
         )
         self._run = cluster.run

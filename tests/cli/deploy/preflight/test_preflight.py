@@ -17,8 +17,8 @@ from tests.support.platforms.aws import Scenario
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.deploy.preflight.limits import ModelProfile, find_problems
-from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.preflight.preflight import target_profile
+from tsx_cli.deploy.preflight.outlook import Outlook
+from tsx_cli.deploy.targets import find_target
 
 
 @pytest.fixture
@@ -103,9 +103,8 @@ def test_a_scaling_target_above_the_capacity_is_reported() -> None:
     record = record_of(results())
 
     def view(target: str = "sagemaker", **sagemaker: Any) -> Outlook:
-        result = outlook(record, a_spec(target, sagemaker=sagemaker))
-        assert result is not None
-        return result
+        scaling = find_target(target).scaling(a_spec(target, sagemaker=sagemaker))
+        return Outlook(record, "digits.mar", scaling)
 
     late = view(autoscaling={"min": 1, "max": 3, "target": 500})
     assert late.lines()[-1].endswith(f"before a replica starts: {late.fitting_target} fits")
@@ -128,7 +127,7 @@ def test_the_limits_of_a_function_follow_its_specification() -> None:
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    profile = target_profile(a_spec("lambda", **{"lambda": settings}))
+    profile = find_target("lambda").profile(a_spec("lambda", **{"lambda": settings}))
     limits = [profile.limits[name].most for name in ("memory", "time", "request")]
     assert limits == [1 << 30, 20, 6 << 20]
     assert profile.device == "cuda"
@@ -148,7 +147,7 @@ def test_the_memory_of_a_component_is_its_requested_part(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    profile = target_profile(a_spec("sagemaker", sagemaker=settings))
+    profile = find_target("sagemaker").profile(a_spec("sagemaker", sagemaker=settings))
     assert getattr(profile.limits.get("memory"), "most", None) == memory
     assert profile.device == device
     assert profile.limits["request"].most == 6 << 20
@@ -167,7 +166,7 @@ def test_the_memory_of_a_component_is_its_requested_part(
 )
 def test_the_memory_of_a_container_is_its_limit(target: str, size: str, memory: int) -> None:
     settings = {"memory": size, "gpus": 1, "startup_timeout": "2m"}
-    profile = target_profile(a_spec(target, **{target: settings}))
+    profile = find_target(target).profile(a_spec(target, **{target: settings}))
     limit = profile.limits["memory"]
     assert (limit.most, limit.key) == (memory, f"{target}.memory")
     assert (profile.limits["start"].most, profile.device) == (120, "cuda")

@@ -23,9 +23,10 @@ from ray.cluster_utils import Cluster
 
 from tests.support.deploying import actions
 from tests.support.models import make_model
-from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.commands.spec_file import read_named_spec
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.ray.running import RunningApplication
+from tsx_cli.deploy.targets import find_target
 from tsx_cli.main import main
 
 pytestmark = pytest.mark.cluster
@@ -110,7 +111,7 @@ class OnRay:
 
     def cluster(self) -> Any:
         settings = {"name": "digits", "target": "ray", "ray": {"address": self.address}}
-        return locations.locate_named_deployment(None, settings).cloud
+        return find_target("ray").locate(read_named_spec(None, settings)).cloud
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +243,7 @@ def test_a_replica_without_a_fitting_node_is_reported_with_rays_reason(
         application = deploy.application()
         return 1e6 if application is not None and "to be scheduled" in application.message else 0.0
 
-    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
+    monkeypatch.setattr("tsx_cli.deploy.target.Engine", partial(engine.Engine, clock=clock))
     big = "--set=ray.num_cpus=100"
     assert "a replica reserves (100 CPU)" in deploy.deploy("a", big, verb="plan", code=2)
     deploy.deploy("a", big, code=1)

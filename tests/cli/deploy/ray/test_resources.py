@@ -14,17 +14,17 @@ from tests.support.benchmarked import results
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.commands.locations import locate, locate_named_deployment
-from tsx_cli.deploy.commands.spec_file import read_spec
+from tsx_cli.deploy.commands.spec_file import read_named_spec, read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray import on_nodes
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.deployment import RayTarget, uploaded_archives
+from tsx_cli.deploy.ray.deployment import RayPlatform, uploaded_archives
 from tsx_cli.deploy.ray.kinds import Upload
 from tsx_cli.deploy.ray.resources import ARCHIVE, UPLOAD, VERSION, configuration, resources
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.ray.spec import Ray
+from tsx_cli.deploy.ray.target import TARGET
 from tsx_cli.deploy.spec import DeploySpec
 
 SHA = "0123456789abcdef" * 4
@@ -80,9 +80,9 @@ def test_replicas_are_sized_and_scaled_by_the_benchmark() -> None:
 
 def test_a_scaling_specification_needs_a_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
-    assert locate(spec(ray=ray)).cloud.settings.max_replicas == 2
+    assert TARGET.locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
-    assert locate_named_deployment(None, settings).cloud.settings.max_replicas == 2
+    assert TARGET.locate(read_named_spec(None, settings)).cloud.settings.max_replicas == 2
 
 
 def test_several_archives_can_share_replicas() -> None:
@@ -175,7 +175,7 @@ def test_old_versions_are_removed_with_their_unshared_archives() -> None:
         Resource("Archive0", ARCHIVE, "d", {}),
         Resource("Version", VERSION, "digits-4", {}),
     ]
-    obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), desired_resources)
+    obsolete = RayPlatform().obsolete_resources(cloud, spec(keep=2), desired_resources)
     assert [resource.name for resource in obsolete] == ["a", "digits-1", "digits-2"]
 
 

@@ -16,7 +16,7 @@ from tests.runtime.http.openai_api.conftest import TOKEN, messages
 from tests.support.logs import lines_of
 from tests.support.models import make_model
 from tests.support.openai_models import COUNTER
-from tsx_cli.requests.replay_run import target_of
+from tsx_cli.replay.run import target_of
 from tsx_runtime.core.comparison.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.recordings import read

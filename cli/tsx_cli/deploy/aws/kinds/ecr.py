@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
+from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
@@ -85,22 +87,8 @@ class EcrImage(ResourceKind):
         self._builder, self._recipe, self._machine = builder, recipe, machine
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        host, _, path = name.partition("/")
-        repository, _, tag = path.rpartition(":")
-        image_key = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
-        response = cloud.find(
-            "ecr", "describe_images", f"looking for the image {name}", **image_key
-        )
-        if response is None:
-            return None
-        [image] = response["imageDetails"]
-        digest = image["imageDigest"]
-        outputs = {
-            "Uri": f"{host}/{repository}@{digest}",
-            "Digest": digest,
-            "Bytes": image.get("imageSizeInBytes"),
-        }
-        return Observed(name, {}, outputs=outputs)
+        outputs = _find_image(cloud.find, name)
+        return None if outputs is None else Observed(name, {}, outputs=outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         """Build the image if this machine does not have it, and push it.
@@ -135,3 +123,27 @@ def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resou
     )
     tags = sorted(image["imageTag"] for image in images if tag.fullmatch(image["imageTag"]))
     return numbered_resources("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])
+
+
+def resolve_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
+    """Return an image of ECR by its digest, because a tag may mean another image tomorrow."""
+    host, slash, _ = image.partition("/")
+    if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
+        return image, None
+    outputs: Any = _find_image(cloud.call, image)
+    return outputs["Uri"], outputs["Bytes"]
+
+
+def _find_image(ask: Callable[..., Any], name: str) -> dict[str, Any] | None:
+    """Return the outputs of an image, or None if `ask` returns None."""
+    host, _, path = name.partition("/")
+    repository, _, tag = path.partition(":")
+    image_key = {"repositoryName": repository, "imageIds": [{"imageTag": tag or "latest"}]}
+    response = ask("ecr", "describe_images", f"looking for the image {name}", **image_key)
+    if response is None:
+        return None
+    [image] = response["imageDetails"]
+    return {
+        "Uri": f"{host}/{repository}@{image['imageDigest']}",
+        "Bytes": image.get("imageSizeInBytes"),
+    }

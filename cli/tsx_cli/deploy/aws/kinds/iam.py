@@ -9,7 +9,7 @@ from typing import Any
 from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
 from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.resources import Observed, Resource
+from tsx_cli.deploy.engine.resources import Observed, Resource, owned
 
 REFUSALS = {"sagemaker": "could not assume role", "lambda": "cannot be assumed by lambda"}
 
@@ -92,7 +92,7 @@ def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
         if "AccessDenied" not in error.code:
             raise
         return []
-    return [role] if observed is not None and observed.tags.get("tsx:name") == name else []
+    return [role] if owned(observed, name) else []
 
 
 def call_with_role(

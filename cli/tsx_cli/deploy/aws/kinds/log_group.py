@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import owner_tags
 from tsx_cli.deploy.engine.kind import ResourceKind, pick
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.resources import OWNER, Observed, Resource, Traits
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND = "AWS::Logs::LogGroup"
@@ -69,17 +67,13 @@ class LogGroup(ResourceKind):
         )
 
 
-def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list[Resource]:
-    """Return the log group of a deployment, or nothing if `log_retention` is 0.
-
-    The default name is the one that the target uses.
-    """
+def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str) -> list[Resource]:
+    """Return the log group of a deployment, or nothing if `log_retention` is 0."""
     if spec.log_retention == 0:
         return []
-    group = name or GROUPS[spec.target].format(spec.name)
     return [
         Resource(
-            "LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=owner_tags(tags)
+            "LogGroup", KIND, name, {"RetentionInDays": spec.log_retention}, tags=owner_tags(tags)
         )
     ]
 

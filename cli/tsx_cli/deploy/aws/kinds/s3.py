@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.deploy.aws.session import Cloud, translate_errors
 from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
@@ -97,13 +96,11 @@ class S3Object(ResourceKind):
         extra_args = {"Metadata": {SHA_KEY: resource.properties["Sha256"]}}
         archive = Path(resource.properties["Path"])
         with (
-            tempfile.TemporaryDirectory(
-                prefix="tsx-deploy-", dir=temporary_directory()
-            ) as directory,
+            scratch_directory("tsx-deploy-") as directory,
             translate_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(
-                str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra_args
+                str(write_model_data(archive, directory)), bucket, key, ExtraArgs=extra_args
             )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.common.stages import LETTERS, PARTS, WIDTH, bar, strip
-from tsx_cli.requests.explain import lines
+from tsx_cli.explain.command import lines
 
 EXPLANATION = {
     "requestId": "id-1",

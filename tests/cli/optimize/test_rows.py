@@ -11,7 +11,7 @@ from tsx_cli.bench.load.payloads import Payload, read_payloads
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import PastOptimization
-from tsx_cli.optimize.session import divide_rows
+from tsx_cli.optimize.rows import divide_rows
 
 
 def test_shuffled_and_sampled_inputs_keep_their_labels(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Answering, Run
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_cli.requests.replay import _show
-from tsx_cli.requests.replay_run import plan, target_of
+from tsx_cli.replay.command import _show
+from tsx_cli.replay.run import plan, target_of
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 RECORDED = Recorded(1.0, "1.0", "", (), b"x", 200, 0.1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.features.rollouts.significance import (
+from tsx_runtime.core.comparison.significance import (
     difference_probability,
     excess_probability,
     wilson_interval,

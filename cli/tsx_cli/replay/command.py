@@ -62,7 +62,7 @@ def replay(
 
     The requests keep their original spacing.
     """
-    from tsx_cli.requests.replay_run import Replay, read_comparison  # a slow import
+    from tsx_cli.replay.run import Replay, read_comparison  # a slow import
 
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")

@@ -103,7 +103,7 @@ def apply_command(
     if plan or emit is not None:
         _plan(options, no_check, emit, as_json)
     else:
-        apply(*options, ask=not yes, check=not no_check, as_json=as_json)
+        apply(options, ask=not yes, check=not no_check, as_json=as_json)
 
 
 @app.command("plan")
@@ -121,12 +121,14 @@ def plan_command(
 def _plan(
     options: DeploymentOptions, no_check: bool, emit: tuple[str, Path] | None, as_json: bool
 ) -> None:
-    from tsx_cli.deploy.commands.verbs import emit_files, show_changes
-
     if emit is not None:
-        emit_files(*options, *emit, as_json=as_json)
+        from tsx_cli.deploy.commands.files import emit_files
+
+        emit_files(options, *emit, as_json=as_json)
         return
-    raise typer.Exit(CHANGES if show_changes(*options, check=not no_check, as_json=as_json) else 0)
+    from tsx_cli.deploy.commands.verbs import show_changes
+
+    raise typer.Exit(CHANGES if show_changes(options, check=not no_check, as_json=as_json) else 0)
 
 
 @app.command()
@@ -135,7 +137,7 @@ def status(options: DeploymentOptions, as_json: AsJson = False) -> None:
     """Show a deployment: its state, its model, its instances, its alarms."""
     from tsx_cli.deploy.commands.verbs import show_deployment
 
-    show_deployment(*options, as_json=as_json)
+    show_deployment(options, as_json=as_json)
 
 
 @app.command()
@@ -162,7 +164,7 @@ def logs(
     """Show the log of a deployment."""
     from tsx_cli.deploy.commands.verbs import show_logs
 
-    show_logs(*options, since=since, count=lines, follow=follow, as_json=as_json)
+    show_logs(options, since=since, count=lines, follow=follow, as_json=as_json)
 
 
 @app.command()
@@ -193,12 +195,12 @@ def invoke(
     --json shows its content type.
     """
     from tsx_cli.deploy.commands.verbs import invoke_deployment
-    from tsx_cli.requests.predict import check_delivery, deliver
+    from tsx_cli.predict.command import check_delivery, deliver
 
     check_delivery(output, as_json=as_json)
     if (body is None) == (input_option is None):
         raise UsageError("name one file to send: `tsx deploy invoke FILE`")
-    response = invoke_deployment(*options, body or input_option or "", content_type, accept)
+    response = invoke_deployment(options, body or input_option or "", content_type, accept)
     deliver(response, output, as_json=as_json)
 
 
@@ -208,7 +210,7 @@ def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
     """List the versions that `rollback` can return to."""
     from tsx_cli.deploy.commands.verbs import show_history
 
-    show_history(*options, as_json=as_json)
+    show_history(options, as_json=as_json)
 
 
 @app.command()
@@ -227,7 +229,7 @@ def rollback(
     """Return to an earlier version."""
     from tsx_cli.deploy.commands.verbs import roll_back
 
-    roll_back(*options, number, ask=not yes, as_json=as_json)
+    roll_back(options, number, ask=not yes, as_json=as_json)
 
 
 @app.command()
@@ -236,7 +238,7 @@ def promote(options: DeploymentOptions, yes: Yes = False, as_json: AsJson = Fals
     """Send all requests to the canary now."""
     from tsx_cli.deploy.commands.verbs import promote
 
-    promote(*options, ask=not yes, as_json=as_json)
+    promote(options, ask=not yes, as_json=as_json)
 
 
 @app.command()
@@ -252,4 +254,4 @@ def destroy(
     """Remove a deployment completely, after asking for its name."""
     from tsx_cli.deploy.commands.verbs import destroy_deployment
 
-    destroy_deployment(*options, purge=purge, ask=not yes, as_json=as_json)
+    destroy_deployment(options, purge=purge, ask=not yes, as_json=as_json)

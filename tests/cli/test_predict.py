@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.cli.conftest import Answering, Run
 from tsx_cli.common.client import Response, Server
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.requests.predict import _form, _read, as_probabilities, describe, show
+from tsx_cli.predict.command import _form, _read, as_probabilities, describe, show
 from tsx_runtime.shared.content_types import guess_content_type
 
 

@@ -10,7 +10,7 @@ import typer
 
 from tsx_archiver.quantities import parse_share
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson
+from tsx_cli.common.options import AsJson, finite
 from tsx_cli.common.output import print_result
 
 app = typer.Typer(add_completion=False)
@@ -61,8 +61,7 @@ def plan_command(
     The highest load that a benchmark measured within the bounds decides.
     """
     # This module imports pydantic, which would slow --help down.
-    from tsx_cli.bench.report import planning
-    from tsx_cli.bench.search.options import finite
+    from tsx_cli.plan import planning
 
     record = planning.read_measurements(archive, results)
     if rps is None:

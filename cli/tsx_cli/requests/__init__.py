@@ -1,1 +1,0 @@
-"""Commands that send requests: predict, replay, explain, slowest."""

@@ -1,0 +1,197 @@
+"""The arguments of `tsx serve`: the models and workflows that they name are found and served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsx_archiver import plan_archive
+from tsx_archiver.inspecting import manifest_of
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
+from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
+from tsx_archiver.names import similar_file
+from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
+from tsx_cli.archive.mlflow import mlflow_spec
+from tsx_cli.archive.model_file import HandlerFiles, infer_spec
+from tsx_cli.archive.source import SourceKind, classify
+from tsx_cli.common.failure import CliError, UsageError, for_all
+from tsx_cli.serve.server import run_server
+from tsx_runtime.core.placement.hardware import gpu_count
+from tsx_runtime.errors import Conflict
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.server import ServeOptions
+from tsx_runtime.targets.server.startup import (
+    StartModel,
+    models_from_settings,
+    start_model,
+    start_workflow,
+    workflows_from_settings,
+)
+
+NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
+
+
+def serve_arguments(
+    arguments: Sequence[str],
+    settings: Settings,
+    parts: HandlerFiles,
+    registration_options: Mapping[str, object],
+    huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
+    *,
+    replaces: bool = False,
+) -> None:
+    """Serve the given files and directories, or those in the settings.
+
+    Args:
+        arguments: `[NAME=]FILE` arguments.
+        settings: The settings.
+        parts: The handler and files of bare models.
+        registration_options: Parameters of each registration; None means that one is not set.
+        huggingface: The options of Hugging Face models.
+        replaces: Whether to take over the addresses of a running server.
+    """
+    if registration_options.get("device_type") == "gpu" and not gpu_count():
+        raise UsageError(
+            "--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit"
+            " --device to run on the CPU"
+        )
+    sources = for_all(arguments, lambda argument: locate(argument, settings), CliError)
+    model_sources = [source for source in sources if source.kind != "workflow"]
+    kinds = {source.kind for source in model_sources}
+    if parts.is_given and "file" not in kinds:
+        raise UsageError(
+            "--handler, --model-file and --extra-files apply to bare model files; archives and"
+            " directories have their own"
+        )
+    if huggingface.packing_options and kinds != {"Hugging Face"}:
+        raise UsageError(
+            f"{huggingface.packing_options}: only directories of Hugging Face models, and models of the Hub,"
+            " take that; remove it"
+        )
+    if huggingface.trust_remote_code and not model_sources:
+        raise UsageError(
+            "--trust-remote-code is for the models that are named; for others, name them in the"
+            " setting trust_remote_code"
+        )
+    with ExitStack() as stack:
+        starts = [
+            find_model(source, parts, stack, huggingface) for source in model_sources
+        ] or models_from_settings(settings)
+        if huggingface.trust_remote_code:
+            trusted_names = [
+                start.order.model_name or manifest_of(start.path).model_name
+                for start in starts
+                if start.path is not None
+            ]
+            settings = settings.model_copy(
+                update={"trust_remote_code": [*settings.trust_remote_code, *trusted_names]}
+            )
+        given_workflows = [
+            start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
+        ]
+        workflows = given_workflows or workflows_from_settings(settings)
+        orders: dict[str, Any] = {
+            name: value for name, value in registration_options.items() if value is not None
+        }
+        if orders and given_workflows and not starts:
+            raise UsageError(
+                "--workers, --batch-size and --device apply to models; a workflow's specification"
+                " sets them for its models"
+            )
+        try:
+            run_server(
+                settings,
+                [replace(start, order=replace(start.order, **orders)) for start in starts],
+                workflows,
+                options=ServeOptions(replace=replaces),
+            )
+        except Conflict as error:
+            raise CliError(
+                f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE"
+            ) from error
+
+
+class LocatedSource(NamedTuple):
+    """The model or workflow of a `[NAME=]FILE` argument."""
+
+    name: str | None
+    path: Path
+    kind: SourceKind
+
+
+def find_model(
+    source: LocatedSource,
+    parts: HandlerFiles,
+    stack: ExitStack,
+    huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
+) -> StartModel:
+    """Return how a source is served.
+
+    For a model without an archive, a temporary directory like an unpacked archive is made. `stack`
+    removes it.
+    """
+    name, path, kind = source
+    if kind in ("archive", "directory"):
+        return start_model(path, name)
+    if kind == "Hugging Face":
+        spec, notes = huggingface_spec(path, huggingface, name, None, None)
+    elif kind == "MLflow":
+        spec, notes = stack.enter_context(
+            mlflow_spec(path, name, None, None, None, requirements=True)
+        )
+    else:
+        spec, notes = infer_spec(path, parts, name=name)
+    print("\n".join(notes), flush=True)
+    start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
+    facts = (
+        spec.extra_manifest.get(MANIFEST_KEY)
+        or spec.extra_manifest.get(MLFLOW_KEY)
+        or {"source": path.name}
+    )
+    url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
+    return replace(start, order=replace(start.order, url=url))
+
+
+def locate(argument: str, settings: Settings) -> LocatedSource:
+    """Find `[NAME=]FILE` in the working directory or in a store.
+
+    A directory that is not a model does not hide a store's file. If a store's file is hidden, this
+    is printed.
+    """
+    name, path = _split(argument)
+    kind = classify(path)
+    store_name, store = "model store", settings.model_store
+    if kind == "workflow" and settings.workflow_store:
+        store_name, store = "workflow store", settings.workflow_store
+    candidates = () if store is None else (store / path, store / f"{path}.mar")
+    stored = next((file for file in candidates if file.exists()), None)
+    if kind in ("Hugging Face", "MLflow") or (
+        path.exists() and (stored is None or kind != "directory")
+    ):
+        if stored is not None and stored.resolve() != path.resolve():
+            print(
+                f"'{path}' is that of the working directory, not '{stored}' of the {store_name}",
+                flush=True,
+            )
+        return LocatedSource(name, path, kind)
+    if stored is not None:
+        return LocatedSource(name, stored, classify(stored))
+    store_text = f", nor in the {store_name} '{store}'" if store else ""
+    packed = path.with_name(f"{path.name}.mar")
+    suggestion_text = f"; did you mean '{packed}'?" if packed.is_file() else similar_file(path)
+    suggestion_text = suggestion_text or (similar_file(store / path) if store else "")
+    raise CliError(
+        f"there is no file '{path}'{store_text}{suggestion_text or ';'} name an archive, a model directory or a"
+        " model file"
+    )
+
+
+def _split(argument: str) -> tuple[str | None, Path]:
+    name, equals, file = argument.partition("=")
+    if Path(argument).exists() or not (equals and name and file):
+        return None, Path(argument)
+    return name, Path(file)

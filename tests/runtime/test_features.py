@@ -1,0 +1,56 @@
+"""Each feature can be removed, and their order around a request is the declared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.features import feature_names, with_features
+from tests.support.models import make_model
+from tests.support.servers import serving
+from tsx_runtime import features
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.feature import Feature, load_features
+
+ECHO = "def handle(data, context):\n    return data and [row['body'] for row in data]\n"
+# TorchServe's API is what users come for, so this folder need not be removable.
+KEPT = {"torchserve"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*feature_names()} - KEPT))
+def test_a_server_without_a_feature_starts_and_answers(
+    name: str, tmp_path: Path, user_environment: Mapping[str, str]
+) -> None:
+    remaining = [feature for feature in feature_names() if feature != name]
+    environment = with_features(tmp_path / "features", remaining, user_environment)
+    make_model(tmp_path / "m.mar", ECHO)
+    inference, management, metrics = (
+        user_environment[f"TSX_{role}_ADDRESS"] for role in ("INFERENCE", "MANAGEMENT", "METRICS")
+    )
+    with serving(["serve", "m.mar"], tmp_path, environment):
+        answer = httpx.post(f"{inference}/predictions/m", content=b"word")
+        assert (answer.status_code, answer.content) == (200, b"word")
+        assert httpx.get(f"{metrics}/metrics").status_code == 200
+        assert httpx.get(f"{management}/models/m").status_code == 200
+
+
+@pytest.mark.anyio
+async def test_features_stand_in_the_declared_order(registry: Registry) -> None:
+    names = [type(feature).__module__.split(".")[-2] for feature in load_features(registry)]
+    assert tuple(names[: len(features.ORDER)]) == features.ORDER
+    assert features.ORDER.index("cache") < features.ORDER.index("recording")
+    assert features.ORDER.index("recording") < features.ORDER.index("shadows")
+    assert set(names) == set(feature_names())
+
+
+@pytest.mark.anyio
+async def test_a_feature_that_overrides_nothing_is_on_no_path(registry: Registry) -> None:
+    feature = Feature(registry)
+    version: object = None
+    assert feature.around(version, None) is None  # type: ignore[arg-type]
+    assert feature.loading(version, None) is None  # type: ignore[arg-type]
+    assert feature.describe(version) == {}  # type: ignore[arg-type]
