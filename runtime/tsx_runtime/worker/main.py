@@ -187,6 +187,8 @@ def _load(channel: FrameSocket, running_ids: printing.RunningIds) -> ServedModel
             send_output_to(order["output"], label, include_python=not is_output_direct)
     try:
         model = load_model(order)
+        if model.mode != "batch":
+            find_loop(model.mode)  # A feature that is absent fails the load.
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)
