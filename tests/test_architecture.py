@@ -132,6 +132,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": set(),
     **WORKER_PARTS,
+    # The part of a feature that runs in workers.
+    "tsx_runtime.features.continuous.loop": EXECUTION | {"tsx_runtime.features.continuous.members"},
     "tsx_runtime.features": GRPC,
     "tsx_runtime.server": FEATURES,
     "tsx_runtime.targets": SERVER,
@@ -147,7 +149,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"registry"},
         {"traffic"},
         {"models"},
-        {"workers", "slo"},
+        {"workers"},
         {"scheduling"},
         {
             *{"telemetry", "placement", "environments", "isolation", "concurrency"},

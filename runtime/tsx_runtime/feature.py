@@ -5,6 +5,7 @@ has a subclass of `Feature`, which the server finds without a list. Its `setting
 subclasses of `FeatureSettings` and `FeatureModelSettings`, and its `description.py` one of
 `FeatureDescription`; the settings of the server and the description of a version have their fields.
 Its `handlers.py` may name built-in handlers, which a worker finds there.
+Its `loop.py` may be the loop of workers in the mode of its name (`worker.execution.loop`).
 `docs/guides/add-a-feature.md` builds one.
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
     from tsx_runtime.core.registry.downloads import Downloads
     from tsx_runtime.core.registry.registry import Registry
+    from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.core.scheduling.strategies import EntryPoint
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.http.app import ServerApp
@@ -111,8 +113,8 @@ class Feature:
         """Return the defaults of a handler of this feature for a model, or None."""
         return None
 
-    def handler_properties(self, version: ModelVersion) -> Mapping[str, Any]:
-        """Return the `system_properties` that the handler of a version gets from this feature."""
+    def handler_properties(self, model: str) -> Mapping[str, Any]:
+        """Return the `system_properties` that a model's handler gets from this feature."""
         return {}
 
     @property
@@ -145,6 +147,13 @@ class Feature:
     def waiting(self, version: ModelVersion) -> int:
         """Return the number of requests that wait inside the workers of a version."""
         return 0
+
+    def dispatcher(self, version: ModelVersion) -> Dispatcher | None:
+        """Return the dispatcher of a version whose configuration needs one of the feature, or None.
+
+        The version is being registered; of its attributes, those of its plan and archive are set.
+        """
+        return None
 
     def loading(
         self, version: ModelVersion, worker: Worker

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -20,15 +21,20 @@ from tests.support.batches import count
 from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.core.slo.attainment import SloReport
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.features.cache.feature import CacheFeature
 from tsx_runtime.features.jobs.job_stats import JobStats
-from tsx_runtime.features.jobs.metrics import JobReading
+from tsx_runtime.features.jobs.metrics import JobReading, add_jobs
 from tsx_runtime.features.jobs.storage.store import JobRecord
-from tsx_runtime.metrics.collection import Reading, fill
+from tsx_runtime.features.slo.attainment import Attainment
+from tsx_runtime.features.slo.control import SloControl
+from tsx_runtime.features.slo.dispatcher import SloDispatcher
+from tsx_runtime.features.slo.feature import SloFeature
+from tsx_runtime.metrics.collection import Reading, fill, fill_handler_metrics
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system
@@ -119,6 +125,12 @@ def expressions() -> Iterator[str]:
     yield from (target["expr"] for panel in panels() for target in panel["targets"])
 
 
+class FakeVersion(SimpleNamespace):
+    """A version that features can use as a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, set[str]]:
     """Return the labels of each sample of a server by name."""
@@ -141,7 +153,8 @@ def rendered() -> dict[str, set[str]]:
     worker = SimpleNamespace(
         id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",)
     )
-    version = SimpleNamespace(
+    cache, slo = CacheFeature(Mock()), SloFeature(Mock())
+    version = FakeVersion(
         name="m",
         version="1",
         stats=stats,
@@ -150,32 +163,28 @@ def rendered() -> dict[str, set[str]]:
         queue_capacity=100,
         in_flight=0,
         forms={"reference": 1},
+        features=[cache, slo],
+        dispatcher=None,
+        current_limits={},
     )
-    version.slo = version.cache = None
-    cache = SimpleNamespace(hits=1, misses=1, evictions=1, size=1)
-    slo = SloReport(latency_target("p99<50ms"), 4, 8, 1, 0, 0, 1.0, 1.0)
+    control = SloControl(latency_target("p99<50ms"), LatencyCurve(0.99))
+    dispatcher = Mock(spec=SloDispatcher, control=control, attainment=Attainment())
+    other = FakeVersion(**vars(version) | {"version": "2", "dispatcher": dispatcher})
+    cache.caches[other] = SimpleNamespace(hits=1, misses=1, evictions=1, size=1)  # type: ignore[index, assignment]
     reading = Reading(
         "host",
-        [
-            SimpleNamespace(
-                versions={
-                    "1": version,
-                    "2": SimpleNamespace(
-                        **vars(version) | {"version": "2", "slo": slo, "cache": cache}
-                    ),
-                }
-            )
-        ],  # type: ignore[list-item]  # of a model, all that is read
+        [SimpleNamespace(versions={"1": version, "2": other})],  # type: ignore[list-item]  # of a model, all that is read
         ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},
         usage={"9000": ResourceUsage((1,), 1, 1.0, 1)},
         process=list(ProcessCollector(registry=None).collect()),
         shares={"m": {"1": 1.0}},
-        jobs=JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}),
     )
     families, labels_by_name = Families(), dict[str, set[str]]()
     list(fill(families, reading))
+    list(fill_handler_metrics(families, reading))
+    add_jobs(families, JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}), "host")
     for family in families.collect():
         for sample in family.samples:
             labels_by_name.setdefault(sample.name, set()).update(sample.labels)

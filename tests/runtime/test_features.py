@@ -52,5 +52,6 @@ async def test_a_feature_that_overrides_nothing_is_on_no_path(registry: Registry
     feature = Feature(registry)
     version: object = None
     assert feature.around(version, None) is None  # type: ignore[arg-type]
+    assert feature.dispatcher(version) is None  # type: ignore[arg-type]
     assert feature.loading(version, None) is None  # type: ignore[arg-type]
     assert feature.describe(version) == {}  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -53,8 +52,6 @@ def add_version(
     for feature in version.features:
         feature.add_version_metrics(families, version, labels)
     _add_workers(families, version, labels)
-    if version.slo is not None:
-        _add_slo(families, version.slo, labels)
     for worker in version.workers:
         if worker.id in usage:
             _add_usage(families, labels | {"worker": worker.id}, usage[worker.id], gpus)
@@ -131,7 +128,7 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
         model,
         {plain_text(name): count for name, count in sorted(stats.dropped_metrics.items())},
     )
-    if version.slo is None:  # With a latency target, the capacity changes after each batch.
+    if "job_queue_size" not in version.current_limits:  # Otherwise it changes after each batch.
         text = "requests that may wait (jobQueueSize)"
         families.add_rows(model, ("tsx_queue_capacity", "gauge", text, version.queue_capacity))
 
@@ -249,43 +246,6 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
         ),
     ):
         families.add_by("reason", name, text, model, {reason: counts[reason] for reason in reasons})
-
-
-def _add_slo(families: Families, slo: SloReport, model: Labels) -> None:
-    families.add_rows(
-        model,
-        ("tsx_slo_target_seconds", "gauge", "latency target of a version", slo.target.seconds),
-        (
-            "tsx_slo_target_ratio",
-            "gauge",
-            "share of the accepted requests that are to be answered within the target",
-            slo.target.quantile,
-        ),
-        (
-            "tsx_slo_attained_total",
-            "counter",
-            "accepted requests that were answered within the latency target",
-            slo.attained,
-        ),
-        (
-            "tsx_slo_missed_total",
-            "counter",
-            "accepted requests that were answered later, or not at all",
-            slo.missed,
-        ),
-        (
-            "tsx_slo_refused_total",
-            "counter",
-            "requests refused on arrival, since they would have been late",
-            slo.refused,
-        ),
-        (
-            "tsx_slo_batch_size",
-            "gauge",
-            "size of the batches that requests are accepted for at present",
-            slo.batch_size,
-        ),
-    )
 
 
 def _add_usage(

@@ -31,8 +31,9 @@ from tsx_runtime.worker.diagnostics.memory import IdleWatch, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import report_to_front_end
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, describe_error
-from tsx_runtime.worker.execution import async_handlers, continuous, step_times
+from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
+from tsx_runtime.worker.execution.loop import find_loop
 from tsx_runtime.worker.execution.prefetch import can_overlap_steps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import describe_model, load_model, warm_up_model
@@ -186,6 +187,8 @@ def _load(channel: FrameSocket, running_ids: printing.RunningIds) -> ServedModel
             send_output_to(order["output"], label, include_python=not is_output_direct)
     try:
         model = load_model(order)
+        if model.mode != "batch":
+            find_loop(model.mode)  # A feature that is absent fails the load.
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)
@@ -208,7 +211,7 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.freeze()
     idle = IdleWatch()
     if model.mode != "batch":
-        (continuous if model.mode == "continuous" else async_handlers).serve(
+        find_loop(model.mode).serve(
             channel, model, partial(_on_control_frame, model, idle), idle.reset
         )
         return

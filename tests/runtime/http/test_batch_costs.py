@@ -62,7 +62,7 @@ def answers(
 
 
 def queue_of(server: RunningServer, model: str) -> RequestQueue:
-    return server.registry.models[model].versions["1.0"]._dispatcher.queue
+    return server.registry.models[model].versions["1.0"].dispatcher.queue
 
 
 def test_the_handlers_cost_limits_batches_and_is_learned(cost_server):

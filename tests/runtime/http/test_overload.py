@@ -92,7 +92,7 @@ def test_a_deadline_applies_to_a_running_request(empty, tmp_path, until, lane):
         gate.touch()
         answer = connection.answer()
         assert (answer.status, answer.body) == (200, b"x")
-        empty.call(version.wait_answered)
+        empty.call(version.dispatcher.wait_idle)
         assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
@@ -113,7 +113,7 @@ def test_a_greater_priority_is_served_first(blocked_model, lane):
         blocked_model.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)
     ]
     queue = blocked_model.server.call(
-        lambda: [job.priority for job in blocked_model.version._dispatcher.queue.jobs]
+        lambda: [job.priority for job in blocked_model.version.dispatcher.queue.jobs]
     )
     assert queue == [7] + [0] * (blocked_model.waiting + 1) + [-5]
     blocked_model.gate.touch()
@@ -131,7 +131,7 @@ def test_the_waiting_request_of_a_client_that_leaves_is_dropped(blocked_model, l
     assert staying_connection.answer().status == 200
     requests = blocked_model.version.stats.requests
     until(lambda: blocked_model.version.stats.answers[200] == requests - 1)
-    blocked_model.server.call(blocked_model.version.wait_answered)
+    blocked_model.server.call(blocked_model.version.dispatcher.wait_idle)
 
 
 def test_a_full_queue_answers_503_or_the_configured_429(blocked_model):

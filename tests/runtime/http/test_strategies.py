@@ -234,7 +234,7 @@ def test_a_sequence_without_an_id_gets_one(server, body, total):
     id = step(server, "", body, start=True).headers["ts_request_sequence_id"]
     assert id.startswith("ts-seq-")
     assert step(server, id, 2, end=True).json()["total"] == total
-    assert not version_of(server, "counter")._dispatcher._generated
+    assert not version_of(server, "counter").dispatcher._generated
 
 
 def test_a_request_without_sequence_headers_is_its_own_sequence(server):
@@ -244,7 +244,7 @@ def test_a_request_without_sequence_headers_is_its_own_sequence(server):
 
 
 def test_the_handler_can_close_a_sequence(server):
-    sequences = version_of(server, "counter")._dispatcher.sequences
+    sequences = version_of(server, "counter").dispatcher.sequences
     step(server, "h", 1, start=True)
     assert sequences.active == 1
     assert step(server, "h", "close").status_code == 200
@@ -279,7 +279,7 @@ def test_a_worker_death_ends_its_sequences_with_an_error(
     server, until, tmp_path, error_of, by_itself
 ):
     version = version_of(server, "counter")
-    until(lambda: len(version._dispatcher.channels) == 2)
+    until(lambda: len(version.dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, start=True).json()["pid"] for id in "uvw"}
     lost_ids = [id for id in pids if pids[id] == pids["u"]]
     intact_id = next(id for id in pids if id not in lost_ids)
@@ -329,7 +329,7 @@ def test_scaling_down_ends_an_old_process_with_sequences(server, until):
 
 def test_scaling_down_ends_sequences_with_an_error(server, until, error_of):
     version = version_of(server, "shrinking")
-    until(lambda: len(version._dispatcher.channels) == 2)
+    until(lambda: len(version.dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, model="shrinking", start=True).json()["pid"] for id in "ab"}
     scale(server, "shrinking", 1)
     for id, pid in pids.items():
@@ -357,7 +357,7 @@ def test_a_later_request_of_a_sequence_can_end_a_streaming_one(server, body):
         counts = "".join(parts).split()
     assert "transfer-encoding" not in stop_response.headers
     assert int(stop_response.text) == int(counts[-1]) + 1, "the handler was called with both"
-    assert version_of(server, "sessions")._dispatcher.sequences.is_active(id) == (body == "stop")
+    assert version_of(server, "sessions").dispatcher.sequences.is_active(id) == (body == "stop")
 
 
 def parts_of(server: Any, model: str, body: str) -> list[str]:

@@ -418,7 +418,13 @@ def test_a_metric_with_two_types_becomes_two_metrics():
 
 def version_with(stats, **changes):
     defaults = {"name": "m", "version": "1", "workers": [], "pending": 0, "queue_capacity": 100}
-    idle_fields = {"stats": stats, "slo": None, "in_flight": 0, "forms": {}, "features": []}
+    idle_fields = {
+        "stats": stats,
+        "current_limits": {},
+        "in_flight": 0,
+        "forms": {},
+        "features": [],
+    }
     return SimpleNamespace(**defaults | idle_fields | changes)
 
 

@@ -10,7 +10,7 @@ from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Curve, OfferedLoad, Prediction
 from tsx_cli.bench.search.machine import correction
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
 
 OVERHEAD_MS = 0.3  # time of a request outside its worker, in the client and the front end
 BETWEEN_MS = 0.1  # time from the end of a batch to the start of the next

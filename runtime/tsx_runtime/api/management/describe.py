@@ -10,7 +10,6 @@ from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.api.management.schemas import (
     DescribedMeasurement,
     DescribedModel,
-    DescribedSlo,
     DescribedWorker,
     JobQueue,
     ListedModel,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.models.model import Model, ModelVersion
     from tsx_runtime.core.registry.registry import Registry
-    from tsx_runtime.core.slo.attainment import SloReport
 
 PAGE = 100
 
@@ -46,7 +44,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         name: getattr(plan, name) or (0 if limit.changeable else None)
         for name, limit in LIMITS.items()
     }
-    limits |= current_limits(version)
+    limits |= version.current_limits
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -89,23 +87,9 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
             if version.benchmark_record is None
             else DescribedMeasurement(**version.benchmark_record._asdict())
         ),
-        slo=None if version.slo is None else describe_slo(version.slo),
         **limits,
         **feature_fields(version),
     )
-
-
-def current_limits(version: ModelVersion) -> dict[str, int]:
-    """Return the limits that a latency target changes with the load."""
-    return (
-        {}
-        if version.slo is None
-        else {"batch_size": version.batch_size, "job_queue_size": version.queue_capacity}
-    )
-
-
-def describe_slo(slo: SloReport) -> DescribedSlo:
-    return DescribedSlo(**slo._asdict() | {"target": slo.target.text})
 
 
 def feature_fields(version: ModelVersion) -> dict[str, Any]:

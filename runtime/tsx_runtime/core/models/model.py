@@ -12,29 +12,19 @@ from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
-from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import ModelEnvironment
-from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
-from tsx_runtime.core.models.handlers import chosen_handler, handler_of
-from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.resources import ServerResources
-from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
+from tsx_runtime.core.models.worker_setup import WorkerSetup
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
-from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
-from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher, queue_of
-from tsx_runtime.core.slo.attainment import SloReport
-from tsx_runtime.core.slo.dispatcher import SloDispatcher
-from tsx_runtime.core.telemetry.metric_journal import MetricJournal
+from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
 from tsx_runtime.shared.redaction import redacted
 
@@ -69,21 +59,11 @@ class ModelVersion:
         self.plan = plan
         self.order = order
         self.url = redacted(order.url)  # shown to users, without secrets
-        self.isolation = isolation_of(settings, name)
-        if self.isolation is not None and plan.parallel.is_group:
-            raise BadRequest(
-                f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group,"
-                " whose processes need the network. "
-                f'Set isolation = "off" in [models.{name}], or remove torchrun and parallelType'
-                " from model-config.yaml."
-            )
-        self.envelope = envelope_of(archive, settings)
-        self.runtime = order.runtime or archive.manifest.runtime
-        self.handler = handler_of(
-            archive,
-            chosen_handler(archive, order.handler, settings.default_service_handler),
-            self.runtime,
+        self._setup = setup = WorkerSetup(
+            name, version, archive, order, plan, host, environment, lambda: self.workers
         )
+        self.isolation, self.envelope = setup.isolation, setup.envelope
+        self.runtime, self.handler = setup.runtime, setup.handler
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
         self.benchmark_record = read_benchmark_record(archive.directory)
@@ -105,18 +85,18 @@ class ModelVersion:
         self._closed = False
         self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
-        self._dispatcher = self._make_dispatcher(plan)
-        self._dispatcher.response_timeout = plan.response_timeout
+        self.dispatcher = self._make_dispatcher()
+        self.dispatcher.response_timeout = plan.response_timeout
         if settings.metrics_mode != "prometheus":
-            self.stats.journal = MetricJournal()
+            self.stats.keep_journal()
         self._supervision = SupervisionConfig(
             label,
             f"`tsx models scale {name} 1 --version {version}` (PUT"
             f" /models/{name}/{version}?min_worker=1)",
-            self._dispatcher,
+            self.dispatcher,
             host.starter,
-            self._load_order,
-            self._launch,
+            setup.load_order,
+            setup.launch,
             plan.response_timeout,
             plan.startup_timeout,
             plan.max_retry_timeout,
@@ -129,37 +109,18 @@ class ModelVersion:
         self._supervisor = Supervisor(
             self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(plan)
         )
-        self._dispatcher.wake = self._wake
+        self.dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
         self.submit: Callable[[Job], None]
         self.leave: Callable[[Job], None]
         self._set_entry_point()
 
-    def _make_dispatcher(self, plan: VersionPlan) -> Dispatcher:
-        bounds = plan.bounds
-        if bounds.slo is None:
-            return make_dispatcher(
-                self.label, plan.limits, bounds, plan.strategy, self.max_response_size
-            )
-        points = (
-            self.benchmark_record.curve
-            if self.benchmark_record is not None and self.benchmark_record.here
-            else ()
-        )
-        return SloDispatcher(
-            self.label,
-            plan.limits,
-            bounds,
-            bounds.slo,
-            points,
-            queue_of(plan.strategy),
-            self._host.arbiter,
-        )
-
-    @property
-    def slo(self) -> SloReport | None:
-        """The latency target, and how well it is met."""
-        return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
+    def _make_dispatcher(self) -> Dispatcher:
+        for feature in self.features:
+            dispatcher = feature.dispatcher(self)
+            if dispatcher is not None:
+                return dispatcher
+        return make_dispatcher(self.label, self.plan.limits, self.plan.bounds, self.plan.strategy)
 
     @property
     def features(self) -> Sequence[Feature]:
@@ -175,8 +136,13 @@ class ModelVersion:
         return self.archive.manifest.data
 
     @property
+    def current_limits(self) -> dict[str, int]:
+        """The limits that the dispatcher changes with the load; see `Dispatcher`."""
+        return self.dispatcher.current_limits
+
+    @property
     def batch_size(self) -> int:
-        return self.plan.batch_size if self.slo is None else self.slo.batch_size
+        return self.current_limits.get("batch_size", self.plan.batch_size)
 
     @property
     def batch_places(self) -> int:
@@ -198,7 +164,7 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """The number of requests that wait for a worker."""
-        return self._dispatcher.pending
+        return self.dispatcher.pending
 
     @property
     def ready(self) -> bool:
@@ -207,7 +173,7 @@ class ModelVersion:
         return (
             self.asleep
             or WorkerState.READY in states
-            or (self._dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
+            or (self.dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
         )
 
     @property
@@ -227,7 +193,7 @@ class ModelVersion:
         It has no requests, and the next request may wait until the model is loaded again.
         """
         return (
-            self._dispatcher.is_unused
+            self.dispatcher.is_unused
             and not self.plan.strategy.uses_job_tickets
             and {worker.state for worker in self.workers} <= {WorkerState.READY}
         )
@@ -238,7 +204,7 @@ class ModelVersion:
 
         It is the current time if there are requests or sequences.
         """
-        if not self._dispatcher.is_unused:
+        if not self.dispatcher.is_unused:
             return time.monotonic()
         return max(
             [
@@ -252,18 +218,18 @@ class ModelVersion:
     @property
     def can_shrink(self) -> bool:
         """Whether workers may be removed; in a stateful model, only while it has no sequences."""
-        return self.plan.strategy.sequences is None or self._dispatcher.is_unused
+        return self.plan.strategy.sequences is None or self.dispatcher.is_unused
 
     def current_load(self) -> tuple[int, int, float]:
         """Return the numbers of waiting requests and busy workers, and a busy worker's rate."""
         running_batches = [
-            channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent
+            channel.sent[0].jobs for channel in self.dispatcher.channels if channel.sent
         ]
         joins_running = (
             self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
         )
         waiting = self.pending if joins_running else self.in_flight - sum(map(len, running_batches))
-        return waiting, len(running_batches), self._dispatcher.service_rate.rate
+        return waiting, len(running_batches), self.dispatcher.service_rate.rate
 
     @property
     def forms(self) -> Counter[str]:
@@ -285,16 +251,16 @@ class ModelVersion:
     @property
     def in_flight(self) -> int:
         """The number of accepted requests without an answer, waiting or with a worker."""
-        return self._dispatcher.in_flight
+        return self.dispatcher.in_flight
 
     @property
     def queue_capacity(self) -> int:
         """The largest number of waiting requests."""
-        return self.plan.job_queue_size if self.slo is None else self.slo.waiting
+        return self.current_limits.get("job_queue_size", self.plan.job_queue_size)
 
     @property
     def stats(self) -> Stats:
-        return self._dispatcher.stats
+        return self.dispatcher.stats
 
     def route_for_headers(self, headers: Headers) -> ModelVersion:
         """Return this version, since it is a route that ignores the headers; see `Route`."""
@@ -302,31 +268,15 @@ class ModelVersion:
 
     def has_sequence_of(self, job: Job) -> bool:
         """Tell whether this version runs or has lost the request's sequence."""
-        is_here = isinstance(
-            self._dispatcher, SequenceDispatcher
-        ) and self._dispatcher.has_sequence_of(job)
-        return is_here or any(old.runs_sequence_of(job) for old in self.predecessors)
+        return self.dispatcher.has_sequence_of(job) or any(
+            old.runs_sequence_of(job) for old in self.predecessors
+        )
 
     def runs_sequence_of(self, job: Job) -> bool:
         """Tell whether this version runs the request's sequence."""
-        is_here = isinstance(
-            self._dispatcher, SequenceDispatcher
-        ) and self._dispatcher.runs_sequence_of(job)
-        return is_here or any(old.runs_sequence_of(job) for old in self.predecessors)
-
-    def learn_lost_sequences_of(self, old: ModelVersion) -> None:
-        """Remember the sequences that the old version loses, so that their clients get an error."""
-        if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(
-            old._dispatcher, SequenceDispatcher
-        ):
-            self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
-
-    def continue_counts(self, old: ModelVersion) -> None:
-        """Continue the metrics of the version that this one replaces.
-
-        Both versions count until the old one has ended.
-        """
-        self._dispatcher.continue_counts(old._dispatcher.stats)
+        return self.dispatcher.runs_sequence_of(job) or any(
+            old.runs_sequence_of(job) for old in self.predecessors
+        )
 
     def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
         """Replace the functions that accept requests and that report clients who have left."""
@@ -375,7 +325,7 @@ class ModelVersion:
     def _wake(self) -> bool:
         if not self.asleep:
             return False
-        self._dispatcher.cold_starts.begin()
+        self.dispatcher.cold_starts.begin()
         self._host.background.load(
             self.adapt(max(1, self.min_workers), "request", "the model was not loaded")
         )
@@ -405,37 +355,25 @@ class ModelVersion:
 
         Batches that were already sent to a worker do not change.
         """
-        self.plan = replace(self.plan, **changes)
+        self.plan = self._setup.plan = replace(self.plan, **changes)
         self._set_entry_point()
         self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
-        self._dispatcher.response_timeout = self.plan.response_timeout
-        self._dispatcher.change(self.plan.limits, self.plan.bounds)
+        self.dispatcher.response_timeout = self.plan.response_timeout
+        self.dispatcher.change(self.plan.limits, self.plan.bounds)
         self._supervision.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     def retry_after(self) -> int | None:
         """Estimate the whole seconds until a worker serves; None without a starting worker."""
-        seconds = self._supervisor.seconds_until_ready()
-        return None if seconds is None else retry_after(0, 0.0, seconds)
+        return self._supervisor.retry_after()
 
     def watch(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
 
-    async def wait_answered(self) -> None:
-        """Wait until every accepted request is answered."""
-        await self._dispatcher.wait_idle()
-
-    async def wait_drained(self) -> None:
-        """Wait until every accepted request is answered, and no sequence is running."""
-        await self._dispatcher.wait_drained()
-
     def note_error(self, text: str) -> None:
         """Show an error in the version's description."""
         self._supervision.last_error = text
-
-    def refuse_waiting(self, error: TsxError) -> None:
-        self._dispatcher.refuse_waiting(error)
 
     async def close(self) -> None:
         """End all workers at once, and refuse their requests."""
@@ -443,7 +381,7 @@ class ModelVersion:
             return
         self._closed, self._loads_on_request = True, False
         await self._supervisor.scale(0, drain=False)
-        self._dispatcher.close()
+        self.dispatcher.close()
         for feature in self.features:
             feature.end_version(self)
         self.archive.close()
@@ -452,7 +390,7 @@ class ModelVersion:
 
     def _set_entry_point(self) -> None:
         """Set the functions of a request to those of the dispatcher, behind those of features."""
-        entry = entry_point(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+        entry = entry_point(self.dispatcher, self.plan.strategy, self.plan.response_timeout)
         for feature in reversed(self.features):
             entry = feature.around(self, entry) or entry
         self.submit, self.leave = entry
@@ -464,70 +402,6 @@ class ModelVersion:
                 if context := feature.loading(self, worker):
                     await stack.enter_async_context(context)
             yield
-
-    def _placement(self, worker: Worker) -> WorkerPlacement:
-        workers = self.workers
-        # A worker that is ending is not in the list, and its placement does not matter.
-        position = workers.index(worker) if worker in workers else 0
-        plan = self.plan
-        return placement_of(
-            self._host.machine,
-            plan.parallel,
-            threads=plan.threads,
-            worker=position,
-            workers=len(workers),
-            gpus=worker.gpus,
-            sharing=self._host.count_workers(),
-        )
-
-    def _launch(self, worker: Worker) -> Launch | None:
-        use_venv, threads = bool(self.config.use_venv), self._placement(worker).threads
-        group_name, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
-        return launch_of(
-            self.plan.parallel,
-            self._environment,
-            use_venv=use_venv,
-            threads=threads,
-            group_name=group_name,
-            sandbox=sandbox,
-        )
-
-    def _sandbox(self, worker: Worker) -> Sandbox | None:
-        if self.isolation is None:
-            return None
-        readable = [
-            str(self.archive.directory),
-            *([] if self._environment is None else [str(self._environment.directory)]),
-        ]
-        label = f"W-{worker.id}-{self.name}_{self.version}"
-        return Sandbox(
-            self.isolation,
-            readable,
-            gpu=bool(worker.gpus),
-            output=self._host.worker_output,
-            label=label,
-        )
-
-    def _load_order(self, worker: Worker) -> wire.LoadOrder:
-        placement, settings = self._placement(worker), self._host.settings
-        return load_order(
-            self.archive,
-            self.plan,
-            placement,
-            settings,
-            name=self.name,
-            version=self.version,
-            handler=self.handler,
-            envelope=self.envelope,
-            worker=worker.id,
-            gpus=len(worker.gpus),
-            properties={
-                key: value
-                for feature in self.features
-                for key, value in feature.handler_properties(self).items()
-            },
-            output=self._host.worker_output,
-        )
 
 
 class Model:

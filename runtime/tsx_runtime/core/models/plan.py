@@ -10,11 +10,11 @@ from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
+from tsx_runtime.core.models.latency_curve import SIZES
 from tsx_runtime.core.placement.placement import Parallel, candidate_gpus, gpus_for, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.core.scheduling.strategies import MAX_CONCURRENT, Strategy, strategy_of
-from tsx_runtime.core.slo.curve import SIZES
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy

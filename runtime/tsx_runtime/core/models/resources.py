@@ -8,7 +8,6 @@ from typing import NamedTuple
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import Machine
-from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.feature import Feature
 from tsx_runtime.plugins import BatchPolicy
@@ -28,5 +27,4 @@ class ServerResources(NamedTuple):
     count_workers: Callable[[], int]  # returns the number of workers of all versions
     features: Sequence[Feature]
     background: TaskGroup
-    arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

@@ -105,7 +105,7 @@ class ModelTable:
             raise CleanupTimeout(f"Timed out while cleaning resources: {version.name}")
         self._remove_from_models(version)
         try:
-            await asyncio.wait_for(version.wait_answered(), self.timeout or None)
+            await asyncio.wait_for(version.dispatcher.wait_idle(), self.timeout or None)
         except BaseException as error:
             self._ending_versions.discard(version)
             self._insert(version)
@@ -128,13 +128,15 @@ class ModelTable:
         """End all versions, after accepted requests had up to `drain` seconds."""
         versions = self.all()
         if drain:
-            drain_tasks = [asyncio.ensure_future(version.wait_answered()) for version in versions]
+            drain_tasks = [
+                asyncio.ensure_future(version.dispatcher.wait_idle()) for version in versions
+            ]
             if drain_tasks:
                 _, pending_tasks = await asyncio.wait(drain_tasks, timeout=drain)
                 for task in pending_tasks:
                     task.cancel()
         for version in versions:
-            version.refuse_waiting(Unavailable("The server is stopping."))
+            version.dispatcher.refuse_waiting(Unavailable("The server is stopping."))
         await asyncio.gather(*(self._remove(version) for version in versions))
 
     def notify_readiness(self) -> None:

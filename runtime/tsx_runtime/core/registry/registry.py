@@ -28,7 +28,6 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
-from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -133,7 +132,6 @@ class Registry:
             lambda: sum(len(version.workers) for version in table.all()),
             self.features,
             self.background,
-            DeviceArbiter(self.machine.cores),
             worker_output,
         )
         self.cores = CoreSharing(self.machine.cores, self._serving_channels)

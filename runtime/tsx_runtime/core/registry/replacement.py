@@ -69,7 +69,7 @@ def apply_later_changes(
     if changed_limits:
         new.change(changed_limits)
     if new.version == old.version:
-        new.continue_counts(old)
+        new.dispatcher.continue_counts(old.dispatcher.stats)
     if current.workers == before.workers:
         return None
     new.is_scaled_by_client = True
@@ -90,7 +90,7 @@ class Handover:
         self._old_may_have_sequences = old.plan.strategy.sequences is not None
         if self._old_may_have_sequences:
             new.predecessors.append(old)
-            new.learn_lost_sequences_of(old)
+            new.dispatcher.share_losses(old.dispatcher)
             new.redirect(self._submit, self._leave)
         # The lambda looks up `new.submit` for each job, since a later replacement changes it.
         old.redirect(lambda job: new.submit(job), self._leave)
@@ -203,7 +203,7 @@ class Replacer:
     async def _drain(self, old: ModelVersion, handover: Handover) -> None:
         """Discard the old version once it is unused, or after `unregister_model_timeout`."""
         try:
-            await asyncio.wait_for(old.wait_drained(), self._table.timeout)
+            await asyncio.wait_for(old.dispatcher.wait_drained(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):
             text = (
                 "%s: was replaced and is stopped with requests unanswered: draining took longer"

@@ -24,7 +24,12 @@ from tsx_runtime.core.scheduling.batching import (
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_refused
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
-from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import (
+    LatencyCapacity,
+    ServiceRate,
+    latest_start,
+    retry_after,
+)
 from tsx_runtime.core.telemetry.batch_times import times_in
 from tsx_runtime.core.telemetry.cold_starts import ColdStarts
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -50,7 +55,7 @@ class Bounds(NamedTuple):
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
     overload_status: int = 503
-    slo: LatencyTarget | None = None  # a latency target, only for `SloDispatcher`
+    slo: LatencyTarget | None = None  # With it, the server decides the other limits.
 
 
 class Dispatcher:
@@ -194,6 +199,30 @@ class Dispatcher:
         self.stats = stats
         stats.add_serving(self)
 
+    @property
+    def current_limits(self) -> dict[str, int]:
+        """The limits that change with the load, by the names of their parameters.
+
+        They take the place of those in the plan.
+        """
+        return {}
+
+    @property
+    def latency_capacity(self) -> LatencyCapacity | None:
+        """The capacity within a latency target; None without a target or a measurement."""
+        return None
+
+    def has_sequence_of(self, job: Job) -> bool:
+        """Tell whether a request belongs to a sequence that runs here or was lost here."""
+        return False
+
+    def runs_sequence_of(self, job: Job) -> bool:
+        """Tell whether a request belongs to a sequence that runs here."""
+        return False
+
+    def share_losses(self, old: Dispatcher) -> None:
+        """Remember the sequences that another dispatcher loses, for the errors of clients."""
+
     # The methods below are called by the supervisor.
 
     def new_channel(self) -> Channel:
@@ -273,11 +302,11 @@ class Dispatcher:
             self.refuse_all(unanswered, error)
 
     async def wait_idle(self) -> None:
-        """Wait until no job is queued or running."""
+        """Wait until every accepted job is answered."""
         await self._idle.wait()
 
     async def wait_drained(self) -> None:
-        """Wait until no job is queued or running and no sequence is open."""
+        """Wait until every accepted job is answered, and no sequence is open."""
         await self.wait_idle()
 
     def close(self) -> None:

@@ -1,8 +1,12 @@
-"""The measured service rate of a version's workers, for `Retry-After` and deadlines."""
+"""The measured service rate of a version's workers, for `Retry-After`, deadlines and scaling."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tsx_archiver.metadata.slo import LatencyTarget
 
 MEMORY_S = 5.0  # seconds of work after which a measurement counts about a third
 # Seconds. In a longer batch, less than a hundredth is the way to the worker (100 microseconds).
@@ -52,6 +56,34 @@ class ServiceRate:
         before the first batch.
         """
         return (self._seconds + 4 * self._deviation) / self._batches if self._batches else 0.0
+
+
+class LatencyCapacity(NamedTuple):
+    """The measured capacity of workers within a latency target.
+
+    Attributes:
+        target: The latency target.
+        throughput: Returns how many requests per second some workers answer in time, and in which
+            batch size, if `rate` requests per second arrive: `throughput(rate, workers)`.
+    """
+
+    target: LatencyTarget
+    throughput: Callable[[float, int], tuple[float, int]]
+
+    def min_workers(self, rate: float, utilization: float, limit: int) -> int:
+        """Return the smallest number of workers that answer `rate` requests per second in time.
+
+        They are busy for at most the fraction `utilization` of the time. The result is at most
+        `limit`.
+        """
+        return next(
+            (
+                count
+                for count in range(1, limit)
+                if rate <= utilization * self.throughput(rate, count)[0]
+            ),
+            limit,
+        )
 
 
 def retry_after(waiting: int, rate: float, delay: float = 0.0) -> int:

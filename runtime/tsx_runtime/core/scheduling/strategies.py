@@ -1,15 +1,8 @@
-"""The choice of one of five dispatchers by a version's model-config.yaml.
+"""The dispatch settings of model-config.yaml, and the dispatcher of a version without a feature.
 
-| model-config.yaml                      | dispatcher                | the worker's loop           |
-|----------------------------------------|---------------------------|-----------------------------|
-| (nothing)                              | Dispatcher                | batch: one after the other  |
-| continuousBatching                     | JoiningDispatcher         | continuous: between calls   |
-| asyncCommunication                     | JoiningDispatcher         | async: a task per request   |
-| sequenceBatching                       | SequenceDispatcher        | batch                       |
-| sequenceBatching, one of the two above | JoiningSequenceDispatcher | continuous or async         |
-| splitRows                              | RowsDispatcher            | batch                       |
-
-With useJobTicket, a request is refused if it would have to wait for a worker.
+A feature may have a dispatcher of its own: see `Feature.dispatcher`. docs/concepts/data-plane.md
+lists all dispatchers. With useJobTicket, a request is refused if it would have to wait for a
+worker.
 """
 
 from __future__ import annotations
@@ -18,17 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.joining import JoiningDispatcher
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
-from tsx_runtime.core.scheduling.sequence_dispatcher import (
-    JoiningSequenceDispatcher,
-    SequenceDispatcher,
-)
-from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
 # The limit of requests in an asynchronous handler; its engine decides how many run at a time.
@@ -40,6 +27,17 @@ class EntryPoint(NamedTuple):
 
     submit: Callable[[Job], None]
     leave: Callable[[Job], None]
+
+
+class SequenceConfig(NamedTuple):
+    """The sequence settings of a model."""
+
+    max_idle: float  # seconds without a request after which a sequence ends
+    timeout: float | None = None  # longest duration of a sequence in seconds; None: no limit
+    max_sequences: int = 1  # active sequences of a version
+    max_waiting: int = 1  # waiting requests of a sequence
+    # Whether a request is sent while earlier ones stream; it may tell the handler to end them.
+    overlap: bool = False
 
 
 class Strategy(NamedTuple):
@@ -100,19 +98,26 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
 
 
 def make_dispatcher(
-    label: str, limits: BatchLimits, bounds: Bounds, strategy: Strategy, max_response_size: int
+    label: str, limits: BatchLimits, bounds: Bounds, strategy: Strategy
 ) -> Dispatcher:
-    joins_running = strategy.mode != "batch"
-    if strategy.sequences is not None:
-        return (JoiningSequenceDispatcher if joins_running else SequenceDispatcher)(
-            label, limits, bounds, strategy.sequences
+    """Return the dispatcher of a version for which no feature has one.
+
+    Raises:
+        BadRequest: The version needs a feature that this server does not have.
+    """
+    features = {
+        "slo": bounds.slo,
+        "sequenceBatching": strategy.sequences,
+        "splitRows": strategy.split_rows,
+        "continuousBatching": strategy.mode == "continuous",
+    }
+    if missing := [name for name, value in features.items() if value]:
+        raise BadRequest(
+            f"{label} is configured with {', '.join(missing)}, for which this server has no"
+            " feature. Remove it from the configuration, or install tsx-serve completely."
         )
-    if joins_running:
+    if strategy.mode == "async":
         return JoiningDispatcher(label, limits, bounds)
-    if strategy.split_rows:
-        return RowsDispatcher(
-            label, limits, bounds, strategy.split_rows, max_response_size, queue_of(strategy)
-        )
     return Dispatcher(label, limits, bounds, queue_of(strategy))
 
 

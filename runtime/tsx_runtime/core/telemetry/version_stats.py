@@ -151,8 +151,12 @@ class Stats:
         self.dropped_metrics: Counter[str] = Counter()
         # The number of label sets in `handler_metrics`, by the name of the metric.
         self._label_sets: Counter[str] = Counter()
-        self.journal: MetricJournal | None = None  # only with a metric log
+        self.journal: MetricJournal | None = None  # set by `keep_journal`
         self.error_log = ErrorLog()  # errors and output of handlers, and ends of workers
+
+    def keep_journal(self) -> None:
+        """Keep the metrics of requests for the metric log."""
+        self.journal = MetricJournal()
 
     def add_serving(self, serving: Serving) -> None:
         """Count the requests of another object that serves the version, too."""

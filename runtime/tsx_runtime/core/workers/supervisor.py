@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.workers.instance import EXIT_GRACE_S
 from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, SupervisionConfig, WorkerLifecycle
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -59,6 +60,11 @@ class Supervisor:
             worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers
         ]
         return min((seconds for seconds in estimates if seconds is not None), default=None)
+
+    def retry_after(self) -> int | None:
+        """Return `seconds_until_ready` in whole seconds."""
+        seconds = self.seconds_until_ready()
+        return None if seconds is None else retry_after(0, 0.0, seconds)
 
     def scale(
         self, count: int, *, drain: bool = True, retry: bool = True

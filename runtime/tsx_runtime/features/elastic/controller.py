@@ -14,7 +14,7 @@ from tsx_runtime.core.models.plan import MAX_WORKERS
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.core.workers.memory import MEGA
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.features.elastic.decision import History, LatencyCapacity, ModelLoad, decide
+from tsx_runtime.features.elastic.decision import History, ModelLoad, decide
 from tsx_runtime.features.elastic.memory import MemoryBudget
 from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
@@ -135,14 +135,11 @@ def _observe(
         max(0, refusals - watched.refusals) if watched.history.observed_at > 0 else 0,
         refusals,
     )
-    requests, report = version.stats.requests + refusals, version.slo
+    requests = version.stats.requests + refusals
     new_requests, watched.requests = (
         max(0, requests - watched.requests) if watched.history.observed_at > 0 else 0,
         requests,
     )
-    latency_capacity = None
-    if report is not None and report.curve is not None and report.curve.known:
-        latency_capacity = LatencyCapacity(report.target, report.seconds, report.curve)
     usages = {
         worker: usage
         for worker, usage in usage_by_worker.items()
@@ -160,7 +157,7 @@ def _observe(
         waiting=waiting,
         refusals=new_refusals,
         arrivals=new_requests,
-        latency_capacity=latency_capacity,
+        latency_capacity=version.dispatcher.latency_capacity,
         batch_size=version.batch_places or 1,
         rate=rate,
         load_seconds=min(

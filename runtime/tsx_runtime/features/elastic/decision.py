@@ -28,9 +28,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
-from tsx_runtime.core.slo.decision import aim
+from tsx_runtime.core.scheduling.service_rate import LatencyCapacity
 
 INTERVAL_S = 0.5  # time between two rounds
 MAX_WAITING_WORK_S = 0.1  # a busy model with more waiting work gets another worker
@@ -40,34 +38,6 @@ COMFORTABLE_UTILIZATION = 0.6  # fraction of the time that the remaining workers
 MIN_QUIET_S = 60.0
 MAX_QUIET_S = 3600.0
 RECENT_S, USUAL_S = 1.0, 20.0  # time constants of the two exponential averages
-
-
-class LatencyCapacity(NamedTuple):
-    """The capacity of workers within a latency target, from the version's measured curve."""
-
-    target: LatencyTarget
-    seconds: float  # the largest expected latency with which a request is still accepted
-    curve: LatencyCurve  # has measurements
-
-    def min_workers(self, rate: float, utilization: float, limit: int) -> int:
-        """Return the smallest number of workers that answer `rate` requests per second in time.
-
-        They are busy for at most the fraction `utilization` of the time. The result is at most
-        `limit`.
-        """
-        return next(
-            (
-                count
-                for count in range(1, limit)
-                if rate <= utilization * self.throughput(rate, count)[0]
-            ),
-            limit,
-        )
-
-    def throughput(self, rate: float, workers: int) -> tuple[float, int]:
-        """Return how many requests per second are answered in time, and in which batch size."""
-        size = aim(self.curve, self.seconds, rate, workers).size
-        return workers * size / (self.curve.typical(size) * self.curve.mean), size
 
 
 @dataclass(frozen=True)

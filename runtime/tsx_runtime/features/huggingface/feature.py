@@ -23,7 +23,6 @@ from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.sources import Trust, is_hub
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.downloads import Downloads
 
 PACKAGE = ("transformers", "transformers")
@@ -55,8 +54,8 @@ class HuggingFaceFeature(Feature):
             limits, task_workers(weights_size(archive.directory), cores), package=PACKAGE
         )
 
-    def handler_properties(self, version: ModelVersion) -> Mapping[str, Any]:
-        return {"trust_remote_code": version.name in self.named_models}
+    def handler_properties(self, model: str) -> Mapping[str, Any]:
+        return {"trust_remote_code": model in self.named_models}
 
     async def open_url(
         self, order: RegisterOrder, trust: Trust, downloads: Downloads, progress: Progress

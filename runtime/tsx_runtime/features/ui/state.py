@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.management.describe import Memory, current_limits, describe_slo, feature_fields
+from tsx_runtime.api.management.describe import Memory, feature_fields
 from tsx_runtime.api.management.samples import MAX_SAMPLES, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -105,8 +105,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "form": ", ".join(version.forms) or None,
         "formsPassedOver": version.forms_passed_over,
         "measured": None if version.benchmark_record is None else str(version.benchmark_record),
-        "limits": {name: getattr(version.plan, name) for name in LIMITS} | current_limits(version),
-        "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
+        "limits": {name: getattr(version.plan, name) for name in LIMITS} | version.current_limits,
         **{
             name: None if value is None else value.model_dump(by_alias=True)
             for name, value in feature_fields(version).items()

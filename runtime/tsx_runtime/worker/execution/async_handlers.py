@@ -40,7 +40,6 @@ from tsx_runtime.worker.execution.batch import (
     read_requests,
     send_nowhere,
 )
-from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import copy_items
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import SendPiece
@@ -152,7 +151,7 @@ class ConcurrentRequests:
         )
         self._cancelled_batches.discard(batch)
         times = step_times.encode_times(start, time.monotonic(), laps)
-        frames = with_metrics(self._model, [(Kind.REPLY, batch, [answer], times)])
+        frames = self._model.metrics.pending.add_to([(Kind.REPLY, batch, [answer], times)])
         with suppress(ConnectionError):  # If the front end has gone, the reading thread notices it.
             self._channel.send_all(self._pieces + frames)
         self._pieces.clear()

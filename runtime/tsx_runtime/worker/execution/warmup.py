@@ -18,8 +18,8 @@ from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Item
 from tsx_runtime.worker.codecs.responses import COUNT_MISMATCH_MESSAGE, NOT_A_LIST_MESSAGE, Answer
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
+from tsx_runtime.worker.execution.loop import find_loop
 from tsx_runtime.worker.handler_api.loader import own_file
 
 if TYPE_CHECKING:
@@ -151,12 +151,10 @@ def _make_request(
 
 
 def _answer_requests(model: ServedModel, items: list[Item]) -> list[Answer]:
-    if model.mode == "continuous":
-        outcome = continuous.answer(model, items)
-    elif model.mode == "async":
-        outcome = async_handlers.answer(model, items)
-    else:
+    if model.mode == "batch":
         outcome = answer_batch(model, items, send_nowhere)
+    else:
+        outcome = find_loop(model.mode).answer(model, items)
     if outcome.device_lost:
         raise LoadError(
             "The device stopped responding to this process during the warm-up of the model."

@@ -6,6 +6,7 @@ A worker collects values and sends them with its next reply. The front end owns 
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import socket
 import threading
@@ -13,7 +14,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from tsx_runtime.wire import DeclaredMetric, MetricDelta
+from tsx_runtime.wire import DeclaredMetric, Kind, MetricDelta
+from tsx_runtime.worker.channel import OutFrame
 from tsx_runtime.worker.exceptions import (
     MetricsCacheKeyError,
     MetricsCacheTypeError,
@@ -195,6 +197,16 @@ class PendingMetrics:
                 *observations,
             ]
         ]
+
+    def add_to(self, frames: Sequence[OutFrame]) -> list[OutFrame]:
+        """Take all values, and add them to the first reply among the frames, if there is one."""
+        frames_with_metrics = list(frames)
+        for idx, (kind, batch, items, times) in enumerate(frames_with_metrics):
+            if kind is Kind.REPLY and times and self:
+                extra = bytes(times) + json.dumps(self.take()).encode()
+                frames_with_metrics[idx] = (kind, batch, items, extra)
+                break
+        return frames_with_metrics
 
     def _drop(self, metric: CachingMetric) -> None:
         if not self._is_drop_logged:

@@ -30,9 +30,11 @@ from tsx_runtime.core.scheduling.channel import MAX_PIECES_PER_TURN, MAX_REPORT_
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.strategies import Strategy, make_dispatcher
 from tsx_runtime.core.telemetry.batch_times import NO_TIMES, times_of
 from tsx_runtime.errors import (
     AnswerLate,
+    BadRequest,
     ClientLeft,
     DeadlinePassed,
     LoadFailed,
@@ -724,3 +726,8 @@ async def test_a_closed_connection_is_not_pinged():
         channel._transport.close()
         channel.ping()
         assert len(written_data) == len(wire.encode(wire.Kind.PING, 0))
+
+
+def test_a_configuration_whose_feature_is_absent_is_refused():
+    with pytest.raises(BadRequest, match="configured with splitRows, continuousBatching, for"):
+        make_dispatcher("m", BatchLimits(1), Bounds(), Strategy("continuous", split_rows=8))

@@ -40,7 +40,7 @@ CONFIG = "overlapPreprocessing: true"
 
 
 def count_batches(version) -> list[int]:
-    return [channel.batches for channel in version._dispatcher.channels]
+    return [channel.batches for channel in version.dispatcher.channels]
 
 
 async def test_every_worker_prefetches_one_full_batch(registry, tmp_path):

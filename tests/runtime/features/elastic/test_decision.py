@@ -7,24 +7,26 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.core.slo.simulation import Case, simulate_target
+from tests.runtime.features.slo.simulation import Case, simulate_target
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.models.latency_curve import LatencyCurve
+from tsx_runtime.core.scheduling.service_rate import LatencyCapacity
 from tsx_runtime.features.elastic.decision import (
     INTERVAL_S,
     MIN_QUIET_S,
     SATURATED_UTILIZATION,
     History,
-    LatencyCapacity,
     ModelLoad,
     Scaling,
     decide,
 )
+from tsx_runtime.features.slo.decision import throughput
 
 MODEL = ModelLoad(
     now=1000.0,
@@ -184,7 +186,8 @@ def make_bound(first: float, step: float, seconds: float) -> LatencyCapacity:
     curve = LatencyCurve(
         0.99, [(size, first + step * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
     )
-    return LatencyCapacity(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
+    target = LatencyTarget("p99<50ms", 0.99, seconds)
+    return LatencyCapacity(target, partial(throughput, curve, seconds))
 
 
 bounds = st.builds(make_bound, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.floats(0.02, 0.2))

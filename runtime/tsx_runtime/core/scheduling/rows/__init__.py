@@ -1,1 +1,0 @@
-"""Requests of many rows, split over batches and workers (`splitRows`)."""

@@ -1,1 +1,0 @@
-"""Latency targets: batch times, batches that keep the target, and refusals on arrival."""

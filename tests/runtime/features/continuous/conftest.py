@@ -1,0 +1,3 @@
+"""The fixtures of workers."""
+
+from tests.runtime.worker.conftest import start_worker as start_worker
