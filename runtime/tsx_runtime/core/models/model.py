@@ -13,8 +13,6 @@ from typing import Any
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
 from tsx_runtime import wire
-from tsx_runtime.core.environments.venvs import ModelEnvironment
-from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
@@ -36,6 +34,8 @@ from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.feature import Feature
+from tsx_runtime.features.environments.venvs import ModelEnvironment
+from tsx_runtime.features.isolation.config import Sandbox, isolation_of
 from tsx_runtime.shared.redaction import redacted
 
 # Seconds between two checks whether a worker is stopped, silent or due for replacement.

@@ -14,8 +14,6 @@ from pathlib import Path
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, weights_size
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
-from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.packages import check_packages
@@ -33,6 +31,8 @@ from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, inherit_settings
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
+from tsx_runtime.features.environments.venvs import Environments, ModelEnvironment
+from tsx_runtime.features.isolation.config import isolation_of
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion

@@ -14,9 +14,7 @@ from typing import TypeVar
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.environments.venvs import Environments
-from tsx_runtime.core.isolation.config import check_isolation
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
+from tsx_runtime.core.hidden_credentials import HiddenHeaders, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
 from tsx_runtime.core.models.resources import ServerResources
@@ -34,6 +32,8 @@ from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.feature import Feature, load_features
+from tsx_runtime.features.environments.venvs import Environments
+from tsx_runtime.features.isolation.config import check_isolation
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.isolation.hidden_credentials import hidden_from_children
+from tsx_runtime.core.hidden_credentials import hidden_from_children
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import (
     CommandProcess,

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
-from tsx_runtime.core.environments.venvs import ModelEnvironment
-from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.placement import Parallel
+from tsx_runtime.features.environments.venvs import ModelEnvironment
+from tsx_runtime.features.isolation.config import Sandbox
 from tsx_runtime.shared.safe_path import CLEAN
 
 # The new interpreter must find this installation of tsx, but nothing in the working directory.

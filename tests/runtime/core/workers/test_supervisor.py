@@ -24,7 +24,7 @@ from tests.support.clients.talker import (
     talker,
     until,
 )
-from tsx_runtime.core.isolation import hidden_credentials
+from tsx_runtime.core import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import describe_exit
 from tsx_runtime.core.workers.worker import WorkerState
@@ -48,7 +48,7 @@ from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.shared.cores import cpu_count
-from tsx_runtime.core.isolation import hidden_credentials
+from tsx_runtime.core import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.settings.schema import Settings
 

@@ -13,9 +13,9 @@ import pytest
 from tests.support.clients.talker import a_registry, ask, gone, order, register, until
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
-from tsx_runtime.core.environments.requirements import read_requirements
-from tsx_runtime.core.environments.venvs import Environments, environment_key
 from tsx_runtime.errors import InvalidModel
+from tsx_runtime.features.environments.requirements import read_requirements
+from tsx_runtime.features.environments.venvs import Environments, environment_key
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 

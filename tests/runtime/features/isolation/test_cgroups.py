@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.clients.talker import a_registry, ask, gone, order
 from tests.support.models import make_model
-from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.config import Isolation, Sandbox, missing_features
 from tsx_runtime.errors import OutOfResources
+from tsx_runtime.features.isolation import cgroups
+from tsx_runtime.features.isolation.config import Isolation, Sandbox, missing_features
 
 pytestmark = pytest.mark.anyio
 

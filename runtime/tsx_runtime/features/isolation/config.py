@@ -2,9 +2,8 @@
 
 All mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
 calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
-`tsx_runtime/sandbox` makes the system calls; an isolated worker starts as a program in that
-package. If the system cannot enforce the settings, the server reports what is missing and does not
-start.
+The package `sandbox` makes the system calls; an isolated worker starts as a program in it. If the
+system cannot enforce the settings, the server reports what is missing and does not start.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from typing import NamedTuple
 
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
+from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS
 from tsx_runtime.errors import SettingError
-from tsx_runtime.sandbox import landlock, seccomp
-from tsx_runtime.sandbox.enter import SandboxConfig
+from tsx_runtime.features.isolation import cgroups
+from tsx_runtime.features.isolation.sandbox import landlock, seccomp
+from tsx_runtime.features.isolation.sandbox.enter import SandboxConfig
 from tsx_runtime.settings.schema import Settings
 
 # Until it has dropped its privileges, the interpreter imports only the standard library and
 # tsx_runtime. Its options -I and -S keep it from running `.pth` files and other start-up code.
 BOOT = (
-    "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter;"
-    " enter(json.loads(sys.argv[2]))"
+    "import json, sys; sys.path.append(sys.argv[1]);"
+    " from tsx_runtime.features.isolation.sandbox.enter import enter; enter(json.loads(sys.argv[2]))"
 )
 # Paths that any worker may read. Files with keys or passwords are left out, because a server that
 # runs as root could read them.

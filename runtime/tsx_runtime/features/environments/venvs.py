@@ -26,19 +26,19 @@ from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
 from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits, release
-from tsx_runtime.core.environments.pip import (
+from tsx_runtime.errors import InvalidModel
+from tsx_runtime.features.environments.pip import (
     OPTIONS,
     PipFailed,
     PipProcesses,
     environment_of_pip,
     install,
 )
-from tsx_runtime.core.environments.requirements import (
+from tsx_runtime.features.environments.requirements import (
     BadRequirements,
     Requirements,
     read_requirements,
 )
-from tsx_runtime.errors import InvalidModel
 
 MAX_UNUSED_BYTES = 32 << 30
 MAX_UNUSED = 64  # unused environments that stay, whatever their size

@@ -22,10 +22,10 @@ from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
 from tsx_runtime.api.management.describe import describe_version
-from tsx_runtime.core.isolation import config
-from tsx_runtime.core.isolation.config import Isolation, isolation_of, missing_features
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.features.isolation import config
+from tsx_runtime.features.isolation.config import Isolation, isolation_of, missing_features
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
@@ -224,7 +224,7 @@ def test_without_isolation_the_attack_succeeds(attack, unisolated_answers):
 OLD_KERNEL = """
 import json, os, sys
 sys.path.append(sys.argv[1])
-from tsx_runtime.sandbox import enter, landlock
+from tsx_runtime.features.isolation.sandbox import enter, landlock
 landlock.abi = lambda: 1
 enter.enter(json.loads(sys.argv[2]))
 """
@@ -410,7 +410,7 @@ def test_settings_of_a_model_override_the_global_isolation():
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
 def test_a_server_that_cannot_isolate_refuses_to_start(sandbox_part, text, monkeypatch):
-    monkeypatch.setattr(f"tsx_runtime.sandbox.{sandbox_part}", lambda: None)
+    monkeypatch.setattr(f"tsx_runtime.features.isolation.sandbox.{sandbox_part}", lambda: None)
     with pytest.raises(SettingError, match=text):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
