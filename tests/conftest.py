@@ -25,7 +25,7 @@ from benchmarks import servers
 from tests.support import fork_servers
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core import hidden_credentials
-from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED
+from tsx_runtime.core.workers.preload import PRELOAD_EXPORTED
 from tsx_runtime.shared.cores import cpu_count
 
 if TYPE_CHECKING:

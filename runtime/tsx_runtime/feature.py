@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from tsx_archiver import OpenArchive
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.scheduling.strategies import EntryPoint
+    from tsx_runtime.core.workers.launch import Launch, ModelEnvironment
     from tsx_runtime.core.workers.worker import Worker
+    from tsx_runtime.errors import LoadFailed
     from tsx_runtime.http.app import ServerApp
     from tsx_runtime.metrics.exposition import Families, Labels
 
@@ -48,6 +51,26 @@ class Feature:
         """
         self.registry = registry
 
+    async def open_environment(
+        self, model: str, archive: OpenArchive, url: str
+    ) -> ModelEnvironment | None:
+        """Return the environment of a new version's workers, or None.
+
+        The server asks before it makes the version, and closes the environment with the version.
+
+        Raises:
+            BadRequest: The model may not have this environment.
+            InvalidModel: The environment cannot be made.
+        """
+        return None
+
+    def check_installation(self, model: str, requirements_file: str) -> None:
+        """Check that packages of a model may be installed, which runs code outside its workers.
+
+        Raises:
+            BadRequest: No code of the model may run there.
+        """
+
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
         """Return the entry point of a version's requests, in place of `entry`.
 
@@ -56,6 +79,18 @@ class Feature:
 
         Raises:
             BadRequest: The configuration of the version excludes the feature.
+        """
+        return None
+
+    def launch(self, version: ModelVersion, worker: Worker, launch: Launch | None) -> Launch | None:
+        """Return how to start a process of the worker in place of `launch`, or None for no change.
+
+        If this raises an error, the process is not started.
+
+        Args:
+            version: The version of the worker.
+            worker: The worker.
+            launch: How it would start otherwise; None for a fork.
         """
         return None
 
@@ -68,10 +103,13 @@ class Feature:
         """
         return None
 
+    def explain(self, version: ModelVersion, error: LoadFailed) -> None:
+        """Add advice to the error of a version that is refused since it could not be loaded."""
+
     def end_version(self, version: ModelVersion) -> None:
         """Forget a version, which has ended."""
 
-    def describe(self, version: ModelVersion) -> Mapping[str, BaseModel | None]:
+    def describe(self, version: ModelVersion) -> Mapping[str, object]:
         """Return the values of the fields in `description.py`."""
         return {}
 

@@ -134,7 +134,6 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         launch_of(
             worker_plan.parallel,
             None,
-            use_venv=False,
             threads=placement.threads,
             group_name=f"{name}_bench",
         )

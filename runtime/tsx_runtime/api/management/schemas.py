@@ -316,10 +316,6 @@ class DescribedModel(_TorchServeDescription):
     last_error: str | None = Field(
         None, description="why a worker last failed to load the model, or how it ended"
     )
-    isolation: dict[str, str | int | float | bool] | None = Field(
-        None,
-        description="how its workers are isolated, and their limits; only if they are isolated",
-    )
     measured: DescribedMeasurement | None = None
     slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
     form: str | None = Field(

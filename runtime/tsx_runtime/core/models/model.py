@@ -28,14 +28,12 @@ from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.launch import Launch, launch_of
+from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, launch_of
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.feature import Feature
-from tsx_runtime.features.environments.venvs import ModelEnvironment
-from tsx_runtime.features.isolation.config import Sandbox, isolation_of
 from tsx_runtime.shared.redaction import redacted
 
 # Seconds between two checks whether a worker is stopped, silent or due for replacement.
@@ -60,7 +58,7 @@ class ModelVersion:
         """Prepare a version without workers.
 
         Raises:
-            BadRequest: No worker of this server can run the archive, or there are too many workers.
+            BadRequest: A feature excludes the configuration, or there are too many workers.
         """
         settings = host.settings
         self.name = name
@@ -69,14 +67,6 @@ class ModelVersion:
         self.plan = plan
         self.order = order
         self.url = redacted(order.url)  # shown to users, without secrets
-        self.isolation = isolation_of(settings, name)
-        if self.isolation is not None and plan.parallel.is_group:
-            raise BadRequest(
-                f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group,"
-                " whose processes need the network. "
-                f'Set isolation = "off" in [models.{name}], or remove torchrun and parallelType'
-                " from model-config.yaml."
-            )
         self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime
         self.handler = handler_of(
@@ -481,32 +471,15 @@ class ModelVersion:
         )
 
     def _launch(self, worker: Worker) -> Launch | None:
-        use_venv, threads = bool(self.config.use_venv), self._placement(worker).threads
-        group_name, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
-        return launch_of(
+        launch = launch_of(
             self.plan.parallel,
             self._environment,
-            use_venv=use_venv,
-            threads=threads,
-            group_name=group_name,
-            sandbox=sandbox,
+            threads=self._placement(worker).threads,
+            group_name=f"{self.name}_{worker.id}",
         )
-
-    def _sandbox(self, worker: Worker) -> Sandbox | None:
-        if self.isolation is None:
-            return None
-        readable = [
-            str(self.archive.directory),
-            *([] if self._environment is None else [str(self._environment.directory)]),
-        ]
-        label = f"W-{worker.id}-{self.name}_{self.version}"
-        return Sandbox(
-            self.isolation,
-            readable,
-            gpu=bool(worker.gpus),
-            output=self._host.worker_output,
-            label=label,
-        )
+        for feature in self.features:
+            launch = feature.launch(self, worker, launch) or launch
+        return launch
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
         placement, settings = self._placement(worker), self._host.settings

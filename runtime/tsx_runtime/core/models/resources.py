@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
-from tsx_runtime.core.placement.placement import Machine
+from tsx_runtime.core.placement.hardware import gpu_count
+from tsx_runtime.core.placement.placement import CoreSharing, least_used, machine
+from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.workers.forked import Starter
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.feature import Feature
-from tsx_runtime.plugins import BatchPolicy
+from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 
+FIRST_WORKER_ID = 9000  # In TorchServe, it is the port of the first worker.
 
-class ServerResources(NamedTuple):
+
+class ServerResources:
     """The resources that all versions of this server share."""
 
-    settings: Settings
-    starter: Starter
-    machine: Machine
-    ids: Iterator[int]  # the ids of future workers
-    gpus: int  # the number of GPUs in use
-    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # returns the GPUs of one more worker
-    batch_policies: Mapping[str, BatchPolicy]  # plugins by name
-    count_workers: Callable[[], int]  # returns the number of workers of all versions
-    features: Sequence[Feature]
-    background: TaskGroup
-    arbiter: DeviceArbiter
-    worker_output: str = ""  # see `LoadOrder.output`
+    def __init__(
+        self,
+        settings: Settings,
+        starter: Starter,
+        workers: Callable[[], Iterable[Worker]],
+        worker_output: str = "",
+    ) -> None:
+        """Load the plugins, and find the hardware.
+
+        Args:
+            settings: The settings of the server.
+            starter: Starts the workers.
+            workers: Returns the workers of all versions.
+            worker_output: See `LoadOrder.output`.
+
+        Raises:
+            SettingError: A plugin does not load, or this machine cannot follow the settings.
+        """
+        self.settings = settings
+        self.starter = starter
+        self.plugins = load_plugins(settings.plugins)
+        self.worker_output = worker_output
+        self.features: list[Feature] = []
+        self.background = TaskGroup()
+        self.ids = itertools.count(FIRST_WORKER_ID)  # the ids of future workers
+        gpus = gpu_count()
+        # The number of GPUs in use.
+        self.gpus = gpus if settings.number_of_gpu is None else min(settings.number_of_gpu, gpus)
+        self.machine = machine(
+            settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus
+        )
+        self.arbiter = DeviceArbiter(self.machine.cores)
+        self.cores = CoreSharing(self.machine.cores, self._serving_channels)
+        self._workers = workers
+
+    def choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
+        """Choose the GPUs for one more worker: those with the fewest workers of all models."""
+        used = Counter(gpu for worker in self._workers() for gpu in worker.gpus)
+        return least_used(plan.gpus, used, plan.parallel.gpus)
+
+    def count_workers(self) -> int:
+        """Return the number of workers of all versions."""
+        return sum(1 for _ in self._workers())
+
+    def _serving_channels(self) -> Iterator[Channel]:
+        for worker in self._workers():
+            if worker.state is WorkerState.READY and worker.channel is not None:
+                yield worker.channel

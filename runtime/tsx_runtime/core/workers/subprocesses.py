@@ -16,8 +16,7 @@ from contextlib import suppress
 import psutil
 
 from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS
-from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.features.isolation.config import Sandbox
+from tsx_runtime.core.workers.launch import Launch, Sandbox
 
 GROUP_GRACE_S = 5.0  # torchrun notices the end of a process only after a while.
 

@@ -22,10 +22,12 @@ from typing import NamedTuple
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS
+from tsx_runtime.core.workers.launch import Sandbox
 from tsx_runtime.errors import SettingError
 from tsx_runtime.features.isolation import cgroups
 from tsx_runtime.features.isolation.sandbox import landlock, seccomp
 from tsx_runtime.features.isolation.sandbox.enter import SandboxConfig
+from tsx_runtime.features.isolation.settings import IsolationModelSettings, IsolationSettings
 from tsx_runtime.settings.schema import Settings
 
 # Until it has dropped its privileges, the interpreter imports only the standard library and
@@ -137,11 +139,12 @@ def isolation_of(settings: Settings, model: str) -> Isolation | None:
 
     A setting of the model takes precedence over the server's.
     """
-    model_settings = settings.models.get(model)
+    server_settings = IsolationSettings.of(settings)
+    model_settings = IsolationModelSettings.of(settings.models, model)
 
     def setting(name: str) -> object:
         model_value = getattr(model_settings, name, None)
-        return getattr(settings, name) if model_value is None else model_value
+        return getattr(server_settings, name) if model_value is None else model_value
 
     if setting("isolation") == "off":
         return None
@@ -202,8 +205,8 @@ def missing_features(isolation: Isolation) -> Iterable[str]:
     )
 
 
-class Sandbox:
-    """The scratch directory and the cgroup of one process, from `create` to `remove`."""
+class KernelSandbox(Sandbox):
+    """The rights, the scratch directory and the cgroup of one process."""
 
     def __init__(
         self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str

@@ -197,9 +197,10 @@ async def test_unused_environments_are_removed_for_new_ones(tmp_path, monkeypatc
     try:
         for mirror in ("a", "b"):
             monkeypatch.setenv("PIP_INDEX_URL", f"https://{mirror}.example.com/simple")
-            environment = await environments.open("m", tmp_path, None)
+            environment = await environments.open("m", tmp_path, None, use_venv=True)
             await until(lambda: len(list_entries(tmp_path)) == 1)
-            assert environment.directory.exists()
+            [entry] = list_entries(tmp_path)
+            assert environment.launch.readable == (str(entry / "files"),)
             environment.close()
     finally:
         environments.close()
