@@ -54,9 +54,9 @@ class Feature:
     async def open_environment(
         self, model: str, archive: OpenArchive, url: str
     ) -> ModelEnvironment | None:
-        """Return the environment of a new version's workers, or None.
+        """Return the environment of a future version's workers, or None.
 
-        The server asks before it makes the version, and closes the environment with the version.
+        It is closed with the version, or if that is refused.
 
         Raises:
             BadRequest: The model may not have this environment.
@@ -68,7 +68,7 @@ class Feature:
         """Check that packages of a model may be installed, which runs code outside its workers.
 
         Raises:
-            BadRequest: No code of the model may run there.
+            BadRequest: The model may run no code there.
         """
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
@@ -83,14 +83,9 @@ class Feature:
         return None
 
     def launch(self, version: ModelVersion, worker: Worker, launch: Launch | None) -> Launch | None:
-        """Return how to start a process of the worker in place of `launch`, or None for no change.
+        """Return how to start a process of the worker, in place of `launch`; None for no change.
 
-        If this raises an error, the process is not started.
-
-        Args:
-            version: The version of the worker.
-            worker: The worker.
-            launch: How it would start otherwise; None for a fork.
+        If `launch` is None, the process would be forked. After an error, it is not started.
         """
         return None
 

@@ -34,11 +34,7 @@ class ServerResources:
     ) -> None:
         """Load the plugins, and find the hardware.
 
-        Args:
-            settings: The settings of the server.
-            starter: Starts the workers.
-            workers: Returns the workers of all versions.
-            worker_output: See `LoadOrder.output`.
+        `workers` returns the workers of all versions. For `worker_output` see `LoadOrder.output`.
 
         Raises:
             SettingError: A plugin does not load, or this machine cannot follow the settings.

@@ -142,7 +142,10 @@ class Registrar:
             if order.replaces:
                 old = self._replacer.begin(name, number)
             self._check(name, number, old)  # early, since packages may take minutes
-            environment = await self._environment(name, archive, order.url)
+            for feature in self._host.features:
+                environment = environment or await feature.open_environment(
+                    name, archive, order.url
+                )
             self._check(name, number, old)  # Another registration may have come meanwhile.
             version = self._version(name, number, archive, order, old, environment)
             self._table.add(version, is_replacement=old is not None)
@@ -169,14 +172,6 @@ class Registrar:
             )
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
-
-    async def _environment(
-        self, name: str, archive: OpenArchive, url: str
-    ) -> ModelEnvironment | None:
-        for feature in self._host.features:
-            if environment := await feature.open_environment(name, archive, url):
-                return environment
-        return None
 
     def _version(
         self,

@@ -111,8 +111,7 @@ class Environments:
             raise _installation_error(model, str(error)) from error
         except (CacheError, OSError) as error:
             raise _installation_error(model, str(error)) from error
-        launch = launch_in(entry.files) if use_venv else launch_with_packages(entry.files)
-        return ModelEnvironment(launch, partial(release, entry.lock))
+        return ModelEnvironment(_launch(entry.files, use_venv), partial(release, entry.lock))
 
     def _build(
         self, model: str, model_dir: Path, requirements: Requirements, directory: Path, cache: Cache
@@ -160,19 +159,14 @@ def environment_key(requirements: Requirements) -> str:
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-def launch_in(directory: Path) -> Launch:
-    """Return how to start a program in a venv, with what its activation would set."""
+def _launch(directory: Path, use_venv: bool) -> Launch:
+    readable = (str(directory),)
+    if not use_venv:
+        return Launch(packages=str(packages_directory(directory)), readable=readable)
+    # An activation of the venv would set these variables.
     path = f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return Launch(
-        python=str(directory / "bin" / "python"),
-        variables={"VIRTUAL_ENV": str(directory), "PATH": path},
-        readable=(str(directory),),
-    )
-
-
-def launch_with_packages(directory: Path) -> Launch:
-    """Return how to start a program of this Python that prefers the packages of a venv."""
-    return Launch(packages=str(packages_directory(directory)), readable=(str(directory),))
+    variables = {"VIRTUAL_ENV": str(directory), "PATH": path}
+    return Launch(str(directory / "bin" / "python"), variables=variables, readable=readable)
 
 
 def packages_directory(directory: Path) -> Path:

@@ -227,11 +227,6 @@ class KernelSandbox(Sandbox):
         self._group: cgroups.Group | None = None
 
     def create(self) -> None:
-        """Create the cgroup and the scratch directory.
-
-        Raises:
-            OSError: The cgroup or the directory cannot be created.
-        """
         if self._isolation.limit_files:
             try:
                 parent = cgroups.prepare(self._isolation.cgroup, self._isolation.limit_files)
@@ -241,7 +236,6 @@ class KernelSandbox(Sandbox):
         self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())
 
     def command(self, inner: list[str]) -> list[str]:
-        """Return the command that enters the sandbox and then runs `inner`."""
         config = SandboxConfig(
             command=inner,
             scratch=self.scratch,
@@ -269,10 +263,9 @@ class KernelSandbox(Sandbox):
         return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(config)]
 
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Return the environment variables of the process.
+        """Return `variables`, and the server's that control a computation or that settings name.
 
-        It contains the server's variables that control a computation, and those that the settings
-        name. A secret is passed only if the settings name it.
+        A secret is passed only if the settings name it.
         """
         passed = {
             name: value
@@ -293,7 +286,6 @@ class KernelSandbox(Sandbox):
         return WORKER_DEFAULTS | passed | variables | scratch_variables
 
     def remove(self) -> None:
-        """Clean up after the process has ended; this may block for some seconds."""
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
