@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.scheduling.strategies import EntryPoint
-    from tsx_runtime.core.workers.launch import Launch, ModelEnvironment
+    from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.errors import LoadFailed
     from tsx_runtime.http.app import ServerApp
@@ -82,10 +82,10 @@ class Feature:
         """
         return None
 
-    def launch(self, version: ModelVersion, worker: Worker, launch: Launch | None) -> Launch | None:
-        """Return how to start a process of the worker, in place of `launch`; None for no change.
+    def sandbox(self, version: ModelVersion, worker: Worker, program: Launch) -> Sandbox | None:
+        """Return the sandbox in which a process of the worker must run `program`, or None.
 
-        If `launch` is None, the process would be forked. After an error, it is not started.
+        After an error, or if two features return a sandbox, the process is not started.
         """
         return None
 

@@ -477,9 +477,13 @@ class ModelVersion:
             threads=self._placement(worker).threads,
             group_name=f"{self.name}_{worker.id}",
         )
-        for feature in self.features:
-            launch = feature.launch(self, worker, launch) or launch
-        return launch
+        program = launch or Launch()
+        answers = [feature.sandbox(self, worker, program) for feature in self.features]
+        sandboxes = [sandbox for sandbox in answers if sandbox is not None]
+        if not sandboxes:
+            return launch
+        [sandbox] = sandboxes  # With two of them, this raises an error, and nothing is started.
+        return program._replace(sandbox=sandbox)
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
         placement, settings = self._placement(worker), self._host.settings

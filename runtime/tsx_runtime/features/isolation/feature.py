@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
-from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.launch import Launch, Sandbox
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
@@ -43,19 +43,17 @@ class IsolationFeature(Feature):
             )
         return None
 
-    def launch(self, version: ModelVersion, worker: Worker, launch: Launch | None) -> Launch | None:
+    def sandbox(self, version: ModelVersion, worker: Worker, program: Launch) -> Sandbox | None:
         isolation = self._isolation_of(version.name)
         if isolation is None:
             return None
-        program = launch or Launch()
-        sandbox = KernelSandbox(
+        return KernelSandbox(
             isolation,
             [str(version.archive.directory), *program.readable],
             gpu=bool(worker.gpus),
             output=self.registry.resources.worker_output,
             label=f"W-{worker.id}-{version.name}_{version.version}",
         )
-        return program._replace(sandbox=sandbox)
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
         isolation = self._isolation_of(version.name)
