@@ -467,7 +467,7 @@ class ModelVersion:
             worker=position,
             workers=len(workers),
             gpus=worker.gpus,
-            sharing=self._host.count_workers(),
+            sharing=len(self._host.workers()),
         )
 
     def _launch(self, worker: Worker) -> Launch | None:
@@ -478,8 +478,11 @@ class ModelVersion:
             group_name=f"{self.name}_{worker.id}",
         )
         program = launch or Launch()
-        answers = [feature.sandbox(self, worker, program) for feature in self.features]
-        sandboxes = [sandbox for sandbox in answers if sandbox is not None]
+        sandboxes = [
+            sandbox
+            for feature in self.features
+            if (sandbox := feature.sandbox(self, worker, program)) is not None
+        ]
         if not sandboxes:
             return launch
         [sandbox] = sandboxes  # With two of them, this raises an error, and nothing is started.

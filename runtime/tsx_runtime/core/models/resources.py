@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
@@ -29,18 +29,19 @@ class ServerResources:
         self,
         settings: Settings,
         starter: Starter,
-        workers: Callable[[], Iterable[Worker]],
+        workers: Callable[[], list[Worker]],
         worker_output: str = "",
     ) -> None:
         """Load the plugins, and find the hardware.
 
-        `workers` returns the workers of all versions. For `worker_output` see `LoadOrder.output`.
+        For `worker_output` see `LoadOrder.output`.
 
         Raises:
             SettingError: A plugin does not load, or this machine cannot follow the settings.
         """
         self.settings = settings
         self.starter = starter
+        self.workers = workers  # returns the workers of all versions
         self.plugins = load_plugins(settings.plugins)
         self.worker_output = worker_output
         self.features: list[Feature] = []
@@ -54,18 +55,13 @@ class ServerResources:
         )
         self.arbiter = DeviceArbiter(self.machine.cores)
         self.cores = CoreSharing(self.machine.cores, self._serving_channels)
-        self._workers = workers
 
     def choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
         """Choose the GPUs for one more worker: those with the fewest workers of all models."""
-        used = Counter(gpu for worker in self._workers() for gpu in worker.gpus)
+        used = Counter(gpu for worker in self.workers() for gpu in worker.gpus)
         return least_used(plan.gpus, used, plan.parallel.gpus)
 
-    def count_workers(self) -> int:
-        """Return the number of workers of all versions."""
-        return sum(1 for _ in self._workers())
-
     def _serving_channels(self) -> Iterator[Channel]:
-        for worker in self._workers():
+        for worker in self.workers():
             if worker.state is WorkerState.READY and worker.channel is not None:
                 yield worker.channel

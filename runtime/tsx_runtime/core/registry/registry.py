@@ -91,11 +91,6 @@ class Registry:
             traffic.shares,
         )
         self.check_traffic, self.undo_points = traffic.check_traffic, traffic.undo_points
-        self.observe, self.unobserve, self.on_traffic = (
-            traffic.observe,
-            traffic.unobserve,
-            traffic.on_traffic,
-        )
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.

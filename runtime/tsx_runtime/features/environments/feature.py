@@ -40,20 +40,20 @@ class EnvironmentsFeature(Feature):
             )
             logger.warning(text, url, requirements)
             requirements = None
-        use_venv = bool(archive.config.use_venv)
-        if not requirements and not use_venv:
-            return None
         if requirements:
             for feature in self.registry.features:
                 feature.check_installation(model, requirements)
+        use_venv = bool(archive.config.use_venv)
+        if not requirements and not use_venv:
+            return None
         return await self._environments.open(
             model, archive.directory, requirements, use_venv=use_venv
         )
 
     def explain(self, version: ModelVersion, error: LoadFailed) -> None:
-        has_uninstalled = version.archive.manifest.requirements_file and not self._installs
-        if has_uninstalled and "No module named" in error.message:
-            error.message = f"{error.message} {INSTALL_HINT}"
+        requirements = version.archive.manifest.requirements_file
+        if requirements and not self._installs and "No module named" in error.message:
+            error.message += f" {INSTALL_HINT}"
 
     async def close(self) -> None:
         await asyncio.to_thread(self._environments.close)

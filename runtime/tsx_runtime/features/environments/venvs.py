@@ -107,9 +107,7 @@ class Environments:
             entry = cache.open(environment_key(requirements), make)
         except BadRequirements as error:
             raise _installation_error(model, f"{error}.") from error
-        except PipFailed as error:
-            raise _installation_error(model, str(error)) from error
-        except (CacheError, OSError) as error:
+        except (PipFailed, CacheError, OSError) as error:
             raise _installation_error(model, str(error)) from error
         return ModelEnvironment(_launch(entry.files, use_venv), partial(release, entry.lock))
 

@@ -159,11 +159,11 @@ def check_isolation(settings: Settings) -> None:
     Raises:
         SettingError: The system lacks a feature.
     """
-    models = [name for name in settings.models if isolation_of(settings, name) is not None]
-    isolations = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [
-        ("isolation", isolation_of(settings, ""))
-    ]
-    for name, isolation in isolations:
+    isolations = {
+        **{f"models.{name}.isolation": isolation_of(settings, name) for name in settings.models},
+        "isolation": isolation_of(settings, ""),
+    }
+    for name, isolation in isolations.items():
         if isolation is None:
             continue
         if missing := "; ".join(missing_features(isolation)):

@@ -12,7 +12,6 @@ from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
 from tsx_runtime.features.isolation.config import (
-    Isolation,
     KernelSandbox,
     check_isolation,
     isolation_of,
@@ -25,7 +24,7 @@ class IsolationFeature(Feature):
         check_isolation(registry.settings)
 
     def check_installation(self, model: str, requirements_file: str) -> None:
-        if self._isolation_of(model) is not None:
+        if isolation_of(self.registry.settings, model) is not None:
             raise BadRequest(
                 f"Model {model} runs isolated, but pip would run code of the packages in"
                 f" {requirements_file} outside the isolation. Install them where the server runs,"
@@ -34,7 +33,10 @@ class IsolationFeature(Feature):
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
         model = version.name
-        if self._isolation_of(model) is not None and version.plan.parallel.is_group:
+        if (
+            isolation_of(self.registry.settings, model) is not None
+            and version.plan.parallel.is_group
+        ):
             raise BadRequest(
                 f"Model {model} runs isolated, but its model-config.yaml asks for a torchrun group,"
                 " whose processes need the network. "
@@ -44,7 +46,7 @@ class IsolationFeature(Feature):
         return None
 
     def sandbox(self, version: ModelVersion, worker: Worker, program: Launch) -> Sandbox | None:
-        isolation = self._isolation_of(version.name)
+        isolation = isolation_of(self.registry.settings, version.name)
         if isolation is None:
             return None
         return KernelSandbox(
@@ -56,8 +58,5 @@ class IsolationFeature(Feature):
         )
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
-        isolation = self._isolation_of(version.name)
+        isolation = isolation_of(self.registry.settings, version.name)
         return {"isolation": None if isolation is None else isolation.describe()}
-
-    def _isolation_of(self, model: str) -> Isolation | None:
-        return isolation_of(self.registry.settings, model)
