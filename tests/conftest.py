@@ -24,8 +24,8 @@ from tests.support import forked  # isort: skip  # with line_coverage, before th
 from benchmarks import servers
 from tests.support import fork_servers
 from tests.support.servers import DEADLINE, Running, clean, started
-from tsx_runtime.core.isolation import hidden_credentials
-from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED
+from tsx_runtime.core import hidden_credentials
+from tsx_runtime.core.workers.preload import PRELOAD_EXPORTED
 from tsx_runtime.shared.cores import cpu_count
 
 if TYPE_CHECKING:

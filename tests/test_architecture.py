@@ -34,7 +34,7 @@ WIRE = {
     "tsx_runtime.version",
     "tsx_runtime.wire",
 }
-SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.sandbox", "tsx_runtime.shared"}
+SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.shared"}
 # Packages whose own modules import nothing.
 TOPS = {"tsx_runtime", "tsx_runtime.features"}
 # The interface of features, which names the types of all floors for the type checker only.
@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.version": set(),
     "tsx_runtime.wire": set(),
     "tsx_runtime.shared": WIRE | {"tsx_archiver"},
-    "tsx_runtime.sandbox": WIRE | {"tsx_runtime.shared"},
+    "tsx_runtime.features.isolation.sandbox": WIRE | {"tsx_runtime.shared"},
     "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared", SEAM},
     "tsx_runtime.settings": SHARED | {SEAM},
     "tsx_runtime.feature": set(),
@@ -152,7 +152,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"workers"},
         {"scheduling"},
         {
-            *{"telemetry", "placement", "environments", "isolation", "concurrency"},
+            *{"telemetry", "placement", "hidden_credentials", "concurrency"},
             *{"persistence", "comparison"},
         },
     ],

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.core.scheduling.strategies import EntryPoint
+    from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
     from tsx_runtime.core.workers.worker import Worker
+    from tsx_runtime.errors import LoadFailed
     from tsx_runtime.http.app import ServerApp
     from tsx_runtime.http.context import ServerContext
     from tsx_runtime.metrics.exposition import Families, Labels
@@ -96,6 +98,26 @@ class Feature:
         """
         return ()
 
+    async def open_environment(
+        self, model: str, archive: OpenArchive, url: str
+    ) -> ModelEnvironment | None:
+        """Return the environment of a future version's workers, or None.
+
+        It is closed with the version, or if that is refused.
+
+        Raises:
+            BadRequest: The model may not have this environment.
+            InvalidModel: The environment cannot be made.
+        """
+        return None
+
+    def check_installation(self, model: str, requirements_file: str) -> None:
+        """Check that packages of a model may be installed, which runs code outside its workers.
+
+        Raises:
+            BadRequest: The model may run no code there.
+        """
+
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
         """Return the entry point of a version's requests, in place of `entry`.
 
@@ -155,6 +177,16 @@ class Feature:
         """
         return None
 
+    def sandbox(self, version: ModelVersion, worker: Worker, program: Launch) -> Sandbox | None:
+        """Return the sandbox in which a process of the worker must run `program`, or None.
+
+        After an error, or if two features return a sandbox, the process is not started.
+        """
+        return None
+
+    def explain(self, version: ModelVersion, error: LoadFailed) -> None:
+        """Add advice to the error of a version that is refused since it could not be loaded."""
+
     def loading(
         self, version: ModelVersion, worker: Worker
     ) -> AbstractAsyncContextManager[None] | None:
@@ -177,7 +209,7 @@ class Feature:
     def end_version(self, version: ModelVersion) -> None:
         """Forget a version, which has ended."""
 
-    def describe(self, version: ModelVersion) -> Mapping[str, BaseModel | None]:
+    def describe(self, version: ModelVersion) -> Mapping[str, object]:
         """Return the values of the fields in `description.py`."""
         return {}
 

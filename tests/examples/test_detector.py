@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from tsx_archiver import ArchiveSpec, write_archive
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import request_meta

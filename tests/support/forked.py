@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
-from tsx_runtime.core.isolation import hidden_credentials
+from tsx_runtime.core import hidden_credentials
 
 FORKS = os.environ.get("TSX_REAL_PROCESSES", "0") == "0" and sys.platform == "linux"
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}

@@ -20,7 +20,7 @@ from tsx_runtime.core.comparison.comparison import compare_bodies, json_differen
 from tsx_runtime.core.comparison.difference import Difference, excerpt
 from tsx_runtime.core.comparison.top_k import is_number
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.plugins import ComparedAnswer

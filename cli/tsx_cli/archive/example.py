@@ -20,7 +20,7 @@ from tsx_cli.common.client import error_text
 from tsx_cli.common.curl import curl
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.hardware import gpu_count
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.errors import BadRequest, InvalidModel, LoadFailed, LoadOutOfMemory, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import printing_command

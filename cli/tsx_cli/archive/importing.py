@@ -13,7 +13,7 @@ from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, ModelConfig, load_model_
 from tsx_archiver.packing import PlannedMember, plan_archive
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
-from tsx_runtime.core.registry.registration import INSTALL_HINT
+from tsx_runtime.core.models.packages import INSTALL_HINT
 from tsx_runtime.worker.launch.entry import import_code
 
 TIMEOUT_S = 60.0

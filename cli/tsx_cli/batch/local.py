@@ -25,7 +25,7 @@ from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings

@@ -20,7 +20,7 @@ from tsx_cli.common.failure import FAILED, CliError
 from tsx_cli.common.inputs import samples_in
 from tsx_cli.common.options import archive_limits, read_pair, read_settings
 from tsx_cli.deploy.spec_values import span
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import escaped
 

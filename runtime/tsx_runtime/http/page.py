@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsx_runtime.api.messages import Scope
-from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS
+from tsx_runtime.core.hidden_credentials import CREDENTIAL_HEADERS
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed
 
 PREDICT_PREFIX = "/ui/api/predict/"

@@ -176,7 +176,7 @@ def reader(
     process_collector = ProcessCollector(registry=None)
 
     async def read() -> Families:
-        gpus = await read_gpus() if registry.gpus and not system.disabled else {}
+        gpus = await read_gpus() if registry.resources.gpus and not system.disabled else {}
         workers = registry.workers()
         usage, process = await asyncio.to_thread(
             lambda: (read_usage(workers), process_metrics(process_collector))

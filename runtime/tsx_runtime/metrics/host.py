@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
+from tsx_runtime.core.hidden_credentials import hidden_variables
 from tsx_runtime.settings.schema import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30

@@ -17,7 +17,7 @@ from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.api.access.auth import check_required_tokens
 from tsx_runtime.api.management.describe import memory_of
-from tsx_runtime.core.isolation.hidden_credentials import SERVER_SECRETS, hidden_variables
+from tsx_runtime.core.hidden_credentials import SERVER_SECRETS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import BATCH_PARAMETERS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from tsx_archiver import Limits, default_cache
 from tsx_archiver.metadata.model_limits import LIMITS
@@ -37,7 +37,6 @@ from tsx_runtime.settings.fields import (
     to_lower,
 )
 from tsx_runtime.settings.model_limits import (
-    Accepts,
     Bytes,
     OneOf,
     Seconds,
@@ -51,20 +50,6 @@ from tsx_runtime.wire import MAX_FIELD
 
 # The HTTP APIs; the setting ROLE_address has the address of one.
 ROLES = ("inference", "management", "metrics")
-
-
-def _check_absolute(paths: list[Path]) -> list[Path]:
-    if any(not path.is_absolute() for path in paths):
-        raise ValueError("they must be absolute")
-    return paths
-
-
-IsolationPaths = Annotated[
-    list[Path],
-    AfterValidator(_check_absolute),
-    Accepts("absolute paths: a list, or a string with commas"),
-]
-IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
 @with_limits()
@@ -92,20 +77,6 @@ class ModelSettings(Described):
     """preferred numbers of requests in a batch"""
     traffic: Traffic | None = None
     """how requests are split between its versions; see routing.md"""
-    isolation: Literal["off", "on"] | None = None
-    """whether its workers are isolated; see security.md"""
-    isolation_network: bool | None = None
-    """whether isolated workers may use the network"""
-    isolation_memory: int | None = Field(None, ge=0)
-    """memory limit of an isolated worker, in megabytes; 0 = no limit"""
-    isolation_cpus: IsolationCpus | None = None
-    """CPU limit of an isolated worker, in CPUs; 0 = no limit"""
-    isolation_processes: int | None = Field(None, ge=0)
-    """maximum number of processes and threads of an isolated worker; 0 = no limit"""
-    isolation_paths: IsolationPaths | None = None
-    """additional files and directories that isolated workers may read"""
-    isolation_variables: list[str] | None = None
-    """additional environment variables for isolated workers"""
 
 
 if not TYPE_CHECKING:  # A type checker sees the fields of features in the features' classes.
@@ -294,10 +265,6 @@ class Settings(ServerSettings):
     memory if not set"""
     max_archive_files: int = Field(10_000, ge=1)
     """maximum number of files in an archive"""
-    install_py_dep_per_model: bool = False
-    """install the packages in the requirements file of an archive"""
-    install_timeout: Seconds = Field(600, ge=1)
-    """maximum time to install the requirements of one model, in seconds"""
     cpus: int = Field(0, ge=0)
     """cores that all workers share; 0 = those that this process and its control group may use"""
     cpu_launcher_enable: bool = False
@@ -306,23 +273,6 @@ class Settings(ServerSettings):
     """which cores: options of torch.backends.xeon.run_cpu"""
     plugins: list[str] = []
     """plugins to load: names of entry points of installed packages"""
-    isolation: Literal["off", "on"] = "off"
-    """on: workers are isolated from the network, from files, from other processes; see
-    security.md"""
-    isolation_network: bool = False
-    """let isolated workers use the network"""
-    isolation_memory: int = Field(0, ge=0)
-    """memory limit of an isolated worker, in megabytes (cgroup v2); 0 = no limit"""
-    isolation_cpus: IsolationCpus = 0.0
-    """CPU limit of an isolated worker, in CPUs (cgroup v2); 0 = no limit"""
-    isolation_processes: int = Field(0, ge=0)
-    """maximum number of processes and threads of an isolated worker (cgroup v2); 0 = no limit"""
-    isolation_paths: IsolationPaths = []
-    """additional files and directories that isolated workers may read"""
-    isolation_variables: list[str] = []
-    """additional environment variables for isolated workers"""
-    isolation_cgroup: Path | None = None
-    """cgroup v2 directory in which the server may make groups; the server's own group if not set"""
     worker_preload: bool = True
     """start workers from a fork server that has torch imported"""
     models: dict[str, ModelSettings] = Field(

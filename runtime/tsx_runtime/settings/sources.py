@@ -25,7 +25,12 @@ from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.model_limits import Accepts, NumberUnit
 from tsx_runtime.settings.schema import MODELS, NESTED, REMOVED, SECRETS, ModelSettings, Settings
-from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
+from tsx_runtime.settings.torchserve import (
+    PROTECTION,
+    parse_snapshot,
+    parse_versions,
+    read_torchserve_config,
+)
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.shared.suggestions import nearest, suggestion
@@ -245,6 +250,8 @@ def _from_environment(
                 if nearest_name
                 else "`tsx config show` lists all settings"
             )
+            if name == PROTECTION:
+                raise SettingError(f"unknown setting '{name}' in the {source}; {hint}")
             warn(f"the {source} is no setting and is ignored; {hint}")
 
 

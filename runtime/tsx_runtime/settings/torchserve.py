@@ -25,6 +25,8 @@ MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
 # Keys that allow the environment to override others. Only the file can set them.
 PERMISSION_KEYS = {ENABLE_ENV, ENABLE_ENV_URLS}
+# No server may ignore this setting, not even one that lacks the feature.
+PROTECTION = "isolation"
 
 # Keys that TorchServe writes into its snapshots only as information.
 _SNAPSHOT_NOTES = {"python", "tsConfigFile", "version"}
@@ -211,6 +213,8 @@ def interpret(
     ]
     for name in values:
         if name not in KEYS | supported:
+            if name == PROTECTION:
+                raise SettingError(f"unknown setting '{name}' in {origin}")
             notices.append(
                 f"{origin}: the key '{name}' is unknown, so it has no"
                 f" effect{suggestion(name, sorted(KEYS | supported))}"

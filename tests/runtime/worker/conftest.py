@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from tsx_runtime import wire
-from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
+from tsx_runtime.core.workers.forked import _ensure_fork_server
+from tsx_runtime.core.workers.preload import PRELOAD
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 

@@ -23,7 +23,7 @@ from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.search.variants import changes
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS, hidden_variables
+from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS, hidden_variables
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
@@ -134,7 +134,6 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         launch_of(
             worker_plan.parallel,
             None,
-            use_venv=False,
             threads=placement.threads,
             group_name=f"{name}_bench",
         )

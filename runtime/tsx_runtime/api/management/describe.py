@@ -79,7 +79,6 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         asleep=version.asleep or None,
         last_scaling=version.last_scaling,
         last_error=version.last_error,
-        isolation=None if version.isolation is None else version.isolation.describe(),
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
         measured=(

@@ -290,10 +290,6 @@ class DescribedModel(_TorchServeDescription):
     last_error: str | None = Field(
         None, description="why a worker last failed to load the model, or how it ended"
     )
-    isolation: dict[str, str | int | float | bool] | None = Field(
-        None,
-        description="how its workers are isolated, and their limits; only if they are isolated",
-    )
     measured: DescribedMeasurement | None = None
     form: str | None = Field(
         None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import passed_variables
+from tsx_runtime.core.hidden_credentials import passed_variables
 from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import WorkerPlacement
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config

@@ -12,7 +12,6 @@ from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
-from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.resources import ServerResources
@@ -21,6 +20,7 @@ from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher
 from tsx_runtime.core.telemetry.version_stats import Stats
+from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -50,7 +50,7 @@ class ModelVersion:
         """Prepare a version without workers.
 
         Raises:
-            BadRequest: No worker of this server can run the archive, or there are too many workers.
+            BadRequest: A feature excludes the configuration, or there are too many workers.
         """
         settings = host.settings
         self.name = name
@@ -60,9 +60,17 @@ class ModelVersion:
         self.order = order
         self.url = redacted(order.url)  # shown to users, without secrets
         self._setup = setup = WorkerSetup(
-            name, version, archive, order, plan, host, environment, lambda: self.workers
+            name,
+            version,
+            archive,
+            order,
+            plan,
+            host,
+            environment,
+            lambda: self.workers,
+            self._sandbox,
         )
-        self.isolation, self.envelope = setup.isolation, setup.envelope
+        self.envelope = setup.envelope
         self.runtime, self.handler = setup.runtime, setup.handler
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
@@ -402,6 +410,17 @@ class ModelVersion:
                 if context := feature.loading(self, worker):
                     await stack.enter_async_context(context)
             yield
+
+    def _sandbox(self, worker: Worker, program: Launch) -> Sandbox | None:
+        sandboxes = [
+            sandbox
+            for feature in self.features
+            if (sandbox := feature.sandbox(self, worker, program)) is not None
+        ]
+        if not sandboxes:
+            return None
+        [sandbox] = sandboxes  # With two of them, this raises an error, and nothing is started.
+        return sandbox
 
 
 class Model:

@@ -10,6 +10,12 @@ from tsx_runtime.errors import InvalidModel
 
 ONNX = ("onnxruntime", "onnx")
 
+# This advice is added to an error about a missing module.
+INSTALL_HINT = (
+    "Or let the server install the packages of the requirements file: --set"
+    " install_py_dep_per_model=true."
+)
+
 
 def check_packages(archive: OpenArchive, handler: str, requirement: tuple[str, str] | None) -> None:
     """Refuse a model whose built-in handler needs a package that the server lacks.

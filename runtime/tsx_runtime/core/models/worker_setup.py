@@ -7,24 +7,18 @@ from dataclasses import dataclass
 
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.environments.venvs import ModelEnvironment
-from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
-from tsx_runtime.core.workers.launch import Launch, launch_of
+from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox, launch_of
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.errors import BadRequest
 
 
 @dataclass
 class WorkerSetup:
-    """What each process of a version's workers starts with.
-
-    Making one raises BadRequest if no worker of this server can run the archive.
-    """
+    """What each process of a version's workers starts with."""
 
     name: str
     version: str
@@ -34,17 +28,11 @@ class WorkerSetup:
     host: ServerResources
     environment: ModelEnvironment | None
     workers: Callable[[], Sequence[Worker]]  # returns the workers of the version
+    # Returns the sandbox in which a worker must run a program, or None.
+    sandbox: Callable[[Worker, Launch], Sandbox | None]
 
     def __post_init__(self) -> None:
         archive, settings = self.archive, self.host.settings
-        self.isolation = isolation_of(settings, self.name)
-        if self.isolation is not None and self.plan.parallel.is_group:
-            raise BadRequest(
-                f"Model {self.name} runs isolated, but its model-config.yaml asks for a torchrun"
-                " group, whose processes need the network. "
-                f'Set isolation = "off" in [models.{self.name}], or remove torchrun and'
-                " parallelType from model-config.yaml."
-            )
         self.envelope = envelope_of(archive, settings)
         self.runtime = self.order.runtime or archive.manifest.runtime
         self.handler = handler_of(
@@ -55,14 +43,15 @@ class WorkerSetup:
 
     def launch(self, worker: Worker) -> Launch | None:
         """Return how to start the worker as a program, or None if it can be forked."""
-        return launch_of(
+        launch = launch_of(
             self.plan.parallel,
             self.environment,
-            use_venv=bool(self.archive.config.use_venv),
             threads=self._placement(worker).threads,
             group_name=f"{self.name}_{worker.id}",
-            sandbox=self._sandbox(worker),
         )
+        program = launch or Launch()
+        sandbox = self.sandbox(worker, program)
+        return launch if sandbox is None else program._replace(sandbox=sandbox)
 
     def load_order(self, worker: Worker) -> wire.LoadOrder:
         return load_order(
@@ -94,21 +83,5 @@ class WorkerSetup:
             worker=workers.index(worker) if worker in workers else 0,
             workers=len(workers),
             gpus=worker.gpus,
-            sharing=self.host.count_workers(),
-        )
-
-    def _sandbox(self, worker: Worker) -> Sandbox | None:
-        if self.isolation is None:
-            return None
-        environment = self.environment
-        readable = [
-            self.archive.directory,
-            *([] if environment is None else [environment.directory]),
-        ]
-        return Sandbox(
-            self.isolation,
-            map(str, readable),
-            gpu=bool(worker.gpus),
-            output=self.host.worker_output,
-            label=f"W-{worker.id}-{self.name}_{self.version}",
+            sharing=len(self.host.workers()),
         )

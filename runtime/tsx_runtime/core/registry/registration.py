@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
-from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.packages import check_packages
@@ -31,6 +28,7 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, inherit_settings
+from tsx_runtime.core.workers.launch import ModelEnvironment
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.shared.suggestions import suggestion
@@ -39,33 +37,18 @@ from tsx_runtime.sources import Trust, in_store, is_url, store_hint
 # Versions with these names would clash with paths below /models/NAME/.
 RESERVED_VERSIONS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})
 
-# This advice is added to an error about a missing module.
-INSTALL_HINT = (
-    "Or let the server install the packages of the requirements file: --set"
-    " install_py_dep_per_model=true."
-)
-
 logger = logging.getLogger("tsx.registry")
 
 
 class Registrar:
     """Registers versions; `Registry.register` documents the errors."""
 
-    def __init__(
-        self,
-        table: ModelTable,
-        host: ServerResources,
-        downloads: Downloads,
-        environments: Environments,
-        background: TaskGroup,
-    ) -> None:
+    def __init__(self, table: ModelTable, host: ServerResources, downloads: Downloads) -> None:
         self._table = table
         self._settings = host.settings
         self._host = host
         self._downloads = downloads
-        self._environments = environments
-        self._background = background
-        self._replacer = Replacer(table, background)
+        self._replacer = Replacer(table, host.background)
         # Archives that are being opened: the step, the bytes so far, and all bytes.
         self.opening: dict[Path, tuple[str, int, int]] = {}
 
@@ -137,7 +120,7 @@ class Registrar:
         if old is not None:
             starting = self._replacer.replace_version(old, version, starting)
         if not wait:
-            self._background.load(starting)
+            self._host.background.load(starting)
             return version
         try:
             await starting
@@ -145,12 +128,8 @@ class Registrar:
             await self._table.discard(version)
             if isinstance(error, LoadFailed):
                 error.model, error.version = version.name, version.version
-                needs_no_hint = (
-                    self._settings.install_py_dep_per_model
-                    or not archive.manifest.requirements_file
-                )
-                if not needs_no_hint and "No module named" in error.message:
-                    error.message = f"{error.message} {INSTALL_HINT}"
+                for feature in self._host.features:
+                    feature.explain(version, error)
             raise
         return version
 
@@ -167,7 +146,10 @@ class Registrar:
             if order.replaces:
                 old = self._replacer.begin(name, number)
             self._check(name, number, old)  # early, since packages may take minutes
-            environment = await self._environment(name, archive, order.url)
+            for feature in self._host.features:
+                environment = environment or await feature.open_environment(
+                    name, archive, order.url
+                )
             self._check(name, number, old)  # Another registration may have come meanwhile.
             version = self._version(name, number, archive, order, old, environment)
             self._table.add(version, is_replacement=old is not None)
@@ -194,32 +176,6 @@ class Registrar:
             )
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
-
-    async def _environment(
-        self, name: str, archive: OpenArchive, url: str
-    ) -> ModelEnvironment | None:
-        """Return an environment with the packages that an archive needs, or None.
-
-        Raises:
-            BadRequest: The model is isolated, so its packages cannot be installed.
-            InvalidModel: The packages cannot be installed.
-        """
-        requirements = archive.manifest.requirements_file
-        if requirements and not self._settings.install_py_dep_per_model:
-            text = (
-                "%s: the packages of %s are not installed, since install_py_dep_per_model is false"
-            )
-            logger.warning(text, url, requirements)
-            requirements = None
-        if not requirements and not archive.config.use_venv:
-            return None
-        if requirements and isolation_of(self._settings, name) is not None:
-            raise BadRequest(
-                f"Model {name} runs isolated, but pip would run code of the packages in"
-                f" {requirements} outside the isolation. Install them where the server runs, and"
-                " remove the file from the archive, or set install_py_dep_per_model = false."
-            )
-        return await self._environments.open(name, archive.directory, requirements)
 
     def _version(
         self,
@@ -256,7 +212,7 @@ class Registrar:
             order, config, self._settings, self._host.gpus, version_settings, defaults
         )
         version_plan = _with_policy(
-            version_plan, name, archive.config.batch_policy, self._host.batch_policies
+            version_plan, name, archive.config.batch_policy, self._host.plugins.batch_policies
         )
         return ModelVersion(name, number, archive, order, version_plan, self._host, environment)
 

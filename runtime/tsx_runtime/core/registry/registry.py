@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import zipfile
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.environments.venvs import Environments
-from tsx_runtime.core.isolation.config import check_isolation
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
+from tsx_runtime.core.hidden_credentials import HiddenHeaders, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
-from tsx_runtime.core.placement.hardware import gpu_count
-from tsx_runtime.core.placement.placement import CoreSharing, least_used, machine
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
-from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.feature import Feature, load_features
-from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
-
-EXPORTED_SUFFIX = ".pt2"
-FIRST_WORKER_ID = 9000  # In TorchServe, it is the port of the first worker.
-
 
 FeatureT = TypeVar("FeatureT", bound=Feature)
 
@@ -65,18 +51,25 @@ class Registry:
             starter: Starts workers in another way than as processes.
             replaces: Whether this server replaces another one at its addresses, which ends soon.
         """
-        check_isolation(settings)
         self.settings = settings
         self.bytes_in_flight = ByteBudget(
             max(settings.max_inflight_bytes, 2 * settings.max_request_size)
         )
         self.hidden_headers = HiddenHeaders(settings)
         self.state = StateStore(state_directory(settings), replaces=replaces)
-        self.plugins = load_plugins(settings.plugins)
+        starter = starter or ProcessStarter(
+            preload=settings.worker_preload,
+            worker_files=worker_files,
+            hidden=hidden_variables(settings, os.environ),
+        )
+        self.resources = resources = ServerResources(
+            settings, starter, self._all_workers, worker_output
+        )
+        self.plugins, self.features = resources.plugins, resources.features
         self._downloads = Downloads(settings, self.plugins.sources)
-        self.background = TaskGroup()
-        self.features: list[Feature] = []
-        self._table = table = ModelTable(settings, self.state, self._downloads, self.background)
+        self._table = table = ModelTable(
+            settings, self.state, self._downloads, resources.background
+        )
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         # Reasons why models of a snapshot could not be loaded at the start, by name and version.
         self.not_loaded: dict[tuple[str, str], str] = {}
@@ -98,52 +91,12 @@ class Registry:
             traffic.shares,
         )
         self.check_traffic, self.undo_points = traffic.check_traffic, traffic.undo_points
-        self.observe, self.unobserve, self.on_traffic = (
-            traffic.observe,
-            traffic.unobserve,
-            traffic.on_traffic,
-        )
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.
         self.tracer: Tracer | None = None
         self.stopping = False  # If true, load balancers are told to send no more requests.
-        self.gpus = (
-            gpu_count()
-            if settings.number_of_gpu is None
-            else min(settings.number_of_gpu, gpu_count())
-        )
-        self._starter = starter or ProcessStarter(
-            preload=settings.worker_preload,
-            worker_files=worker_files,
-            hidden=hidden_variables(settings, os.environ),
-        )
-        self.machine = machine(
-            settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus
-        )
-        host = ServerResources(
-            settings,
-            self._starter,
-            self.machine,
-            itertools.count(FIRST_WORKER_ID),
-            self.gpus,
-            self._choose_gpus,
-            self.plugins.batch_policies,
-            lambda: sum(len(version.workers) for version in table.all()),
-            self.features,
-            self.background,
-            worker_output,
-        )
-        self.cores = CoreSharing(self.machine.cores, self._serving_channels)
-        self._environments = Environments(
-            settings.cache_dir,
-            timeout=settings.install_timeout,
-            age=settings.max_cache_age,
-            hidden=self._starter.hidden,
-        )
-        self._registrar = registrar = Registrar(
-            table, host, self._downloads, self._environments, self.background
-        )
+        self._registrar = registrar = Registrar(table, resources, self._downloads)
         self.register_path, self.register_archive, self.opening = (
             registrar.from_path,
             registrar.from_archive,
@@ -153,17 +106,12 @@ class Registry:
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Start the process that forks workers; it imports what the models in `paths` need."""
-        self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
+        self.resources.starter.warm_up(paths)
 
     @property
     def names(self) -> list[str]:
         """The names of all models that can be requested."""
         return sorted({*self.models, *self.loaded_on_request})
-
-    def _serving_channels(self) -> Iterator[Channel]:
-        for worker in [worker for version in self._table.all() for worker in version.workers]:
-            if worker.state is WorkerState.READY and worker.channel is not None:
-                yield worker.channel
 
     def stop(self) -> None:
         """Report that the server is not ready; it still answers requests."""
@@ -220,7 +168,7 @@ class Registry:
         if wait:
             await scaling
         else:
-            self.background.load(scaling)
+            self.resources.background.load(scaling)
         self._table.notify_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
@@ -296,7 +244,7 @@ class Registry:
             for feature in self.features:
                 await stack.enter_async_context(feature.running())
             await stack.enter_async_context(
-                running("cores are not shared anew", repeat(1.0, self.cores.share))
+                running("cores are not shared anew", repeat(1.0, self.resources.cores.share))
             )
             yield
 
@@ -306,12 +254,11 @@ class Registry:
         for feature in self.features:
             feature.begin_close()
         await self._table.close(drain)
-        await self.background.wait_all()
+        await self.resources.background.wait_all()
         for feature in self.features:
             await feature.close()
         await asyncio.to_thread(self.state.close)
-        await asyncio.to_thread(self._environments.close)
-        await asyncio.to_thread(self._starter.close)
+        await asyncio.to_thread(self.resources.starter.close)
 
     def all_versions(self) -> Iterable[ModelVersion]:
         """Return all versions, including those that start or end."""
@@ -325,59 +272,5 @@ class Registry:
         """Return all versions that get requests."""
         return [version for model in self.models.values() for version in model.versions.values()]
 
-    def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
-        """Choose the GPUs for one more worker: those with the fewest workers of all models."""
-        used = Counter(
-            gpu
-            for version in self._table.all()
-            for worker in version.workers
-            for gpu in worker.gpus
-        )
-        return least_used(plan.gpus, used, plan.parallel.gpus)
-
-
-def holds_exported_program(path: Path) -> bool:
-    """Tell whether an archive or directory has a `.pt2` file.
-
-    The result is False for an unreadable archive: opening it will report the reason.
-    """
-    try:
-        if path.is_dir():
-            return any(path.glob(f"**/*{EXPORTED_SUFFIX}"))
-        if not path.is_file():  # Opening a named pipe would wait for its writer.
-            return False
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(EXPORTED_SUFFIX) for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
-        return False
-
-
-@asynccontextmanager
-async def open_model(
-    path: Path,
-    settings: Settings,
-    *,
-    workers: int = 1,
-    batch_size: int | None = None,
-    handler: str | None = None,
-) -> AsyncIterator[ModelVersion]:
-    """Open an archive or directory without a server, with `workers` ready workers.
-
-    It raises the same errors as `Registry.register_path`.
-    """
-    registry = Registry(settings)
-    registry.warm_up([path])
-    order = RegisterOrder(
-        url=path.name,
-        handler=handler,
-        batch_size=batch_size,
-        initial_workers=workers,
-        loaded_at_startup=True,
-        must_load=True,
-        # A queue size excludes a latency target of the archive, which would refuse requests.
-        job_queue_size=settings.job_queue_size,
-    )
-    try:
-        yield await registry.register_path(path, order)
-    finally:
-        await registry.close()
+    def _all_workers(self) -> list[Worker]:
+        return [worker for version in self._table.all() for worker in version.workers]

@@ -20,18 +20,20 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.isolation.hidden_credentials import hidden_from_children
+from tsx_runtime.core.hidden_credentials import hidden_from_children
 from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.preload import PRELOAD, preload_for
 from tsx_runtime.core.workers.subprocesses import (
     CommandProcess,
     ProcessState,
@@ -43,9 +45,6 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_directory
 from tsx_runtime.worker.launch.entry import run
 
-PRELOAD = "tsx_runtime.worker.launch.preload"
-# Importing this module takes a second longer, so it is used only if it is needed.
-PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"
 REPORT_GRACE_S = 5.0  # limit for the fork server to report a worker's end
 START_TIMEOUT_S = 300.0  # enough to import torch from a slow disk
 START_CHECK_S = 2.0  # pause between two checks of a slow start
@@ -141,7 +140,7 @@ class Starter(Protocol):
 
     hidden: Collection[str]  # environment variables that workers do not get
 
-    def warm_up(self, *, exported: bool = False) -> None: ...
+    def warm_up(self, paths: Iterable[Path]) -> None: ...
 
     async def start(
         self, name: str, launch: Launch | None = None
@@ -177,22 +176,21 @@ class ProcessStarter:
         self._start_time: float | None = None  # time.monotonic() of the current start
         if self._forks:
             _choose_short_socket_directory()
-            self._set_preload(exported=False)
+            self._set_preload(PRELOAD)
         # multiprocessing's own exit function waits for the workers. This one runs before it.
         atexit.register(self._kill_all)
 
-    def warm_up(self, *, exported: bool = False) -> None:
+    def warm_up(self, paths: Iterable[Path]) -> None:
         """Start the fork server, so that it imports torch while the front end starts.
 
-        With `exported`, it also imports what `.pt2` models need.
+        It also imports what the models in `paths` need.
         """
         if self._forks:
-            self._set_preload(exported)
+            self._set_preload(preload_for(paths))
             self._thread.submit(_ensure_fork_server, self.hidden)
 
-    def _set_preload(self, exported: bool) -> None:
-        modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
-        self._context.set_forkserver_preload(modules)
+    def _set_preload(self, module: str) -> None:
+        self._context.set_forkserver_preload([module] if self._preload else [])
 
     async def start(
         self, name: str, launch: Launch | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
-from tsx_runtime.core.environments.venvs import ModelEnvironment
-from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.placement import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
@@ -26,6 +26,30 @@ BOOT = (
 )
 
 
+class Sandbox(ABC):
+    """What confines the process of one program, from `create` to `remove`."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Prepare for the start; this may block.
+
+        Raises:
+            OSError: The sandbox cannot be created.
+        """
+
+    @abstractmethod
+    def command(self, inner: list[str]) -> list[str]:
+        """Return the command that enters the sandbox and then runs `inner`."""
+
+    @abstractmethod
+    def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
+        """Return all environment variables of the process: `variables`, and none of `hidden`."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Clean up after the process has ended; this may block for some seconds."""
+
+
 class Launch(NamedTuple):
     """How to start a program instead of a fork.
 
@@ -35,6 +59,7 @@ class Launch(NamedTuple):
     python: str = sys.executable
     packages: str | None = None  # a directory with packages that precede the server's
     variables: dict[str, str] = {}
+    readable: tuple[str, ...] = ()  # paths that it reads besides the server's and the archive's
     torchrun: tuple[str, ...] = ()  # arguments of torchrun; empty: a single process
     ranks: int = 1  # processes on this machine
     broadcast: bool = True  # whether every rank gets the requests, not only rank 0
@@ -65,32 +90,29 @@ class Launch(NamedTuple):
         return [self.python, "-c", BOOT, json.dumps(options)]
 
 
+class ModelEnvironment(NamedTuple):
+    """The interpreter or packages of a model's workers, which exist until they are closed."""
+
+    launch: Launch
+    close: Callable[[], None]
+
+
 def launch_of(
-    parallel: Parallel,
-    environment: ModelEnvironment | None,
-    *,
-    use_venv: bool,
-    threads: int,
-    group_name: str,
-    sandbox: Sandbox | None = None,
+    parallel: Parallel, environment: ModelEnvironment | None, *, threads: int, group_name: str
 ) -> Launch | None:
     """Return how to start a worker as a program, or None if it can be forked.
 
     A model with its own packages cannot be forked: they must precede the server's packages, and a
     fork would have imported those already.
     """
-    if environment is None and not parallel.is_group and sandbox is None:
-        return None
-    activates_venv = environment is not None and use_venv
-    variables = environment.variables() if environment is not None and activates_venv else {}
-    if parallel.is_group:
-        variables["OMP_NUM_THREADS"] = str(threads)  # Otherwise torchrun would set it to 1.
-    return Launch(
-        python=environment.python if environment is not None and activates_venv else sys.executable,
-        packages=environment.packages if environment is not None and not activates_venv else None,
-        variables=variables,
-        torchrun=parallel.arguments(group_name) if parallel.is_group else (),
+    launch = None if environment is None else environment.launch
+    if not parallel.is_group:
+        return launch
+    program = launch or Launch()
+    return program._replace(
+        # Otherwise torchrun would set it to 1.
+        variables=program.variables | {"OMP_NUM_THREADS": str(threads)},
+        torchrun=parallel.arguments(group_name),
         ranks=parallel.ranks,
         broadcast=parallel.broadcast,
-        sandbox=sandbox,
     )

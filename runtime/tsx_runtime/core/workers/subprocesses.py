@@ -15,9 +15,8 @@ from contextlib import suppress
 
 import psutil
 
-from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
-from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS
+from tsx_runtime.core.workers.launch import Launch, Sandbox
 
 GROUP_GRACE_S = 5.0  # torchrun notices the end of a process only after a while.
 

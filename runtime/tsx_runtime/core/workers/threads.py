@@ -12,8 +12,9 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -99,7 +100,7 @@ class ThreadStarter:
     def stuck(self) -> bool:
         return any(thread.stuck for thread in self._threads)
 
-    def warm_up(self, *, exported: bool = False) -> None:
+    def warm_up(self, paths: Iterable[Path]) -> None:
         """Do nothing, since no process is forked."""
 
     async def start(

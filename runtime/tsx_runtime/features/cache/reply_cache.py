@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS, USER_HEADERS
+from tsx_runtime.core.hidden_credentials import CREDENTIAL_HEADERS, USER_HEADERS
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.scheduling.strategies import EntryPoint

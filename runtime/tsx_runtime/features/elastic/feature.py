@@ -25,11 +25,14 @@ class ElasticFeature(Feature):
             registry.versions,
             registry.all_versions,
             settings.model_gpu_memory,
-            registry.gpus,
+            registry.resources.gpus,
             gpu_processes,
         )
         self.controller = ElasticController(
-            registry.versions, self.budget, registry.machine.cores, registry.background.load
+            registry.versions,
+            self.budget,
+            registry.resources.machine.cores,
+            registry.resources.background.load,
         )
 
     def loading(self, version: ModelVersion, worker: Worker) -> AbstractAsyncContextManager[None]:

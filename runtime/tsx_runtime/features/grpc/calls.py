@@ -11,7 +11,7 @@ import grpc
 from tsx_runtime import wire
 from tsx_runtime.api.headers import Pair, check_status, new_request_id, shown_headers
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.core.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current

@@ -10,7 +10,7 @@ from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.management.describe import unready_versions
 from tsx_runtime.api.management.schemas import ServerMetadata
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.core.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route

@@ -17,7 +17,7 @@ from tsx_runtime.metrics.exposition import Families, Labels
 class SloFeature(Feature):
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
-        self._arbiter = DeviceArbiter(registry.machine.cores)
+        self._arbiter = DeviceArbiter(registry.resources.machine.cores)
 
     def dispatcher(self, version: ModelVersion) -> SloDispatcher | None:
         plan, record = version.plan, version.benchmark_record

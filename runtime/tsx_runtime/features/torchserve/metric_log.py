@@ -160,7 +160,7 @@ class MetricLog:
         for name, unit, value, labels in self._system.read():
             dimensions = ",".join(["Level:Host", *(f"{label}:{text}" for label, text in labels)])
             self._log(name, unit, value, dimensions, now)
-        if self._registry.gpus and not self._system.disabled:
+        if self._registry.resources.gpus and not self._system.disabled:
             for number, gpu in (await read_gpus()).items():
                 for name, unit, value in gpu_metrics(gpu):
                     self._log(name, unit, value, f"Level:Host,DeviceId:{number}", now)

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
+from tsx_runtime.core.hidden_credentials import hidden_variables
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState

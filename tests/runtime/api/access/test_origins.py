@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.core.hidden_credentials import HiddenHeaders
 from tsx_runtime.settings.schema import Settings
 
 SECRET_HEADERS = {"authorization", "cookie", "proxy-authorization"}

@@ -260,13 +260,9 @@ def test_launcher_arguments_are_ignored_if_pinning_is_unsupported(monkeypatch, c
 
 
 def test_only_process_groups_start_as_programs():
-    assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group_name="m_1") is None
+    assert launch_of(Parallel(gpus=4), None, threads=1, group_name="m_1") is None
     group = launch_of(
-        parse_parallel({"torchrun": {"nproc-per-node": 2}}),
-        None,
-        use_venv=False,
-        threads=3,
-        group_name="m_1",
+        parse_parallel({"torchrun": {"nproc-per-node": 2}}), None, threads=3, group_name="m_1"
     )
     assert group is not None
     assert (group.ranks, group.variables, group.packages) == (2, {"OMP_NUM_THREADS": "3"}, None)

@@ -63,7 +63,7 @@ async def test_unregistering_continues_after_its_client_leaves(registry, tmp_pat
     unregistration = asyncio.create_task(registry.unregister("talker"))
     await until(lambda: not version.workers)
     await cancel(unregistration)
-    await until(lambda: gone(pid) and not registry.background)
+    await until(lambda: gone(pid) and not registry.resources.background)
     await registry.register_path(tmp_path / "m", order())
 
 
@@ -76,7 +76,7 @@ async def test_a_load_is_cancelled_when_its_client_leaves(registry, tmp_path):
     await until((tmp_path / "m" / "began").exists)
     pid = registry.find("talker").workers[0].pid
     await cancel(registration)
-    await until(lambda: gone(pid) and not registry.background)
+    await until(lambda: gone(pid) and not registry.resources.background)
     assert not registry.models
 
 

@@ -81,7 +81,7 @@ async def test_a_replaced_version_still_answers_its_accepted_requests(registry, 
     assert not running_job.done.done()
     (tmp_path / "go").touch()
     assert (await answer_of(running_job)).status == 200
-    await until(lambda: all(map(gone, pids)) and not registry.background)
+    await until(lambda: all(map(gone, pids)) and not registry.resources.background)
     assert await ask(old_version, "x") == "new"
     with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "2", order())
@@ -98,7 +98,7 @@ async def test_a_replacement_that_fails_to_load_changes_nothing(registry, tmp_pa
     assert registry.find("talker") is old_version
     assert await ask(old_version, "x") == "x"
     await registry.register_path(broken_model, replacement_order(), wait=False)
-    await until(lambda: not registry.background)
+    await until(lambda: not registry.resources.background)
     assert await ask(registry.find("talker"), "x") == "x"
     await replace(registry, tmp_path / "3", a_handler("new"))
     assert await ask(registry.find("talker"), "x") == "new"
@@ -149,7 +149,7 @@ async def test_a_new_version_number_inherits_default_traffic_and_labels(registry
     replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
     assert registry.find("talker") is new_version
-    await until(lambda: not registry.background)
+    await until(lambda: not registry.resources.background)
     await registry.register_path(tmp_path / "1", order())
 
 
@@ -278,7 +278,7 @@ async def test_sequences_stay_with_the_replaced_version_until_they_end(registry,
     await until(lambda: not first.workers)
     assert await add_to_sequence(third, "a", "1") == 2001
     assert await add_to_sequence(third, "b", "close") == 1002
-    await until(lambda: not registry.background)
+    await until(lambda: not registry.resources.background)
     assert await add_to_sequence(third, "c", "1") == 2002
 
 

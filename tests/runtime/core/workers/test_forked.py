@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kit.jobs import a_waiting_job, answer_of
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.workers.forked import ProcessStarter
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings

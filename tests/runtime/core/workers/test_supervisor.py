@@ -24,8 +24,8 @@ from tests.support.clients.talker import (
     talker,
     until,
 )
-from tsx_runtime.core.isolation import hidden_credentials
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core import hidden_credentials
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.workers.instance import describe_exit
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import (
@@ -48,8 +48,8 @@ from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.shared.cores import cpu_count
-from tsx_runtime.core.isolation import hidden_credentials
-from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.core import hidden_credentials
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.settings.schema import Settings
 
 async def main():
@@ -106,11 +106,11 @@ async def test_cores_are_redistributed_when_models_come_and_go(registry, tmp_pat
     assert await ask(first, "threads") == str(cpu_count())
     second = await register(registry, tmp_path / "n", name="other")
     assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
-    registry.cores.share()
+    registry.resources.cores.share()
     assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
     await registry.unregister("other")
     await ask(first, "again")
-    registry.cores.share()
+    registry.resources.cores.share()
     assert await ask(first, "threads") == str(cpu_count())
     assert await ask(first, "wait policy") == "PASSIVE"
     single_threaded = await register(registry, tmp_path / "s", name="single", config="threads: 1\n")

@@ -16,7 +16,7 @@ import pytest
 from tests.support import forked
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.messages import Message, Receive, Scope, Send
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.core.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.jobs import keyed_runs
 from tsx_runtime.features.jobs.http.idempotency import Idempotency, build_keyed_request, has_key

@@ -355,7 +355,7 @@ def test_a_client_that_leaves_frees_its_place_in_the_versions_queue(
     arrange(split_server, {"weights": {"2.0": 1}})
     version = split_server.registry.find("talker", "2.0")
     if is_observed:
-        split_server.call(lambda: split_server.registry.observe("talker", notes))
+        split_server.call(lambda: split_server.registry.traffic_manager.observe("talker", notes))
     try:
         with busy_worker(split_server, "2.0", lane, tmp_path / "go", until):
             with begin_request(split_server, lane):
@@ -363,7 +363,9 @@ def test_a_client_that_leaves_frees_its_place_in_the_versions_queue(
             until(lambda: version.pending == 0)
             assert is_observed == (("refusal", "ClientLeft") in notes.seen)
     finally:
-        split_server.call(lambda: is_observed and split_server.registry.unobserve("talker", notes))
+        split_server.call(
+            lambda: is_observed and split_server.registry.traffic_manager.unobserve("talker", notes)
+        )
 
 
 def test_a_body_in_pieces_is_routed_by_its_head(split_server: RunningServer) -> None:

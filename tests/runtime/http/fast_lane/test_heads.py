@@ -14,7 +14,7 @@ from tests.support.clients.rawhttp import request
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.core.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
 from tsx_runtime.http.fast_lane.heads import MAX_CACHED, Heads, RefusalRoute, parse_head
 from tsx_runtime.settings.schema import Settings

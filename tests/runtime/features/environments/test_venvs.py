@@ -13,9 +13,9 @@ import pytest
 from tests.support.clients.talker import a_registry, ask, gone, order, register, until
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
-from tsx_runtime.core.environments.requirements import read_requirements
-from tsx_runtime.core.environments.venvs import Environments, environment_key
 from tsx_runtime.errors import InvalidModel
+from tsx_runtime.features.environments.requirements import read_requirements
+from tsx_runtime.features.environments.venvs import Environments, environment_key
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
@@ -197,9 +197,10 @@ async def test_unused_environments_are_removed_for_new_ones(tmp_path, monkeypatc
     try:
         for mirror in ("a", "b"):
             monkeypatch.setenv("PIP_INDEX_URL", f"https://{mirror}.example.com/simple")
-            environment = await environments.open("m", tmp_path, None)
+            environment = await environments.open("m", tmp_path, None, use_venv=True)
             await until(lambda: len(list_entries(tmp_path)) == 1)
-            assert environment.directory.exists()
+            [entry] = list_entries(tmp_path)
+            assert environment.launch.readable == (str(entry / "files"),)
             environment.close()
     finally:
         environments.close()

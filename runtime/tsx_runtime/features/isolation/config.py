@@ -2,9 +2,8 @@
 
 All mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
 calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
-`tsx_runtime/sandbox` makes the system calls; an isolated worker starts as a program in that
-package. If the system cannot enforce the settings, the server reports what is missing and does not
-start.
+The package `sandbox` makes the system calls; an isolated worker starts as a program in it. If the
+system cannot enforce the settings, the server reports what is missing and does not start.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ from typing import NamedTuple
 
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_directory
-from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
+from tsx_runtime.core.hidden_credentials import WORKER_DEFAULTS
+from tsx_runtime.core.workers.launch import Sandbox
 from tsx_runtime.errors import SettingError
-from tsx_runtime.sandbox import landlock, seccomp
-from tsx_runtime.sandbox.enter import SandboxConfig
+from tsx_runtime.features.isolation import cgroups
+from tsx_runtime.features.isolation.sandbox import landlock, seccomp
+from tsx_runtime.features.isolation.sandbox.enter import SandboxConfig
+from tsx_runtime.features.isolation.settings import IsolationModelSettings, IsolationSettings
 from tsx_runtime.settings.schema import Settings
 
 # Until it has dropped its privileges, the interpreter imports only the standard library and
 # tsx_runtime. Its options -I and -S keep it from running `.pth` files and other start-up code.
 BOOT = (
-    "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter;"
-    " enter(json.loads(sys.argv[2]))"
+    "import json, sys; sys.path.append(sys.argv[1]);"
+    " from tsx_runtime.features.isolation.sandbox.enter import enter; enter(json.loads(sys.argv[2]))"
 )
 # Paths that any worker may read. Files with keys or passwords are left out, because a server that
 # runs as root could read them.
@@ -138,11 +139,12 @@ def isolation_of(settings: Settings, model: str) -> Isolation | None:
 
     A setting of the model takes precedence over the server's.
     """
-    model_settings = settings.models.get(model)
+    server_settings = IsolationSettings.of(settings)
+    model_settings = IsolationModelSettings.of(settings.models, model)
 
     def setting(name: str) -> object:
         model_value = getattr(model_settings, name, None)
-        return getattr(settings, name) if model_value is None else model_value
+        return getattr(server_settings, name) if model_value is None else model_value
 
     if setting("isolation") == "off":
         return None
@@ -157,11 +159,11 @@ def check_isolation(settings: Settings) -> None:
     Raises:
         SettingError: The system lacks a feature.
     """
-    models = [name for name in settings.models if isolation_of(settings, name) is not None]
-    isolations = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [
-        ("isolation", isolation_of(settings, ""))
-    ]
-    for name, isolation in isolations:
+    isolations = {
+        **{f"models.{name}.isolation": isolation_of(settings, name) for name in settings.models},
+        "isolation": isolation_of(settings, ""),
+    }
+    for name, isolation in isolations.items():
         if isolation is None:
             continue
         if missing := "; ".join(missing_features(isolation)):
@@ -203,8 +205,8 @@ def missing_features(isolation: Isolation) -> Iterable[str]:
     )
 
 
-class Sandbox:
-    """The scratch directory and the cgroup of one process, from `create` to `remove`."""
+class KernelSandbox(Sandbox):
+    """The rights, the scratch directory and the cgroup of one process."""
 
     def __init__(
         self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str
@@ -225,11 +227,6 @@ class Sandbox:
         self._group: cgroups.Group | None = None
 
     def create(self) -> None:
-        """Create the cgroup and the scratch directory.
-
-        Raises:
-            OSError: The cgroup or the directory cannot be created.
-        """
         if self._isolation.limit_files:
             try:
                 parent = cgroups.prepare(self._isolation.cgroup, self._isolation.limit_files)
@@ -239,7 +236,6 @@ class Sandbox:
         self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())
 
     def command(self, inner: list[str]) -> list[str]:
-        """Return the command that enters the sandbox and then runs `inner`."""
         config = SandboxConfig(
             command=inner,
             scratch=self.scratch,
@@ -267,10 +263,9 @@ class Sandbox:
         return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(config)]
 
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Return the environment variables of the process.
+        """Return `variables`, and the server's that control a computation or that settings name.
 
-        It contains the server's variables that control a computation, and those that the settings
-        name. A secret is passed only if the settings name it.
+        A secret is passed only if the settings name it.
         """
         passed = {
             name: value
@@ -291,7 +286,6 @@ class Sandbox:
         return WORKER_DEFAULTS | passed | variables | scratch_variables
 
     def remove(self) -> None:
-        """Clean up after the process has ended; this may block for some seconds."""
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(

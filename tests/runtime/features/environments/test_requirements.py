@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.wheels import make_wheel
-from tsx_runtime.core.environments.requirements import (
+from tsx_runtime.features.environments.requirements import (
     NO_REQUIREMENTS,
     BadRequirements,
     read_requirements,

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, environment_of, serving
-from tsx_runtime.core.isolation.hidden_credentials import (
+from tsx_runtime.core.hidden_credentials import (
     CREDENTIALS,
     SERVER_SECRETS,
     hidden_from_children,
@@ -163,5 +163,5 @@ def test_every_secret_setting_is_a_server_secret() -> None:
 
 
 def test_the_documentation_lists_the_hidden_variables() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "guides" / "security.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "security.md").read_text()
     assert [pattern for pattern in CREDENTIALS if f"`{pattern}`" not in page] == []

@@ -21,54 +21,30 @@ import sysconfig
 import venv
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits, release
-from tsx_runtime.core.environments.pip import (
+from tsx_archiver.storage.cache import Cache, CacheLimits, release
+from tsx_runtime.core.workers.launch import Launch, ModelEnvironment
+from tsx_runtime.errors import InvalidModel
+from tsx_runtime.features.environments.pip import (
     OPTIONS,
     PipFailed,
     PipProcesses,
     environment_of_pip,
     install,
 )
-from tsx_runtime.core.environments.requirements import (
+from tsx_runtime.features.environments.requirements import (
     BadRequirements,
     Requirements,
     read_requirements,
 )
-from tsx_runtime.errors import InvalidModel
 
 MAX_UNUSED_BYTES = 32 << 30
 MAX_UNUSED = 64  # unused environments that stay, whatever their size
 MAX_BUILDS = 4  # builds at the same time
 LAYOUT_VERSION = 1  # Raise it to build all environments again.
-
-
-@dataclass
-class ModelEnvironment:
-    """An environment that the cache keeps at least until it is closed."""
-
-    directory: Path
-    entry: CacheEntry
-
-    @property
-    def python(self) -> str:
-        return str(self.directory / "bin" / "python")
-
-    @property
-    def packages(self) -> str:
-        return str(packages_directory(self.directory))
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that an activation of the environment would set."""
-        path = f"{self.directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        return {"VIRTUAL_ENV": str(self.directory), "PATH": path}
-
-    def close(self) -> None:
-        """Allow the cache to remove the environment."""
-        release(self.entry.lock)
 
 
 class Environments:
@@ -92,16 +68,19 @@ class Environments:
         self._runs = PipProcesses(hidden)
 
     async def open(
-        self, model: str, model_dir: Path, requirements_file: str | None
+        self, model: str, model_dir: Path, requirements_file: str | None, *, use_venv: bool
     ) -> ModelEnvironment:
         """Return the environment for an archive's requirements; without any, it has no packages.
+
+        The cache keeps it at least until it is closed. With `use_venv`, workers run its
+        interpreter; otherwise they run the server's, with its packages first.
 
         Raises:
             InvalidModel: The requirements are refused, or cannot be installed.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, self._open, model, model_dir, requirements_file
+            self._threads, self._open, model, model_dir, requirements_file, use_venv
         )
 
     def close(self) -> None:
@@ -109,7 +88,9 @@ class Environments:
         self._runs.kill_all()
         self._threads.shutdown(cancel_futures=True)
 
-    def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
+    def _open(
+        self, model: str, model_dir: Path, requirements_file: str | None, use_venv: bool
+    ) -> ModelEnvironment:
         if os.name == "nt":
             raise _installation_error(
                 model,
@@ -126,11 +107,9 @@ class Environments:
             entry = cache.open(environment_key(requirements), make)
         except BadRequirements as error:
             raise _installation_error(model, f"{error}.") from error
-        except PipFailed as error:
+        except (PipFailed, CacheError, OSError) as error:
             raise _installation_error(model, str(error)) from error
-        except (CacheError, OSError) as error:
-            raise _installation_error(model, str(error)) from error
-        return ModelEnvironment(entry.files, entry)
+        return ModelEnvironment(_launch(entry.files, use_venv), partial(release, entry.lock))
 
     def _build(
         self, model: str, model_dir: Path, requirements: Requirements, directory: Path, cache: Cache
@@ -176,6 +155,16 @@ def environment_key(requirements: Requirements) -> str:
         ],
     }
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+def _launch(directory: Path, use_venv: bool) -> Launch:
+    readable = (str(directory),)
+    if not use_venv:
+        return Launch(packages=str(packages_directory(directory)), readable=readable)
+    # An activation of the venv would set these variables.
+    path = f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    variables = {"VIRTUAL_ENV": str(directory), "PATH": path}
+    return Launch(str(directory / "bin" / "python"), variables=variables, readable=readable)
 
 
 def packages_directory(directory: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 
-from tsx_runtime.core.registry.registry import holds_exported_program
+from tsx_runtime.core.workers.preload import holds_exported_program
 
 
 def test_exported_programs_are_found_in_archives_and_directories(tmp_path):

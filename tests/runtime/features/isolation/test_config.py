@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,10 +23,10 @@ from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
 from tsx_runtime.api.management.describe import describe_version
-from tsx_runtime.core.isolation import config
-from tsx_runtime.core.isolation.config import Isolation, isolation_of, missing_features
-from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.errors import BadRequest, LoadFailed, SettingError
+from tsx_runtime.features.isolation import config
+from tsx_runtime.features.isolation.config import Isolation, isolation_of, missing_features
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
@@ -224,7 +225,7 @@ def test_without_isolation_the_attack_succeeds(attack, unisolated_answers):
 OLD_KERNEL = """
 import json, os, sys
 sys.path.append(sys.argv[1])
-from tsx_runtime.sandbox import enter, landlock
+from tsx_runtime.features.isolation.sandbox import enter, landlock
 landlock.abi = lambda: 1
 enter.enter(json.loads(sys.argv[2]))
 """
@@ -377,6 +378,20 @@ async def test_an_isolated_worker_leaves_no_files_or_processes(tmp_path):
         assert Path(await ask(version, ORDINARY_CODE["home"])) != scratch
 
 
+@pytest.mark.parametrize("part", ["create", "command", "environment"])
+async def test_without_its_sandbox_an_isolated_worker_is_not_started(part, tmp_path, monkeypatch):
+    path = make_model(tmp_path / "m.mar", HANDLER)
+    monkeypatch.setattr(config.KernelSandbox, part, Mock(side_effect=OSError("no sandbox")))
+    subprocesses, fork = Mock(), Mock()
+    monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", subprocesses)
+    monkeypatch.setattr("tsx_runtime.core.workers.forked.ProcessStarter._start", fork)
+    async with isolated_registry(tmp_path) as registry:
+        with pytest.raises(LoadFailed, match="no sandbox"):
+            await registry.register_path(path, order())
+    subprocesses.Popen.assert_not_called()
+    fork.assert_not_called()
+
+
 async def test_the_model_description_shows_the_isolation(tmp_path):
     async with a_registry(
         models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache"
@@ -384,8 +399,9 @@ async def test_the_model_description_shows_the_isolation(tmp_path):
         version = await registry.register_path(
             make_model(tmp_path / "m.mar", HANDLER), order(initial_workers=0)
         )
-        assert describe_version(version, {}, {}).isolation == version.isolation.describe()
-        assert version.isolation.describe()["network"] is False
+        description = describe_version(version, {}, {}).isolation
+        assert description == Isolation().describe()
+        assert description["network"] is False
         unisolated_version = await registry.register_path(
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
@@ -410,7 +426,7 @@ def test_settings_of_a_model_override_the_global_isolation():
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
 def test_a_server_that_cannot_isolate_refuses_to_start(sandbox_part, text, monkeypatch):
-    monkeypatch.setattr(f"tsx_runtime.sandbox.{sandbox_part}", lambda: None)
+    monkeypatch.setattr(f"tsx_runtime.features.isolation.sandbox.{sandbox_part}", lambda: None)
     with pytest.raises(SettingError, match=text):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))

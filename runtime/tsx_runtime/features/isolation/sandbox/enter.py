@@ -11,7 +11,7 @@ import os
 import signal
 from typing import NoReturn, TypedDict
 
-from tsx_runtime.sandbox import landlock, seccomp
+from tsx_runtime.features.isolation.sandbox import landlock, seccomp
 from tsx_runtime.shared.nonblocking_output import send_output_to
 
 # <linux/prctl.h>
@@ -38,7 +38,7 @@ def enter(config: SandboxConfig) -> NoReturn:
     """Drop the rights that `config` does not grant, then run its command in this process.
 
     Raises:
-        OSError: The system lacks a feature; `core/isolation/config.py` checks for these in advance.
+        OSError: The system lacks a feature; `config.py` checks for these in advance.
     """
     parent = os.getppid()
     if config["group"] is not None:

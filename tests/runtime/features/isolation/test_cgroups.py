@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.clients.talker import a_registry, ask, gone, order
 from tests.support.models import make_model
-from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.config import Isolation, Sandbox, missing_features
 from tsx_runtime.errors import OutOfResources
+from tsx_runtime.features.isolation import cgroups
+from tsx_runtime.features.isolation.config import Isolation, KernelSandbox, missing_features
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +122,7 @@ def real_cgroup() -> Iterator[Path]:
 @pytest.mark.usefixtures("processes")
 def test_a_process_joins_its_group_and_is_killed_with_it(real_cgroup, tmp_path):
     group = cgroups.Group(real_cgroup, {"cgroup.max.depth": "0"})
-    sandbox = Sandbox(Isolation(), [], gpu=False, output="", label="")
+    sandbox = KernelSandbox(Isolation(), [], gpu=False, output="", label="")
     sandbox.create()
     sandbox._group = group
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tsx_runtime.core.environments.requirements import Requirements
+from tsx_runtime.features.environments.requirements import Requirements
 
 OPTIONS = (
     "--disable-pip-version-check",

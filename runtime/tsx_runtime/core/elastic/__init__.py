@@ -1,1 +1,0 @@
-"""The number of workers, adapted to the load within `minWorkers`, `maxWorkers` and memory."""

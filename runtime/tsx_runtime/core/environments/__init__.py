@@ -1,1 +1,0 @@
-"""Virtual environments of models with their own requirements."""

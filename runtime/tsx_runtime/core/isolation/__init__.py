@@ -1,1 +1,0 @@
-"""Isolation of a model's workers: sandbox configuration, cgroups, hidden credentials."""

@@ -1,1 +1,0 @@
-"""Recordings of requests, written to disk within limits."""

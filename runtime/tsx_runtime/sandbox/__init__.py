@@ -1,1 +1,0 @@
-"""The system calls that isolate a worker. The policy is in `core/isolation/config.py`."""
