@@ -77,9 +77,9 @@ METRICS = CORE | {"tsx_runtime.metrics"}
 API = METRICS | {"tsx_runtime.api"}
 HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
+SERVER = HTTP | {"tsx_runtime.server"}
 FEATURES = GRPC | {"tsx_runtime.features"}
-SERVER = FEATURES | {"tsx_runtime.server"}
-TARGETS = SERVER | {"tsx_runtime.targets"}
+TARGETS = FEATURES | SERVER | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.errors": set(),
     "tsx_archiver.limits": set(),
@@ -135,8 +135,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The part of a feature that runs in workers.
     "tsx_runtime.features.continuous.loop": EXECUTION | {"tsx_runtime.features.continuous.members"},
     "tsx_runtime.features": GRPC,
-    "tsx_runtime.server": FEATURES,
-    "tsx_runtime.targets": SERVER,
+    "tsx_runtime.server": HTTP,
+    "tsx_runtime.targets": FEATURES | SERVER,
     "tsx_runtime.testing": TARGETS,
     "tsx_client": set(),
     "tsx_cli": TARGETS | {"tsx_client"},
