@@ -17,7 +17,6 @@ from tsx_archiver.pretrained import pretrained_spec
 from tsx_archiver.progress import progress_bar
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import archive_limits, read_pair
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import HUB_SCHEME, is_hub
 
 
@@ -43,14 +42,6 @@ class HuggingFaceOptions:
             for name, value in {"--task": self.task, "--adapter": self.adapters}.items()
             if value
         )
-
-
-def trust_models(settings: Settings, names: Sequence[str]) -> Settings:
-    """Return the settings with the permission to run the code of more models."""
-    from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
-
-    trusted_names = HuggingFaceSettings.of(settings).trust_remote_code
-    return settings.model_copy(update={"trust_remote_code": [*trusted_names, *names]})
 
 
 def default_name(path: Path) -> str:

@@ -18,7 +18,7 @@ from tsx_archiver.limits import human
 from tsx_archiver.packing import check_config
 from tsx_archiver.progress import progress_bar
 from tsx_archiver.writing import SUFFIXES, output_path
-from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, trust_models
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
@@ -272,7 +272,9 @@ def check(
 
     settings, _ = read_settings(None)
     if trust_remote_code:
-        settings = trust_models(settings, [manifest_of(Path(packed.archive)).model_name])
+        settings = settings.model_copy(
+            update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]}
+        )
     with quiet_workers():
         result = check_archive(
             Path(packed.archive), list(sample_files(samples).values()), settings, tolerance

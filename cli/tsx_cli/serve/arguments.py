@@ -14,7 +14,7 @@ from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
 from tsx_archiver.names import similar_file
 from tsx_cli.archive.directory import as_directory
-from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, trust_models
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import SourceKind, classify
@@ -77,12 +77,16 @@ def serve_arguments(
             find_model(source, parts, stack, huggingface) for source in model_sources
         ] or models_from_settings(settings)
         if huggingface.trust_remote_code:
+            # An optional feature.
+            from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
+
             trusted_names = [
                 start.order.model_name or manifest_of(start.path).model_name
                 for start in starts
                 if start.path is not None
             ]
-            settings = trust_models(settings, trusted_names)
+            trusted_names += HuggingFaceSettings.of(settings).trust_remote_code
+            settings = settings.model_copy(update={"trust_remote_code": trusted_names})
         given_workflows = [
             start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
         ]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.telemetry.version_stats import GENERATION
 from tsx_runtime.feature import Feature
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.models.model import ModelVersion
 
 
 class GenerationFeature(Feature):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tsx_archiver import BUILTIN_HANDLERS, OpenArchive
 from tsx_archiver.metadata.huggingface import (
@@ -15,15 +15,13 @@ from tsx_archiver.metadata.huggingface import (
     weights_size,
 )
 from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
+from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
 from tsx_runtime.features.huggingface.hub import Progress, check_allowed, open_hub, parse_hub
 from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.sources import Trust, is_hub
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.registry.downloads import Downloads
 
 PACKAGE = ("transformers", "transformers")
 DEFAULT_BATCH_SIZE = 32
