@@ -200,7 +200,7 @@ async def test_restarts_leak_no_descriptors(registry, tmp_path):
             counts.append(psutil.Process().num_fds())
         # A leak grows with each of the 20 restarts; unrelated descriptors may come and go.
         assert counts[-1] - counts[0] < 10, counts
-        assert len(registry._starter._alive) <= 2
+        assert len(registry.resources.starter._alive) <= 2
     finally:
         gc.enable()
 
