@@ -136,7 +136,7 @@ async def test_a_workflow_node_has_no_traffic_policy(tmp_path: Path) -> None:
 
 async def test_changes_of_traffic_or_versions_are_reported(digits: Registry) -> None:
     reported_models: list[str] = []
-    digits.on_traffic.append(reported_models.append)
+    digits.traffic_manager.on_traffic.append(reported_models.append)
     digits.set_traffic("digits", Traffic(labels={"stable": "1.0"}))
     digits.set_default("digits", "2.0")
     assert reported_models == ["digits", "digits"]
