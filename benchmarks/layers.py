@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import multiprocessing
 import time
-from functools import partial
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +111,7 @@ class Layers:
             tracer=tracer,
         )
         app = ServerApp(ServerContext(Settings(), registry))
-        app.lanes = partial(make_lane, app)
+        app.lane_of = cache(partial(make_lane, app))
         app.predictions = Predictions(registry, 1 << 30, None, app.counts, lambda name: {})
         config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
         state = ServerState()

@@ -9,12 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tsx_archiver.errors import (
-        ArchiveError,
-        ArchiveNotFound,
-        CacheError,
-        InvalidConfig,
-    )
+    from tsx_archiver.errors import ArchiveError, ArchiveNotFound, CacheError, InvalidConfig
     from tsx_archiver.inspecting import (
         Finding,
         Inspection,

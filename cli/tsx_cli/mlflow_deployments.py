@@ -356,10 +356,7 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
         if key not in PACKING
         for part in ("--set", f"{key}={value}")
     ]
-    with (
-        _as_mlflow(),
-        scratch_directory("tsx-mlflow-") as directory,
-    ):
+    with _as_mlflow(), scratch_directory("tsx-mlflow-") as directory:
         archive, _, _ = _pack_model(
             model_uri, _model_and_version(name, None), flavor, options, directory
         )

@@ -33,12 +33,17 @@ if TYPE_CHECKING:
     from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
     from tsx_runtime.core.workers.worker import Worker
     from tsx_runtime.errors import LoadFailed
-    from tsx_runtime.http.app import ServerApp
-    from tsx_runtime.http.context import ServerContext
-    from tsx_runtime.metrics.exposition import Families, Labels
+    from tsx_runtime.http.app import ServerApp as ServerApp
+    from tsx_runtime.http.context import ServerContext as ServerContext
+    from tsx_runtime.metrics.exposition import Families as Families
+    from tsx_runtime.metrics.exposition import Labels as Labels
     from tsx_runtime.settings.addresses import Address
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.sources import Trust
+else:
+    # A feature imports these names from here: their modules import FastAPI, which only a server that
+    # listens needs.
+    ServerApp = ServerContext = Families = Labels = Any
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -165,10 +170,6 @@ class Feature:
             DownloadFailed: The download failed.
         """
         return None
-
-    def waiting(self, version: ModelVersion) -> int:
-        """Return the number of requests that wait inside the workers of a version."""
-        return 0
 
     def dispatcher(self, version: ModelVersion) -> Dispatcher | None:
         """Return the dispatcher of a version whose configuration needs one of the feature, or None.

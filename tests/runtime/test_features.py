@@ -44,7 +44,8 @@ async def test_features_stand_in_the_declared_order(registry: Registry) -> None:
     assert tuple(names[: len(features.ORDER)]) == features.ORDER
     assert features.ORDER.index("cache") < features.ORDER.index("recording")
     assert features.ORDER.index("recording") < features.ORDER.index("shadows")
-    assert set(names) == set(feature_names())
+    # Text generation has parts of workers only.
+    assert set(names) == {*feature_names()} - {"generation"}
 
 
 @pytest.mark.anyio

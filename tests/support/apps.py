@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,6 @@ def bare_context(settings: Settings) -> ServerContext:
 
 def bare_app(settings: Settings) -> ServerApp:
     app = ServerApp(bare_context(settings))
-    app.lanes = partial(make_lane, app)
+    app.lane_of = cache(partial(make_lane, app))
     add_exception_handlers(app, app.not_found)
     return app

@@ -11,7 +11,7 @@ FEATURES = Path(features.__file__).parent
 
 
 def feature_names() -> list[str]:
-    return sorted(path.parent.name for path in FEATURES.glob("*/feature.py"))
+    return sorted(path.parent.name for path in FEATURES.glob("*/__init__.py"))
 
 
 def with_features(

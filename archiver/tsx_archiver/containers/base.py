@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
-from tsx_archiver.errors import (
-    ArchiveTooLarge,
-    DuplicateMember,
-    EmptyArchive,
-    TooManyMembers,
-)
+from tsx_archiver.errors import ArchiveTooLarge, DuplicateMember, EmptyArchive, TooManyMembers
 from tsx_archiver.limits import Limits, human
 from tsx_archiver.names import MANIFEST_DIRECTORIES, collision_key, shown
 

@@ -149,10 +149,7 @@ def inspect(file: Path, as_json: bool) -> None:
     facts = [
         ("name", manifest.model_name),
         ("version", manifest.version),
-        (
-            "kind",
-            kind_text(inspection.model) if inspection.model else kind_of_directory(manifest),
-        ),
+        ("kind", kind_text(inspection.model) if inspection.model else kind_of_directory(manifest)),
         ("handler", manifest.handler or "none named"),
         ("mlflow", manifest.data.get(MANIFEST_KEY)),
         *(

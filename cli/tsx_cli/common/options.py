@@ -78,8 +78,7 @@ TrustRemoteCode = Annotated[
     typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run."),
 ]
 InputOption = Annotated[
-    str | None,
-    typer.Option("--input", metavar="FILE", help="The same as the argument FILE."),
+    str | None, typer.Option("--input", metavar="FILE", help="The same as the argument FILE.")
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Accept versions that are not registered yet.")

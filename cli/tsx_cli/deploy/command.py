@@ -10,11 +10,7 @@ import typer
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.lazy import DefaultGroup
 from tsx_cli.common.options import AsJson, InputOption, with_options
-from tsx_cli.deploy.commands.options import (
-    DeploymentOptions,
-    deployment_options,
-    desired_options,
-)
+from tsx_cli.deploy.commands.options import DeploymentOptions, deployment_options, desired_options
 
 # `verbs` is imported inside the commands: it imports pydantic, which would slow down the help.
 

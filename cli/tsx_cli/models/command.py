@@ -28,7 +28,7 @@ UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
 ALREADY_REGISTERED = "ConflictStatusException"
 OUTSIDE_STORE = " does not match any allowed URL(s). "
 WITHOUT_WORKERS = re.compile(
-    r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
+    r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.'
 )
 
 Version = Annotated[
@@ -82,10 +82,7 @@ def list_models(server: Server, as_json: AsJson = False) -> None:
 @app.command(cls=AnswerCommand)
 @with_server
 def describe(
-    server: Server,
-    name: ModelName,
-    version: Version = None,
-    as_json: AsJson = False,
+    server: Server, name: ModelName, version: Version = None, as_json: AsJson = False
 ) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
     answer = server.call("GET", path("models", name, version or "all")).json(list)
@@ -216,10 +213,7 @@ def scale(
     workers = count if workers is None else workers
     min_workers = workers if minimum is None else minimum
     max_workers = workers if maximum is None else maximum
-    server, target = (
-        server,
-        ["models", name, *([] if version is None else [version])],
-    )
+    server, target = (server, ["models", name, *([] if version is None else [version])])
     is_finished = threading.Event()
     threading.Thread(
         target=_print_progress, args=(server, path(*target), is_finished), daemon=True
@@ -286,10 +280,7 @@ def set_default(
 @app.command(cls=AnswerCommand)
 @with_server
 def unregister(
-    server: Server,
-    name: ModelName,
-    version: Version = None,
-    as_json: AsJson = False,
+    server: Server, name: ModelName, version: Version = None, as_json: AsJson = False
 ) -> None:
     """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))

@@ -146,10 +146,7 @@ def label(
 
 @with_server
 def rollback(
-    server: Server,
-    name: ModelName,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    server: Server, name: ModelName, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Undo the last change of a model's traffic, labels or default version.
 

@@ -20,12 +20,7 @@ from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import now
 from tsx_cli.bench.search.machine import Watch, quietness_note
 from tsx_cli.bench.search.usage import MEBI, memory_of
-from tsx_cli.bench.search.worker import (
-    StandaloneWorker,
-    WorkerFailed,
-    items_of,
-    start_worker,
-)
+from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed, items_of, start_worker
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, BuiltForm, FormBuilder, size_of
 from tsx_cli.optimize.choose import describe_choice, judge_form, rank_forms, sort_forms, speedup_of

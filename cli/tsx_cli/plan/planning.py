@@ -11,12 +11,7 @@ from tsx_archiver import inspect_archive
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import parse_slo, read_results
-from tsx_cli.bench.report.archive_record import (
-    ArchiveRecord,
-    MeasuredLoad,
-    read_record,
-    record_of,
-)
+from tsx_cli.bench.report.archive_record import ArchiveRecord, MeasuredLoad, read_record, record_of
 from tsx_cli.bench.search.points import best_point, cost_per_million, knee_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import archive_limits

@@ -24,9 +24,7 @@ class LikelyPaths:
     """The paths of one listener, as OpenAPI templates such as `/models/{model}`."""
 
     def __init__(
-        self,
-        paths: Iterable[str] = (),
-        other_listeners: Mapping[str, Iterable[str]] | None = None,
+        self, paths: Iterable[str] = (), other_listeners: Mapping[str, Iterable[str]] | None = None
     ) -> None:
         """Take the paths of this listener, and the paths of other listeners by address."""
         self._paths = _split(paths)

@@ -33,11 +33,13 @@ class HttpAdmission:
     """The checks of the requests of one listener."""
 
     def __init__(self, settings: Settings, roles: Collection[str]) -> None:
-        is_local = all(
-            parse_address(getattr(settings, f"{role}_address")).is_local for role in roles
-        )
         # It is None if no client is limited.
-        self.clients = client_limits(settings, is_local=is_local)
+        self.clients = client_limits(
+            settings,
+            is_local=all(
+                parse_address(getattr(settings, f"{role}_address")).is_local for role in roles
+            ),
+        )
         self.cors = cors_headers(settings)
 
     async def __call__(self, scope: Scope, send: Send) -> Send:

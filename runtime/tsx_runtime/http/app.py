@@ -71,8 +71,8 @@ class ServerApp(IndexedApp):
         self.timeouts = context.timeouts
         self.admission = HttpAdmission(context.settings, roles)
         self.access_log = access_log(context.settings)
-        self.lanes: Callable[[ServerState], Lane]
-        self._lane: Lane | None = None
+        # Returns the lane of this listener, which its first connection creates.
+        self.lane_of: Callable[[ServerState], Lane]
         # Whether another server accepts the new connections. Each connection of this server then
         # ends after its next response.
         self.is_replaced = False
@@ -181,12 +181,6 @@ class ServerApp(IndexedApp):
             self.paths[path] = {
                 method.upper(): operation["summary"] for method, operation in item.items()
             }
-
-    def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of this listener; the first call creates it."""
-        if self._lane is None:
-            self._lane = self.lanes(server_state)
-        return self._lane
 
     async def _call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.likely_paths import LikelyPaths
@@ -50,7 +50,7 @@ def build_apps(
 def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
     registry, guards = context.registry, context.guards
     app = ServerApp(context, roles)
-    app.lanes = partial(make_lane, app)
+    app.lane_of = cache(partial(make_lane, app))
     exception_handlers.add_exception_handlers(app, app.not_found)
     index.add_routes(app)
     if "inference" in roles:

@@ -19,10 +19,7 @@ from tsx_runtime.plugins.api import PUSH_INTERVAL_S
 
 
 def metric_tasks(
-    registry: Registry,
-    counts: ResponseCounts,
-    system: System,
-    sinks: Mapping[str, MetricsSink],
+    registry: Registry, counts: ResponseCounts, system: System, sinks: Mapping[str, MetricsSink]
 ) -> AbstractAsyncContextManager[None]:
     """Return a context in which the machine is measured and the sinks get all metrics."""
     read = reader(registry, counts, system)

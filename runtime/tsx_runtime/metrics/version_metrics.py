@@ -12,7 +12,12 @@ from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
-from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
+from tsx_runtime.core.telemetry.version_stats import (
+    BATCH_SIZE_BOUNDS,
+    WAITING_IN_WORKERS,
+    HandlerMetric,
+    MetricKey,
+)
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, Labels
@@ -139,8 +144,12 @@ def _waiting(version: ModelVersion) -> int:
     The last report may come from a worker that has died, so its number is limited to the requests
     that are with workers.
     """
-    inside = sum(feature.waiting(version) for feature in version.features)
-    return version.pending + min(inside, version.in_flight - version.pending)
+    inside = sum(
+        metric.last
+        for (name, *_), metric in version.stats.handler_metrics.items()
+        if name == WAITING_IN_WORKERS
+    )
+    return version.pending + min(int(inside), version.in_flight - version.pending)
 
 
 def _add_times(families: Families, version: ModelVersion, model: Labels, host: str) -> None:

@@ -36,13 +36,7 @@ from tsx_runtime.settings.fields import (
     SloText,
     to_lower,
 )
-from tsx_runtime.settings.model_limits import (
-    Bytes,
-    OneOf,
-    Seconds,
-    server_default,
-    with_limits,
-)
+from tsx_runtime.settings.model_limits import Bytes, OneOf, Seconds, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.shared.redaction import redacted_values

@@ -23,14 +23,7 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.urls import (
-    AllowList,
-    ModelUrl,
-    Rules,
-    file_name,
-    parse_url,
-    store_hint,
-)
+from tsx_runtime.sources.urls import AllowList, ModelUrl, Rules, file_name, parse_url, store_hint
 
 NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}

@@ -228,10 +228,7 @@ class SageMakerEngine:
 
     def _wait(self, job: str) -> None:
         printed_text = ""
-        while (state := self._describe(job))["TransformJobStatus"] in (
-            "InProgress",
-            "Stopping",
-        ):
+        while (state := self._describe(job))["TransformJobStatus"] in ("InProgress", "Stopping"):
             answered_objects, uploaded_objects = (
                 len(self._object_keys(self._answer_prefix(job))),
                 len(self._object_keys(f"{self._prefix}in/")),

@@ -50,12 +50,7 @@ def compare_command(
     from tsx_cli.bench.load.results import read_results
 
     # These modules are slow to import, and --help needs none of them.
-    from tsx_cli.bench.report.compare import (
-        compare,
-        parse_condition,
-        print_compared,
-        show_compared,
-    )
+    from tsx_cli.bench.report.compare import compare, parse_condition, print_compared, show_compared
     from tsx_cli.bench.report.junit import check_junit, condition_cases, write_junit
 
     if junit is not None:

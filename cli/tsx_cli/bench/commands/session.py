@@ -111,14 +111,7 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
             watch = partial(Watch, extra_cores=generator)
             forms, outdated = kept_forms(archive, options.forms)
             bench = Bench(
-                options,
-                target,
-                results,
-                journal,
-                progress,
-                end_time,
-                watch=watch,
-                forms=forms,
+                options, target, results, journal, progress, end_time, watch=watch, forms=forms
             )
             if outdated is not None:
                 bench.note(outdated)

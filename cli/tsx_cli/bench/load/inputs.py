@@ -302,10 +302,7 @@ def kind_of(inspection: Inspection) -> str | None:
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
     body = (
         read_member(
-            inspection.source,
-            name,
-            most=min(MAX_PAYLOAD_BYTES, 256 * MIB),
-            limits=archive_limits(),
+            inspection.source, name, most=min(MAX_PAYLOAD_BYTES, 256 * MIB), limits=archive_limits()
         )
         or b""
     )

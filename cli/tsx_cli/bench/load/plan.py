@@ -120,10 +120,7 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
         ),
         (not plan.timeout > 0, f"--timeout: {plan.timeout:g} seconds leave no time for an answer"),
         (not plan.grace >= 0, f"the time for late answers is negative: {plan.grace:g} seconds"),
-        (
-            not is_open and has_rate,
-            "--rate is for an open loop: leave it out, or give --mode open",
-        ),
+        (not is_open and has_rate, "--rate is for an open loop: leave it out, or give --mode open"),
         (
             is_open and is_recorded and has_rate,
             (

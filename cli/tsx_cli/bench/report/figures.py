@@ -8,13 +8,7 @@ from itertools import groupby
 
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
-from tsx_cli.bench.load.statistics import (
-    QUANTILES,
-    interval,
-    merged,
-    percentile,
-    percentile_figure,
-)
+from tsx_cli.bench.load.statistics import QUANTILES, interval, merged, percentile, percentile_figure
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import (
     Axis,

@@ -131,12 +131,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         gpus=len(gpus),
     )
     launch = (
-        launch_of(
-            worker_plan.parallel,
-            None,
-            threads=placement.threads,
-            group_name=f"{name}_bench",
-        )
+        launch_of(worker_plan.parallel, None, threads=placement.threads, group_name=f"{name}_bench")
         or Launch()
     )
     return WorkerSpec(load, launch, worker_plan.startup_timeout)

@@ -51,13 +51,7 @@ class LambdaPlatform:
         existing += [provider] if owned(_observe(cloud, provider), name) else []
         if function is not None:
             existing.append(
-                Resource(
-                    "Function",
-                    "AWS::Lambda::Function",
-                    name,
-                    {},
-                    ids_of(existing),
-                )
+                Resource("Function", "AWS::Lambda::Function", name, {}, ids_of(existing))
             )
             existing += [
                 resource

@@ -180,13 +180,7 @@ class EventSourceMapping(ResourceKind):
         doing = f"changing the event source of {arguments['FunctionName']}"
         if changed - {"tags"}:
             cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
-        cloud.call(
-            "lambda",
-            "tag_resource",
-            doing,
-            Resource=observed.outputs["Arn"],
-            Tags=dict(resource.tags),
-        )
+        _set_tags(cloud, doing, observed, resource)
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         if observed.outputs["status"] != "Deleting":
@@ -301,13 +295,7 @@ class CapacityProvider(ResourceKind):
                 CapacityProviderName=resource.name,
                 **arguments,
             )
-        cloud.call(
-            "lambda",
-            "tag_resource",
-            doing,
-            Resource=observed.outputs["Arn"],
-            Tags=dict(resource.tags),
-        )
+        _set_tags(cloud, doing, observed, resource)
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         if observed.reason != "Deleting":
@@ -315,6 +303,11 @@ class CapacityProvider(ResourceKind):
             cloud.call(
                 "lambda", "delete_capacity_provider", doing, CapacityProviderName=observed.name
             )
+
+
+def _set_tags(cloud: Cloud, doing: str, observed: Observed, resource: Resource) -> None:
+    arn, tags = observed.outputs["Arn"], dict(resource.tags)
+    cloud.call("lambda", "tag_resource", doing, Resource=arn, Tags=tags)
 
 
 def statements(cloud: Cloud, alias: str) -> list[dict[str, Any]]:

@@ -44,12 +44,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     function, content_hash = _function(spec, facts)
     resource_list.append(
         Resource(
-            "Function",
-            "AWS::Lambda::Function",
-            spec.name,
-            function,
-            ids_of(resource_list),
-            tags,
+            "Function", "AWS::Lambda::Function", spec.name, function, ids_of(resource_list), tags
         )
     )
     version = Resource(

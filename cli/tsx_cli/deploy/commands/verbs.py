@@ -82,12 +82,7 @@ def show_deployment(options: DeploymentOptions, *, as_json: bool) -> None:
 
 
 def show_logs(
-    options: DeploymentOptions,
-    *,
-    since: str | None,
-    count: int,
-    follow: bool,
-    as_json: bool,
+    options: DeploymentOptions, *, since: str | None, count: int, follow: bool, as_json: bool
 ) -> None:
     show_lines(
         log_of(locate_named_deployment(options)),

@@ -335,9 +335,7 @@ def _changed_parts(
     if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
         for key, value in new_value.items():
             yield from _changed_parts(
-                f"{path}.{key}",
-                (old_value.get(key), old_text.get(key)),
-                (value, new_text[key]),
+                f"{path}.{key}", (old_value.get(key), old_text.get(key)), (value, new_text[key])
             )
     elif (old_items := _items_by_name(old_value, old_text)) and (
         new_items := _items_by_name(new_value, new_text)

@@ -21,12 +21,7 @@ from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
 from tsx_cli.deploy.engine.facts import kept_forms
 from tsx_cli.deploy.engine.kept_forms import device_of
-from tsx_cli.deploy.preflight.limits import (
-    LimitFinding,
-    ModelProfile,
-    TargetProfile,
-    find_problems,
-)
+from tsx_cli.deploy.preflight.limits import LimitFinding, ModelProfile, TargetProfile, find_problems
 from tsx_cli.deploy.preflight.outlook import Outlook
 from tsx_cli.deploy.spec import NEURON, DeploySpec
 from tsx_cli.deploy.target import DeployTarget

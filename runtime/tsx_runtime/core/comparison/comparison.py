@@ -94,9 +94,7 @@ def compare(
         return ComparisonResult(_plugin_difference(plugin(request, expected, actual)))
     closeness = Closeness(*tolerance_of(config, *precisions))
     difference = compare_bodies(
-        expected,
-        actual,
-        lambda a, b: _compare_values(config, closeness, expected, actual, a, b),
+        expected, actual, lambda a, b: _compare_values(config, closeness, expected, actual, a, b)
     )
     return ComparisonResult(difference, closeness.largest)
 
@@ -174,11 +172,7 @@ def json_difference(
                     pending.append(((*path, key), a[key], b[key]))
             if ordered and list(a) != list(b):
                 first = first or Difference(
-                    "key order",
-                    path,
-                    ", ".join(a),
-                    ", ".join(b),
-                    "the keys are in another order",
+                    "key order", path, ", ".join(a), ", ".join(b), "the keys are in another order"
                 )
         elif isinstance(a, list) and isinstance(b, list):
             if len(a) != len(b):

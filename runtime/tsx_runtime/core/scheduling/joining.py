@@ -115,9 +115,7 @@ class JoiningDispatcher(Dispatcher):
         super().on_reply(channel, sent, frame)
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        unanswered = self._count_death(
-            [job for position, job in enumerate(lost.jobs) if position not in streaming]
-        )
+        unanswered = self._count_death(lost, streaming)
         quarantined = [job for job in unanswered if job in self._quarantined]
         other_jobs = (
             [job for job in unanswered if job not in self._quarantined] if quarantined else []
@@ -134,9 +132,7 @@ class JoiningDispatcher(Dispatcher):
         self._flush()
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        unanswered = self._count_death(
-            [job for position, job in enumerate(lost.jobs) if position not in streaming]
-        )
+        unanswered = self._count_death(lost, streaming)
         self._quarantined.difference_update(lost.jobs)
         if not self.accepting:
             unanswered = []
@@ -145,8 +141,9 @@ class JoiningDispatcher(Dispatcher):
         self.queue.put_back(unanswered)
         self._flush()
 
-    def _count_death(self, jobs: list[Job]) -> list[Job]:
-        """Count a death for each job, and return the jobs that may be tried again."""
+    def _count_death(self, lost: SentBatch, streaming: Collection[int]) -> list[Job]:
+        """Count a death for each unanswered job, and return the jobs that may be tried again."""
+        jobs = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         self._deaths.update(jobs)
         self._restarted.update(self._deadlines.keys() & jobs)
         return [job for job in jobs if self._deaths[job] < MAX_DEATHS]

@@ -95,15 +95,7 @@ def batch_times(
         began = answered - seconds
     # The seconds of steps that run in parallel (micro-batches) may exceed the worker's time.
     steps = [min(step, seconds) if step >= 0.0 else NAN for step in steps]
-    return BatchTimes(
-        min(free, sent),
-        sent,
-        began,
-        began + seconds,
-        answered,
-        size,
-        *steps,
-    )
+    return BatchTimes(min(free, sent), sent, began, began + seconds, answered, size, *steps)
 
 
 def times_of(batch: Batch) -> BatchTimes:

@@ -29,6 +29,8 @@ VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
 # The prefix of metrics about text generation. Tokens take little time, so these histograms have the
 # finer bounds of the server's own metrics.
 GENERATION = "tsx_generation_"
+# The metric with which each worker reports the requests that wait for room in its engine.
+WAITING_IN_WORKERS = f"{GENERATION}waiting_sequences"
 
 T = TypeVar("T")
 

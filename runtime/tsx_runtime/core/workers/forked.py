@@ -318,10 +318,7 @@ def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
 def _clean_start(hidden: Collection[str]) -> Iterator[None]:
     """Hide variables and the working directory from programs that multiprocessing starts."""
     # The order matters, since the second function calls the first one.
-    with (
-        hidden_from_children(hidden, os.environ),
-        _without_working_directory(),
-    ):
+    with hidden_from_children(hidden, os.environ), _without_working_directory():
         yield
 
 

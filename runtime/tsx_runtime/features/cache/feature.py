@@ -8,11 +8,10 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Families, Feature, Labels
 from tsx_runtime.features.cache.description import DescribedCache
 from tsx_runtime.features.cache.reply_cache import ReplyCache
 from tsx_runtime.features.cache.settings import CacheSettings
-from tsx_runtime.metrics.exposition import Families, Labels
 
 
 class CacheFeature(Feature):
@@ -38,10 +37,10 @@ class CacheFeature(Feature):
         if cache := self.caches.pop(version, None):
             cache.clear()
 
-    def describe(self, version: ModelVersion) -> Mapping[str, DescribedCache | None]:
+    def describe(self, version: ModelVersion) -> Mapping[str, DescribedCache]:
         cache = self.caches.get(version)
         if cache is None:
-            return {"cache": None}
+            return {}
         requests = cache.hits + cache.misses
         described_cache = DescribedCache(
             entries=len(cache),

@@ -7,16 +7,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature, Port
+from tsx_runtime.feature import Feature, Port, ServerContext
 from tsx_runtime.features.grpc.settings import GRPC_ROLES, GrpcSettings
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.context import ServerContext
 
 INSTALL = "pip install 'tsx-serve[grpc]'"
 PACKAGES = ("grpc", "google.protobuf", "grpc_health", "grpc_reflection")

@@ -70,8 +70,7 @@ class HuggingFaceFeature(Feature):
                 f" {model} --handler FILE."
             )
         archive = await downloads.call(
-            partial(open_hub, model, settings, progress, downloads.closed.is_set),
-            OpenArchive.close,
+            partial(open_hub, model, settings, progress, downloads.closed.is_set), OpenArchive.close
         )
         commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
         return archive, replace(order, url=str(model._replace(revision=commit)))

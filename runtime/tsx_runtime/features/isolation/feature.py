@@ -11,11 +11,7 @@ from tsx_runtime.core.workers.launch import Launch, Sandbox
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
-from tsx_runtime.features.isolation.config import (
-    KernelSandbox,
-    check_isolation,
-    isolation_of,
-)
+from tsx_runtime.features.isolation.config import KernelSandbox, check_isolation, isolation_of
 
 
 class IsolationFeature(Feature):
@@ -59,4 +55,4 @@ class IsolationFeature(Feature):
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
         isolation = isolation_of(self.registry.settings, version.name)
-        return {"isolation": None if isolation is None else isolation.describe()}
+        return {} if isolation is None else {"isolation": isolation.describe()}

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Families, Feature, ServerApp
 from tsx_runtime.features.jobs.executor import RequestExecutor
 from tsx_runtime.features.jobs.metrics import add_jobs, read_jobs
 from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.jobs.settings import JobsSettings
 from tsx_runtime.features.jobs.storage.location import make_store
 from tsx_runtime.settings.addresses import parse_address
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
-    from tsx_runtime.metrics.exposition import Families
 
 
 class JobsFeature(Feature):
@@ -43,16 +38,16 @@ class JobsFeature(Feature):
         add_job_routes(app, self.jobs)
 
     async def add_metrics(self, families: Families, host: str) -> None:
-        if self.jobs is not None:
+        if self.jobs:
             add_jobs(families, await read_jobs(self.jobs), host)
 
     def follow(self, seconds: float) -> None:
-        if self.jobs is not None:
+        if self.jobs:
             self.jobs.store.follow(seconds)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        if self.jobs is None:
+        if not self.jobs:
             yield
             return
         # All models are registered, so a stored request for an unknown model can be refused.
@@ -63,9 +58,9 @@ class JobsFeature(Feature):
             await self.jobs.close()
 
     def hand_over(self) -> None:
-        if self.jobs is not None:
+        if self.jobs:
             self.jobs.store.hand_over()
 
     async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
-        if self.jobs is not None:
+        if self.jobs:
             await self.jobs.stop(seconds, stop_now)

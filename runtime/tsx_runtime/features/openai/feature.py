@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tsx_runtime.feature import Feature
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
+from tsx_runtime.feature import Feature, ServerApp
 
 # The summary of each path, and a body.
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tsx_runtime.feature import Feature
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
+from tsx_runtime.feature import Feature, ServerApp
 
 
 class RequestTimesFeature(Feature):

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.rollouts.controller import RolloutController
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
 
 
 class RolloutsFeature(Feature):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Families, Feature, ServerApp
 from tsx_runtime.features.shadows.manager import ShadowManager
 from tsx_runtime.features.shadows.metrics import add_shadows
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
-    from tsx_runtime.metrics.exposition import Families
 
 
 class ShadowsFeature(Feature):

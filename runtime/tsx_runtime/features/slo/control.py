@@ -155,15 +155,7 @@ class SloControl:
                     wait=max(0.0, seconds * min(self.margin, NORMAL_MARGIN) - duration)
                 )
             self.waiting, self.opens_at = admission(
-                self.curve,
-                self.target.seconds,
-                plan,
-                arrivals,
-                free,
-                now,
-                weights(),
-                weight,
-                pause,
+                self.curve, self.target.seconds, plan, arrivals, free, now, weights(), weight, pause
             )
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import queue_of
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Families, Feature, Labels
 from tsx_runtime.features.slo.arbitration import DeviceArbiter
 from tsx_runtime.features.slo.description import DescribedSlo
 from tsx_runtime.features.slo.dispatcher import SloDispatcher
-from tsx_runtime.metrics.exposition import Families, Labels
 
 
 class SloFeature(Feature):
@@ -34,10 +33,10 @@ class SloFeature(Feature):
             self._arbiter,
         )
 
-    def describe(self, version: ModelVersion) -> Mapping[str, DescribedSlo | None]:
+    def describe(self, version: ModelVersion) -> Mapping[str, DescribedSlo]:
         dispatcher = version.dispatcher
         if not isinstance(dispatcher, SloDispatcher):
-            return {"slo": None}
+            return {}
         control, attainment = dispatcher.control, dispatcher.attainment
         described_slo = DescribedSlo(
             target=control.target.text,

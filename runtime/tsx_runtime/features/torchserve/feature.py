@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.torchserve.metric_log import MetricLog
 from tsx_runtime.shared.line_log import FLUSH_INTERVAL_S
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
 
 
 class TorchServeFeature(Feature):
@@ -26,12 +22,12 @@ class TorchServeFeature(Feature):
 
     def add_routes(self, app: ServerApp) -> None:
         # The log reads the counts of responses, which all apps share.
-        if self._log is None and self.registry.settings.metrics_mode != "prometheus":
+        if not self._log and self.registry.settings.metrics_mode != "prometheus":
             self._log = MetricLog(self.registry, app.counts, app.context.system)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        if self._log is None:
+        if not self._log:
             yield
             return
         try:

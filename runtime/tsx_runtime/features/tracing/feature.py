@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.tracing.otlp import tracing
 from tsx_runtime.features.tracing.requests import traced
 from tsx_runtime.features.tracing.settings import TracingSettings
 
 if TYPE_CHECKING:
     from tsx_runtime.api.messages import App, Scope
-    from tsx_runtime.http.app import ServerApp
 
 
 class TracingFeature(Feature):
@@ -27,7 +26,7 @@ class TracingFeature(Feature):
 
     def add_routes(self, app: ServerApp) -> None:
         tracer = self.registry.tracer
-        if tracer is not None:
+        if tracer:
 
             def trace(inner: App, scope: Scope) -> App:
                 return partial(traced, tracer, inner)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.ui.time_series import TimeSeries
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
 
 
 class UiFeature(Feature):

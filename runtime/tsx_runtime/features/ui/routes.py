@@ -30,12 +30,7 @@ from tsx_runtime.features.ui import state as page_state
 from tsx_runtime.features.ui.time_series import TimeSeries
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.page import (
-    PAGE_CREDENTIALS,
-    check_page,
-    is_page_prediction,
-    use_model_path,
-)
+from tsx_runtime.http.page import PAGE_CREDENTIALS, check_page, is_page_prediction, use_model_path
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.exposition import Families

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import BaseModel
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.management.describe import Memory, feature_fields
@@ -107,7 +108,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "measured": None if version.benchmark_record is None else str(version.benchmark_record),
         "limits": {name: getattr(version.plan, name) for name in LIMITS} | version.current_limits,
         **{
-            name: None if value is None else value.model_dump(by_alias=True)
+            name: value.model_dump(by_alias=True) if isinstance(value, BaseModel) else value
             for name, value in feature_fields(version).items()
         },
         "minWorkers": version.min_workers,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.feature import Feature, LoadedItem, StartItem
+from tsx_runtime.feature import Feature, LoadedItem, ServerApp, StartItem
 from tsx_runtime.features.workflows.manager import SUFFIX, WorkflowOrder, Workflows, store_of
 from tsx_runtime.features.workflows.settings import WorkflowsSettings
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
 from tsx_runtime.sources.store_entries import resolve_entries
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
 
 logger = logging.getLogger("tsx.server")
 
@@ -58,25 +54,21 @@ class WorkflowsFeature(Feature):
     def add_routes(self, app: ServerApp) -> None:
         context = app.context
         if "inference" in app.roles:
-            from tsx_runtime.features.workflows.predictions import (
-                WorkflowPredictions,
-                runs_workflow,
-                workflow_path,
-            )
+            from tsx_runtime.features.workflows import predictions
 
-            predictions = WorkflowPredictions(
+            runs_workflow = predictions.WorkflowPredictions(
                 self.workflows,
                 context.settings.max_request_size,
                 context.guards.inference,
                 app.counts,
                 app.is_confined,
             )
-            app.model_apps.append((lambda scope: runs_workflow(scope["path"]), predictions))
-            app.document(workflow_path())
+            app.model_apps.append((predictions.is_workflow_request, runs_workflow))
+            app.document(predictions.workflow_path())
         if "management" in app.roles:
-            from tsx_runtime.features.workflows import routes as workflows
+            from tsx_runtime.features.workflows import routes
 
-            router = workflows.build_router(self.workflows, context.max_management_body)
+            router = routes.build_router(self.workflows, context.max_management_body)
             app.add_routes(router, {"workflows": context.guards.management})
 
     async def close(self) -> None:

@@ -35,7 +35,8 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 PREFIX = "/wfpredict/"
 
 
-def runs_workflow(path: str) -> bool:
+def is_workflow_request(scope: Scope) -> bool:
+    path: str = scope["path"]
     return path.startswith(PREFIX)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +45,4 @@ class LaneApp(Protocol):
     """The ASGI application of a listener."""
 
     is_replaced: bool  # whether another server accepts the new connections
-
-    def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of its listener; the first call creates it."""
+    lane_of: Callable[[ServerState], Lane]  # returns the lane of its listener

@@ -69,7 +69,10 @@ class LoggedExchange(Exchange):
         if self.plain and status == 200:  # Nearly all responses take this branch.
             Exchange.answer(self, status, headers, body, batch)
             self._write_line(200, "", batch[2])
-            return
+        else:
+            self._answer(status, headers, body, batch)
+
+    def _answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         is_streamed = self._flow is not None
         Exchange.answer(self, status, headers, body, batch)
         self._end(200 if is_streamed else status, BROKEN if is_streamed and status >= 400 else "")
@@ -138,9 +141,7 @@ class TracedExchange(LoggedExchange):
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.on_answer(self.served_by(), self.arrived, status, batch)
-        is_streamed = self._flow is not None
-        Exchange.answer(self, status, headers, body, batch)
-        self._end(200 if is_streamed else status, BROKEN if is_streamed and status >= 400 else "")
+        self._answer(status, headers, body, batch)
 
     def refuse(self, error: TsxError) -> None:
         trace, self._trace = self._trace, None

@@ -221,11 +221,7 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
             cookies.append(text)
         elif name not in ("content-length", "connection"):
             fields[name] = f"{fields[name]}, {text}" if name in fields else text
-    head = {
-        "statusCode": status,
-        "headers": fields,
-        **({"cookies": cookies} if cookies else {}),
-    }
+    head = {"statusCode": status, "headers": fields, **({"cookies": cookies} if cookies else {})}
     return json.dumps(head).encode() + PRELUDE_END
 
 

@@ -39,10 +39,7 @@ UNARY_METHODS = {
 }
 SERVICE_BY_METHOD = {
     method: service for service, methods in UNARY_METHODS.items() for method in methods
-} | {
-    "StreamPredictions": INFERENCE,
-    "ModelStreamInfer": OPEN_INFERENCE,
-}
+} | {"StreamPredictions": INFERENCE, "ModelStreamInfer": OPEN_INFERENCE}
 MODEL_METHODS = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
 _TRANSPORT_HEADERS = frozenset({"content-type", "te", "user-agent"})
 

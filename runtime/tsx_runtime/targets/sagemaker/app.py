@@ -73,11 +73,7 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     max_queued_lines,
     split_lines,
 )
-from tsx_runtime.targets.sagemaker.environment import (
-    PAYLOAD_MB,
-    SageMakerSettings,
-    Transform,
-)
+from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB, SageMakerSettings, Transform
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
 
 PING = b"/ping"

@@ -249,12 +249,7 @@ class TensorResponse:
     """A response that `encode` turns into tensors. An error there fails only this response."""
 
     def __init__(
-        self,
-        value: Any,
-        output_request: OutputRequest,
-        idx: int,
-        context: Context,
-        version: str,
+        self, value: Any, output_request: OutputRequest, idx: int, context: Context, version: str
     ) -> None:
         self._value = value
         self._output_request = output_request

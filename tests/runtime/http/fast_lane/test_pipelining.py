@@ -6,7 +6,7 @@ import asyncio
 import select
 import socket
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,7 +125,7 @@ class EchoApp(ServerApp):
 
     def __init__(self) -> None:
         super().__init__(bare_context(Settings()))
-        self.lanes = partial(make_lane, self)
+        self.lane_of = cache(partial(make_lane, self))
         self.scopes: list[Any] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -261,7 +261,7 @@ class TalkingApp(ServerApp):
 
     def __init__(self) -> None:
         super().__init__(bare_context(Settings()))
-        self.lanes = partial(make_lane, self)
+        self.lane_of = cache(partial(make_lane, self))
         self.may_read = asyncio.Event()
         self.read_count = 0
 

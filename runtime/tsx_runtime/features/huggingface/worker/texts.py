@@ -15,12 +15,7 @@ import torch
 from tsx_runtime.features.generation.worker.interface import TaskRequest
 from tsx_runtime.features.huggingface.worker.batches import Budget
 from tsx_runtime.features.huggingface.worker.loading import Loaded
-from tsx_runtime.features.huggingface.worker.tasks import (
-    MAX_PARTS,
-    Request,
-    Task,
-    Unit,
-)
+from tsx_runtime.features.huggingface.worker.tasks import MAX_PARTS, Request, Task, Unit
 from tsx_runtime.worker.exceptions import InvalidInput, map_rows
 
 # The limit of characters in all pairs of a request, since each pair is tokenized.

@@ -30,7 +30,8 @@ class PlaygroundJobs(JobRoutes):
 
 def add_job_routes(app: ServerApp, jobs: Jobs | None) -> None:
     """Add the jobs of a server to a listener; `jobs` is None if it stores nothing."""
-    settings, guards, registry = app.context.settings, app.context.guards, app.context.registry
+    context = app.context
+    settings, guards, registry = context.settings, context.guards, context.registry
     max_job_size = JobsSettings.of(settings).max_job_size or settings.max_request_size
     if "inference" in app.roles:
         idempotency = Idempotency(
@@ -56,7 +57,7 @@ def add_job_routes(app: ServerApp, jobs: Jobs | None) -> None:
     guard = guards.inference if "inference" in app.roles else guards.management
     if "management" in app.roles:
         app.add_routes(queue.build_router(jobs, guards.management))
-        guard = guard and guard._replace(second_key=app.context.keys.management)
+        guard = guard and guard._replace(second_key=context.keys.management)
         page_jobs = PlaygroundJobs(
             jobs, registry, max_job_size, guards.management, app.counts, app.is_confined
         )

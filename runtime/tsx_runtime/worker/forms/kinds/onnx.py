@@ -163,7 +163,4 @@ def write_graph(subject: Subject, path: Path) -> None:
     program.save(path)
 
 
-FORMS = (
-    OnnxRuntimeForm("onnx", "ONNX Runtime"),
-    OnnxInt8Form("onnx-int8", "ONNX Runtime, int8"),
-)
+FORMS = (OnnxRuntimeForm("onnx", "ONNX Runtime"), OnnxInt8Form("onnx-int8", "ONNX Runtime, int8"))
