@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +38,20 @@ def test_a_server_without_a_feature_starts_and_answers(
         assert (answer.status_code, answer.content) == (200, b"word")
         assert httpx.get(f"{metrics}/metrics").status_code == 200
         assert httpx.get(f"{management}/models/m").status_code == 200
+
+
+def test_features_are_light_where_no_server_listens() -> None:
+    """A function on Lambda and `tsx bench` make a registry, and so load the features."""
+    code = (
+        "import sys\n"
+        "from tsx_runtime import features\n"
+        "import tsx_runtime.core.registry.registry\n"
+        "features.modules('feature')\n"
+        "heavy = {'fastapi', 'grpc', 'prometheus_client', 'sqlite3', 'torch', 'tsx_runtime.http'}\n"
+        "print(sorted(heavy & {*sys.modules}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
 
 
 @pytest.mark.anyio

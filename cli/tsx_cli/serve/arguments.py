@@ -120,7 +120,7 @@ class LocatedSource(NamedTuple):
 
 
 def start_workflow(path: Path, name: str | None) -> StartItem:
-    from tsx_runtime.features.workflows.feature import WorkflowsFeature  # a feature
+    from tsx_runtime.features.workflows.feature import WorkflowsFeature  # an optional feature
 
     return StartItem(WorkflowsFeature, path, path.name, name)
 
@@ -168,10 +168,10 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
     kind = classify(path)
     store_name, store = "model store", settings.model_store
     if kind == "workflow":
-        from tsx_runtime.features.workflows.settings import WorkflowsSettings  # a feature
+        from tsx_runtime.features.workflows.feature import WorkflowsFeature  # an optional feature
 
-        if workflow_store := WorkflowsSettings.of(settings).workflow_store:
-            store_name, store = "workflow store", workflow_store
+        store = WorkflowsFeature.store_of(settings)
+        store_name = "model store" if store is settings.model_store else "workflow store"
     candidates = () if store is None else (store / path, store / f"{path}.mar")
     stored = next((file for file in candidates if file.exists()), None)
     if kind in ("Hugging Face", "MLflow") or (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -37,7 +37,6 @@ from tsx_runtime.http.asgi_lane import websockets
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.context import ServerContext
 from tsx_runtime.http.fast_lane.lane import Lane
-from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.index import IndexedApp
 from tsx_runtime.version import __version__
 
@@ -85,10 +84,7 @@ class ServerApp(IndexedApp):
         self.wrappers: list[Callable[[App, Scope], App]] = []
         self.platform: PlatformHook | None = None
         self.guards: dict[str, Guard | None] = {}  # guards by the first segment of the path
-        self.paths = {}
-        # The OpenAPI path items of `apps` and `model_apps`.
-        self.path_items: dict[str, dict[str, Any]] = {}
-        self.other_addresses = {}
+        self.paths, self.path_items, self.other_addresses = {}, {}, {}
         self.likely_paths = LikelyPaths()
 
     @property
@@ -174,14 +170,6 @@ class ServerApp(IndexedApp):
                     dict.fromkeys(sorted(route.methods or ()), route.summary or "")
                 )
 
-    def document(self, path_items: dict[str, dict[str, Any]]) -> None:
-        """Add the OpenAPI path items of an app that bypasses FastAPI to the documents."""
-        self.path_items |= path_items
-        for path, item in path_items.items():
-            self.paths[path] = {
-                method.upper(): operation["summary"] for method, operation in item.items()
-            }
-
     async def _call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
         has_begun = has_ended = False
@@ -227,14 +215,6 @@ class ServerApp(IndexedApp):
         status, headers, body = errors.error_response(error, scope["path"])
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document, including the routes that bypass FastAPI."""
-        if self.openapi_schema is None:
-            document = super().openapi()
-            openapi.replace_validation_errors(document)
-            document["paths"] = self.path_items | document["paths"]
-        return super().openapi()
 
 
 def _strip_root(scope: Scope) -> None:

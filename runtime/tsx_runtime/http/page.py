@@ -14,8 +14,7 @@ PAGE_CREDENTIALS = frozenset(map(str.encode, CREDENTIAL_HEADERS))
 
 
 def is_page_prediction(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return path.startswith(PREDICT_PREFIX)
+    return str(scope["path"]).startswith(PREDICT_PREFIX)
 
 
 def use_model_path(scope: Scope) -> None:

@@ -106,7 +106,7 @@ class Secret:
 class Described(BaseModel):
     """Settings whose descriptions are the strings below the fields."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -12,7 +12,6 @@ from tsx_runtime.features.jobs.executor import RequestExecutor
 from tsx_runtime.features.jobs.metrics import add_jobs, read_jobs
 from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.jobs.settings import JobsSettings
-from tsx_runtime.features.jobs.storage.location import make_store
 from tsx_runtime.settings.addresses import parse_address
 
 
@@ -22,6 +21,8 @@ class JobsFeature(Feature):
         self.jobs: Jobs | None = None  # None if nothing is stored
 
     def open(self) -> None:
+        from tsx_runtime.features.jobs.storage.location import make_store  # imports SQLite
+
         registry = self.registry
         settings = JobsSettings.of(registry.settings)
         store = make_store(settings, registry.state.directory)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tsx_runtime.errors import TsxError
+from tsx_runtime.feature import Families
 from tsx_runtime.features.jobs.job_stats import OUTCOMES, JobStats
 from tsx_runtime.features.jobs.service import Jobs
 from tsx_runtime.features.jobs.storage.store import JobState
-from tsx_runtime.metrics.exposition import Families
 
 STATES: tuple[JobState, ...] = ("queued", "running", "done")
 CALLBACK_OUTCOMES = ("delivered", "retried", "given_up")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.recording.manager import RecordingManager
 from tsx_runtime.features.recording.settings import RecordingSettings
-from tsx_runtime.http.app import ServerApp
 
 
 class RecordingFeature(Feature):

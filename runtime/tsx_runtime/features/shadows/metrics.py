@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tsx_runtime.feature import Families
 from tsx_runtime.features.shadows.mirror import Mirror
-from tsx_runtime.metrics.exposition import Families
 
 
 def add_shadows(families: Families, mirrors: Iterable[Mirror], host: str) -> None:

@@ -18,6 +18,8 @@ logger = logging.getLogger("tsx.server")
 
 
 class WorkflowsFeature(Feature):
+    store_of = staticmethod(store_of)
+
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
         self.workflows = Workflows(registry)

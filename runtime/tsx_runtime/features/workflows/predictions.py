@@ -36,8 +36,7 @@ PREFIX = "/wfpredict/"
 
 
 def is_workflow_request(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return path.startswith(PREFIX)
+    return str(scope["path"]).startswith(PREFIX)
 
 
 @dataclass(eq=False)

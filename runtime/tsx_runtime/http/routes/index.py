@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.http.routes import openapi
@@ -30,10 +32,27 @@ PAGE = "/ui/"
 
 
 class IndexedApp(FastAPI):
-    """An app that knows its paths."""
+    """An app that describes its paths."""
 
     paths: dict[str, dict[str, str]]  # summaries by path template and method
+    path_items: dict[str, dict[str, Any]]  # OpenAPI path items of the apps that bypass FastAPI
     other_addresses: dict[str, str]  # addresses of the other listeners, by their roles
+
+    def document(self, path_items: dict[str, dict[str, Any]]) -> None:
+        """Add the OpenAPI path items of an app that bypasses FastAPI to the documents."""
+        self.path_items |= path_items
+        for path, item in path_items.items():
+            self.paths[path] = {
+                method.upper(): operation["summary"] for method, operation in item.items()
+            }
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, including the routes that bypass FastAPI."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            openapi.replace_validation_errors(document)
+            document["paths"] = self.path_items | document["paths"]
+        return super().openapi()
 
 
 def add_routes(app: IndexedApp) -> None:
