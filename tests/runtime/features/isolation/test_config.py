@@ -27,6 +27,7 @@ from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.errors import BadRequest, LoadFailed, SettingError
 from tsx_runtime.features.isolation import config
 from tsx_runtime.features.isolation.config import Isolation, isolation_of, missing_features
+from tsx_runtime.features.ui import state
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
@@ -402,6 +403,7 @@ async def test_the_model_description_shows_the_isolation(tmp_path):
         description = describe_version(version, {}, {}).isolation
         assert description == Isolation().describe()
         assert description["network"] is False
+        assert state.describe_version(version, {})["isolation"] == description
         unisolated_version = await registry.register_path(
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
