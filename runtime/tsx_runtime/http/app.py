@@ -1,4 +1,4 @@
-"""The FastAPI app of a listener, which leads each request to the routes of its roles."""
+"""The FastAPI app of a listener, which passes each request to the routes of its roles."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class ServerApp(IndexedApp):
         self.is_replaced = False
         self.predictions: Predictions | None = None
         # The apps of paths that bypass FastAPI; the first one that takes a request answers it.
-        # Those in `model_apps` run models: their requests pass the functions in `wrappers` first,
-        # the last one outermost.
+        # The apps in `model_apps` run models. For each of their requests, the functions in
+        # `wrappers` wrap the app; the last wrapper is the outermost.
         self.apps: list[tuple[Takes, App]] = []
         self.model_apps: list[tuple[Takes, App]] = []
         self.wrappers: list[Callable[[App, Scope], App]] = []
