@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_PATH_CHARS = 8192  # longer than any path of FastAPI's routes
 
-Takes: TypeAlias = Callable[[Scope], bool]  # tells whether an app takes a request
+RequestFilter: TypeAlias = Callable[[Scope], bool]  # tells whether an app takes a request
 
 
 class ServerApp(IndexedApp):
@@ -79,8 +79,8 @@ class ServerApp(IndexedApp):
         # The apps of paths that bypass FastAPI; the first one that takes a request answers it.
         # The apps in `model_apps` run models. For each of their requests, the functions in
         # `wrappers` wrap the app; the last wrapper is the outermost.
-        self.apps: list[tuple[Takes, App]] = []
-        self.model_apps: list[tuple[Takes, App]] = []
+        self.apps: list[tuple[RequestFilter, App]] = []
+        self.model_apps: list[tuple[RequestFilter, App]] = []
         self.wrappers: list[Callable[[App, Scope], App]] = []
         self.platform: PlatformHook | None = None
         self.guards: dict[str, Guard | None] = {}  # guards by the first segment of the path
@@ -225,5 +225,5 @@ def _strip_root(scope: Scope) -> None:
     scope["root_path"] = ""
 
 
-def _find(apps: Iterable[tuple[Takes, App]], scope: Scope) -> App | None:
+def _find(apps: Iterable[tuple[RequestFilter, App]], scope: Scope) -> App | None:
     return next((app for takes, app in apps if takes(scope)), None)
