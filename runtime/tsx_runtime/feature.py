@@ -1,12 +1,17 @@
 """The interface of features, and their loader.
 
-A feature is an optional part of the server: a folder of `tsx_runtime.features`. Its `feature.py`
-has a subclass of `Feature`, which the server finds without a list. Its `settings.py` may have
-subclasses of `FeatureSettings` and `FeatureModelSettings`, and its `description.py` one of
-`FeatureDescription`; the settings of the server and the description of a version have their fields.
-Its `handlers.py` may name built-in handlers, which a worker finds there.
-Its `loop.py` may be the loop of workers in the mode of its name (`worker.execution.loop`).
-`docs/guides/add-a-feature.md` builds one.
+A feature is an optional part of the server: a folder of `tsx_runtime.features`. The server finds
+the modules of the folder by their names; each of them is optional:
+
+- `feature.py` has a subclass of `Feature`.
+- `settings.py` has subclasses of `FeatureSettings` and `FeatureModelSettings`
+  (`tsx_runtime.settings.fields`). Their fields become settings of the server and of models.
+- `description.py` has a subclass of `FeatureDescription` (`tsx_runtime.api.management.camel`). Its
+  fields become a part of the description of a version.
+- `handlers.py` has `HANDLERS`, the built-in handlers of the feature.
+- `loop.py` is the loop of workers in the mode with the feature's name (`worker.execution.loop`).
+
+`docs/guides/add-a-feature.md` builds a feature.
 """
 
 from __future__ import annotations
@@ -41,15 +46,15 @@ if TYPE_CHECKING:
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.sources import Trust
 else:
-    # A feature imports these names from here: their modules import FastAPI, which only a server that
-    # listens needs.
+    # Features import these names from here, because their modules import FastAPI and
+    # prometheus_client, which only a server that listens needs.
     ServerApp = ServerContext = Families = Labels = Any
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class StartItem(NamedTuple):
-    """Something besides models that a feature loads at the start of a server.
+    """An item, such as a workflow, that a feature loads at the start of a server.
 
     If `path` is None, the URL is the source, as in a registration.
     """
@@ -66,7 +71,7 @@ class LoadedItem(NamedTuple):
     kind: str  # such as "workflow"
     name: str
     path: str  # the path of its requests
-    details: dict[str, str]  # the further columns of a table of this kind
+    details: dict[str, str]  # further columns in the table of this kind, by their headings
 
 
 class Port(NamedTuple):
@@ -75,11 +80,11 @@ class Port(NamedTuple):
     target: str  # HOST:PORT for clients
     roles: list[str]
     start: Callable[[], Awaitable[None]]
-    stop: Callable[[float], Awaitable[None]]  # takes the seconds in which running calls may finish
+    stop: Callable[[float], Awaitable[None]]  # gets the seconds in which running calls may finish
 
 
 class Feature:
-    """A part of a server that can be left out.
+    """An optional part of a server.
 
     The server calls these methods. Those that a feature does not override do nothing.
     """
@@ -94,9 +99,9 @@ class Feature:
 
     @classmethod
     def start_items(cls, settings: Settings) -> Sequence[StartItem]:
-        """Return the items that `load` should get at the start of a server with these settings.
+        """Return the items that `load` gets at the start of a server with these settings.
 
-        Features of plugins are not asked, because plugins are loaded later.
+        This is not called for features of plugins, because plugins are loaded later.
 
         Raises:
             SettingError: An item cannot be found.
@@ -106,28 +111,28 @@ class Feature:
     async def open_environment(
         self, model: str, archive: OpenArchive, url: str
     ) -> ModelEnvironment | None:
-        """Return the environment of a future version's workers, or None.
+        """Return the environment of the workers of a version, before it is registered, or None.
 
-        It is closed with the version, or if that is refused.
+        The server closes it together with the version, or if the registration fails.
 
         Raises:
             BadRequest: The model may not have this environment.
-            InvalidModel: The environment cannot be made.
+            InvalidModel: The environment cannot be created.
         """
         return None
 
     def check_installation(self, model: str, requirements_file: str) -> None:
-        """Check that packages of a model may be installed, which runs code outside its workers.
+        """Check that packages of a model may be installed; pip runs their code outside its workers.
 
         Raises:
-            BadRequest: The model may run no code there.
+            BadRequest: Code of the model must not run outside its workers.
         """
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        """Return the entry point of a version's requests, in place of `entry`.
+        """Return the entry point of a version's requests, which replaces `entry`, or None.
 
-        The server asks when the version is registered, and again after its limits were changed.
-        None means that the feature is not on the path of this version, and so costs it nothing.
+        The server calls this when it registers the version, and again after each change of the
+        version's limits, but not for each request. With None, requests bypass the feature.
 
         Raises:
             BadRequest: The configuration of the version excludes the feature.
@@ -146,7 +151,7 @@ class Feature:
 
     @property
     def named_models(self) -> Collection[str]:
-        """The models that the settings of the feature name; a server should have each of them."""
+        """The names of models in the feature's settings; the server logs those it does not have."""
         return ()
 
     async def open_url(
@@ -156,13 +161,15 @@ class Feature:
         downloads: Downloads,
         progress: Callable[[int, int], None],
     ) -> tuple[OpenArchive, RegisterOrder] | None:
-        """Open the model at a URL of a kind that only this feature knows; return None for others.
+        """Open the model at a URL that only this feature knows; return None for other URLs.
+
+        The returned order has a URL that always means the same model.
 
         Args:
-            order: The registration; the returned one has a URL that always means this model.
-            trust: The origin of the URL.
+            order: The order of a registration.
+            trust: Whether a client or the operator has given the URL.
             downloads: The threads in which the model is downloaded.
-            progress: A callback with the bytes so far, and all bytes.
+            progress: A callback that gets the bytes so far, and the total bytes.
 
         Raises:
             BadRequest: The model cannot be served.
@@ -172,9 +179,9 @@ class Feature:
         return None
 
     def dispatcher(self, version: ModelVersion) -> Dispatcher | None:
-        """Return the dispatcher of a version whose configuration needs one of the feature, or None.
+        """Return the dispatcher for a version, or None if its configuration does not need it.
 
-        The version is being registered; of its attributes, those of its plan and archive are set.
+        `version` is still being constructed: it has its plan, archive and label, but no workers.
         """
         return None
 
@@ -186,21 +193,24 @@ class Feature:
         return None
 
     def explain(self, version: ModelVersion, error: LoadFailed) -> None:
-        """Add advice to the error of a version that is refused since it could not be loaded."""
+        """Add advice to the message of the error with which a version failed to load.
+
+        The server calls this only for registrations that wait for the workers.
+        """
 
     def loading(
         self, version: ModelVersion, worker: Worker
     ) -> AbstractAsyncContextManager[None] | None:
         """Return a context that is open while a process of the worker loads the model, or None.
 
-        Entering it may raise LoadFailed, which refuses the load.
+        The context may raise LoadFailed when it is entered; the process is then not started.
         """
         return None
 
     async def load(self, item: StartItem, *, log_failures: bool) -> LoadedItem | None:
-        """Load an item at the start, after all models.
+        """Load an item of `start_items` after all models.
 
-        With `log_failures`, an error is logged, and the result is None.
+        With `log_failures`, log an error instead of raising it, and return None.
 
         Raises:
             TsxError: The item cannot be loaded.
@@ -208,31 +218,38 @@ class Feature:
         return None
 
     def end_version(self, version: ModelVersion) -> None:
-        """Forget a version, which has ended."""
+        """Forget a version that has ended."""
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
-        """Return the values of the fields in `description.py`."""
+        """Return the feature's fields in the description of a version; see `description.py`."""
         return {}
 
     def add_routes(self, app: ServerApp) -> None:
-        """Add the routes that a listener with the roles `app.roles` should have."""
+        """Add the routes of the feature to a listener that has the roles `app.roles`."""
 
     def add_version_metrics(
         self, families: Families, version: ModelVersion, labels: Labels
     ) -> None:
-        """Add the metrics of a version to `/metrics`; this takes less than a millisecond."""
+        """Add the metrics of a version to `/metrics`.
+
+        This must take less than a millisecond, because it runs on the event loop.
+        """
 
     async def add_metrics(self, families: Families, host: str) -> None:
-        """Add the metrics that concern no single version to `/metrics`."""
+        """Add the metrics that do not belong to a version to `/metrics`."""
 
     def addresses(self) -> Sequence[tuple[Address, list[str]]]:
-        """Return the addresses of `listen`, with their roles, to check that they are free."""
+        """Return the addresses that `listen` will bind, each with its roles.
+
+        The server checks that they are free before it loads models.
+        """
         return ()
 
     def serving(self) -> AbstractContextManager[None]:
-        """Return the context of a server, from the bound addresses to the last answer.
+        """Return a context that is open from the binding of the addresses to the last answer.
 
-        Models are loaded and apps are built inside of it. A Lambda function does not enter it.
+        The server loads models and builds apps while it is open. A replica of Ray also enters it; a
+        Lambda function does not.
 
         Raises:
             SettingError: The settings of the feature cannot be used.
@@ -240,7 +257,9 @@ class Feature:
         return nullcontext()
 
     async def listen(self, context: ServerContext) -> Sequence[Port]:
-        """Bind the ports of the feature; models are registered.
+        """Bind the ports of the feature, after the models are registered.
+
+        Replicas of Ray and Lambda functions do not call this.
 
         Raises:
             SettingError: A port or the settings of the feature cannot be used.
@@ -248,37 +267,43 @@ class Feature:
         return ()
 
     def open(self) -> None:
-        """Prepare to serve the clients of a server whose addresses are bound.
+        """Prepare to serve clients, after the addresses are bound and before models are loaded.
 
-        It is not called where a platform, such as SageMaker, leads requests to the models.
+        It is not called on SageMaker, Ray and Lambda, where the platform passes requests on.
 
         Raises:
             SettingError: The settings of the feature cannot be used.
         """
 
     def follow(self, seconds: float) -> None:
-        """Take over from the server that this one replaces, which ends within `seconds`."""
+        """Take over from the server that this one replaces; that one ends within `seconds`."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Return the context in which the server answers requests, such as a background task."""
+        """Return a context that is open while requests are answered, such as a background task.
+
+        A Lambda function does not enter it.
+        """
         return nullcontext()
 
     def hand_over(self) -> None:
-        """Leave to the server that replaces this one what only one server may do."""
+        """Stop what only one server may do, because another server replaces this one."""
 
     async def stop(self, seconds: float, stop_now: asyncio.Event) -> None:
-        """Finish what was accepted, for up to `seconds` or until `stop_now`."""
+        """Finish the accepted work; return after `seconds`, or when `stop_now` is set.
+
+        HTTP servers and ports stop at the same time.
+        """
 
     def begin_close(self) -> None:
-        """Stop acting on models; their versions end next."""
+        """Stop acting on models, because their versions end next."""
 
     async def close(self) -> None:
-        """Write what must not be lost; all versions have ended."""
+        """Write what must not be lost, after all versions have ended."""
 
 
 def load_features(registry: Registry) -> list[Feature]:
     """Return the features of a server, in the order in which requests pass through them."""
-    return [kind(registry) for kind in (*_kinds(), *registry.plugins.features.values())]
+    return [kind(registry) for kind in (*_feature_classes(), *registry.plugins.features.values())]
 
 
 def start_items(settings: Settings) -> list[StartItem]:
@@ -287,16 +312,16 @@ def start_items(settings: Settings) -> list[StartItem]:
     Raises:
         SettingError: An item cannot be found.
     """
-    return [item for kind in _kinds() for item in kind.start_items(settings)]
+    return [item for kind in _feature_classes() for item in kind.start_items(settings)]
 
 
 def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[ModelT]:
-    """Return a subclass of `base` with the fields of each subclass of `kind` in a feature.
+    """Return a subclass of `base` that also has the fields of all features.
 
     Args:
         base: The class, whose fields come first.
-        kind: The common class of the additional fields.
-        module: The module of a feature's folder that defines them.
+        kind: The class whose subclasses in features have the additional fields.
+        module: The name of the modules that define them, such as `settings`.
     """
     features.modules(module)
     bases: Any = (*reversed(kind.__subclasses__()), base)
@@ -306,7 +331,7 @@ def extended(base: type[ModelT], kind: type[BaseModel], module: str) -> type[Mod
     return model
 
 
-def _kinds() -> list[type[Feature]]:
+def _feature_classes() -> list[type[Feature]]:
     return [
         kind
         for module in features.modules("feature")

@@ -30,7 +30,7 @@ class BuiltImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Location:
-    """The location of a deployment; the methods of its kinds and its platform get `cloud`."""
+    """The location of a deployment; `cloud` is passed to the methods of kinds and platform."""
 
     name: str
     target: DeployTarget
@@ -45,14 +45,14 @@ class Location:
 
 
 class DeployTarget(ABC):
-    """A kind of platform that `tsx deploy` deploys to; `cloud` is the location's."""
+    """A kind of platform that `tsx deploy` deploys to; `cloud` is that of the location."""
 
     name: str
     can_create_role = False
 
     @abstractmethod
     def locate(self, spec: DeploySpec) -> Location:
-        """Return the location of a deployment; the specification may only name it.
+        """Return the location of a deployment; the specification may have no other keys.
 
         Raises:
             CliError: A program or a package is missing.

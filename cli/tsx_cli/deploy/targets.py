@@ -22,7 +22,7 @@ TARGETS: Mapping[str, str] = {
 
 
 def find_target(name: str) -> DeployTarget:
-    """Return a target.
+    """Return the target with a name.
 
     Raises:
         UsageError: There is no such target.

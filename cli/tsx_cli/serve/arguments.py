@@ -1,4 +1,4 @@
-"""The arguments of `tsx serve`: the models and workflows that they name are found and served."""
+"""The arguments of `tsx serve`, which name the models and workflows that it serves."""
 
 from __future__ import annotations
 

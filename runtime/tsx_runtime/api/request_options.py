@@ -1,4 +1,4 @@
-"""Options in a request's headers: priority, deadline, and whether the request is stored."""
+"""The options in a request's headers: its priority and deadline, and whether it is stored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _whole_number(name: bytes, value: bytes, minimum: int, maximum: int) -> int:
 
 
 def is_stored(headers: Iterable[Pair]) -> bool:
-    """Tell whether the request may be stored, which is decided outside of the fast lane.
+    """Tell whether the headers ask to store the request; the fast lane does not take it then.
 
     Header names are in lower case.
     """

@@ -1,6 +1,7 @@
-"""The optional parts of the server, one folder each; a folder can be removed.
+"""The optional parts of the server, one folder each.
 
-`tsx_runtime.feature` describes what a folder has.
+Each folder except `torchserve` can be removed. `tsx_runtime.feature` describes the modules of a
+folder.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import pkgutil
 from functools import cache
 from types import ModuleType
 
-# The features through which a request passes, the first one first. All others follow by name.
+# The features whose order matters to a request, which passes through the first one first. All
+# others follow in the order of their names.
 ORDER = ("cache", "recording", "shadows")
 
 
 @cache
 def modules(name: str) -> list[ModuleType]:
-    """Import the modules of this name in the folders of all features."""
+    """Import the modules of this name in the folders of all features, and return them."""
     folders = [folder.name for folder in pkgutil.iter_modules(__path__)]
     folders.sort(key=lambda folder: (*ORDER, folder).index(folder))
     return [

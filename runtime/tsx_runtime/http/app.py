@@ -1,4 +1,4 @@
-"""The FastAPI app of a listener, which leads each request to the routes of its roles."""
+"""The FastAPI app of a listener, which passes each request to the routes of its roles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_PATH_CHARS = 8192  # longer than any path of FastAPI's routes
 
-Takes: TypeAlias = Callable[[Scope], bool]  # tells whether an app takes a request
+RequestFilter: TypeAlias = Callable[[Scope], bool]  # tells whether an app takes a request
 
 
 class ServerApp(IndexedApp):
@@ -77,10 +77,10 @@ class ServerApp(IndexedApp):
         self.is_replaced = False
         self.predictions: Predictions | None = None
         # The apps of paths that bypass FastAPI; the first one that takes a request answers it.
-        # Those in `model_apps` run models: their requests pass the functions in `wrappers` first,
-        # the last one outermost.
-        self.apps: list[tuple[Takes, App]] = []
-        self.model_apps: list[tuple[Takes, App]] = []
+        # The apps in `model_apps` run models. For each of their requests, the functions in
+        # `wrappers` wrap the app; the last wrapper is the outermost.
+        self.apps: list[tuple[RequestFilter, App]] = []
+        self.model_apps: list[tuple[RequestFilter, App]] = []
         self.wrappers: list[Callable[[App, Scope], App]] = []
         self.platform: PlatformHook | None = None
         self.guards: dict[str, Guard | None] = {}  # guards by the first segment of the path
@@ -225,5 +225,5 @@ def _strip_root(scope: Scope) -> None:
     scope["root_path"] = ""
 
 
-def _find(apps: Iterable[tuple[Takes, App]], scope: Scope) -> App | None:
+def _find(apps: Iterable[tuple[RequestFilter, App]], scope: Scope) -> App | None:
     return next((app for takes, app in apps if takes(scope)), None)

@@ -55,8 +55,8 @@ def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
     index.add_routes(app)
     if "inference" in roles:
         app.document(openapi.prediction_paths())
-    # The routes of features come first, because others would match their path segments as a
-    # version.
+    # The routes of features come first, because routes such as `/models/NAME/VERSION` would match
+    # their last segment as a version.
     for feature in registry.features:
         feature.add_routes(app)
     if "inference" in roles:

@@ -167,7 +167,7 @@ def server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on this.
+    context.options |= ssl.OP_NO_RENEGOTIATION  # `server/tls_transport.py` relies on this.
     return context
 
 

@@ -141,7 +141,7 @@ def listeners(
     Args:
         settings: The settings of the server.
         passed: Existing sockets to use, by `bound_name`.
-        others: The addresses of features, which are only checked for being free.
+        others: The addresses that features bind later; here they are only checked to be free.
 
     Raises:
         SettingError: Addresses cannot be bound; the message has one line for each.

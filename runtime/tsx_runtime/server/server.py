@@ -56,7 +56,7 @@ logger = logging.getLogger("tsx.server")
 class RunningServer:
     """A server that answers requests.
 
-    The keys of `addresses` are roles: inference, management, metrics, and those of gRPC.
+    The keys of `addresses` are roles: inference, management, metrics, and the roles of `Port`.
     """
 
     addresses: dict[str, str]

@@ -4,7 +4,7 @@ asyncio has separate buffers of some 256 KiB for each connection, which large bo
 again. It also calls OpenSSL once more after each read, which raises an exception. Here all
 connections of a listener share one buffer and one pair of BIOs (OpenSSL's memory buffers). The BIOs
 are empty whenever a protocol runs, because OpenSSL itself stores the beginning of an incomplete
-record. Each decrypted record is passed on separately. There is no renegotiation (`tls.py`), so
+record. Each decrypted record is passed on separately. There is no renegotiation (`http/tls.py`), so
 writing never waits for the client.
 """
 

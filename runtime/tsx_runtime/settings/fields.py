@@ -1,4 +1,4 @@
-"""The types of settings, and the classes of a feature's settings."""
+"""The types of settings, and the base classes for the settings of features."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class FeatureSettings(ServerSettings):
 
     @classmethod
     def of(cls: type[SettingsT], settings: BaseModel) -> SettingsT:
-        """Return the settings of a server with the type of this feature's."""
+        """Return the settings of a server, typed as an instance of this class."""
         assert isinstance(settings, cls)
         return settings
 
@@ -137,7 +137,7 @@ class FeatureModelSettings(Described):
 
     @classmethod
     def of(cls: type[SettingsT], models: Mapping[str, BaseModel], model: str) -> SettingsT:
-        """Return the settings of a model with the type of this feature's."""
+        """Return the settings of a model, typed as an instance of this class."""
         settings = models.get(model, cls())
         assert isinstance(settings, cls)
         return settings

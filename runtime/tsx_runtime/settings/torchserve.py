@@ -25,7 +25,7 @@ MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
 # Keys that allow the environment to override others. Only the file can set them.
 PERMISSION_KEYS = {ENABLE_ENV, ENABLE_ENV_URLS}
-# No server may ignore this setting, not even one that lacks the feature.
+# A server without the feature must refuse this setting, because ignoring it would be unsafe.
 PROTECTION = "isolation"
 
 # Keys that TorchServe writes into its snapshots only as information.

@@ -188,7 +188,7 @@ def _load(channel: FrameSocket, running_ids: printing.RunningIds) -> ServedModel
     try:
         model = load_model(order)
         if model.mode != "batch":
-            find_loop(model.mode)  # A feature that is absent fails the load.
+            find_loop(model.mode)  # Loading fails here if the feature is missing.
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)

@@ -397,7 +397,7 @@ class ModelVersion:
             self._environment.close()
 
     def _set_entry_point(self) -> None:
-        """Set the functions of a request to those of the dispatcher, behind those of features."""
+        """Set `submit` and `leave` to the entry point of the dispatcher, wrapped by features."""
         entry = entry_point(self.dispatcher, self.plan.strategy, self.plan.response_timeout)
         for feature in reversed(self.features):
             entry = feature.around(self, entry) or entry
@@ -419,7 +419,7 @@ class ModelVersion:
         ]
         if not sandboxes:
             return None
-        [sandbox] = sandboxes  # With two of them, this raises an error, and nothing is started.
+        [sandbox] = sandboxes  # This raises an error for two sandboxes; no process starts then.
         return sandbox
 
 

@@ -20,7 +20,7 @@ INSTALL_HINT = (
 def check_packages(archive: OpenArchive, handler: str, requirement: tuple[str, str] | None) -> None:
     """Refuse a model whose built-in handler needs a package that the server lacks.
 
-    `requirement` has the package and its extra if all models of the handler need it.
+    `requirement` is the package that all models of the handler need, and its extra; or None.
 
     Raises:
         InvalidModel: The package is not installed.

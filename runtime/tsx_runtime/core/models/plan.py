@@ -101,7 +101,7 @@ def with_model_settings(
 
 
 class HandlerDefaults(NamedTuple):
-    """What is different by default for the models of a handler.
+    """The defaults for the models of a handler, where they differ from the common ones.
 
     Attributes:
         limits: Values that replace the defaults in `LIMITS`.

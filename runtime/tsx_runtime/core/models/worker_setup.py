@@ -18,7 +18,7 @@ from tsx_runtime.core.workers.worker import Worker
 
 @dataclass
 class WorkerSetup:
-    """What each process of a version's workers starts with."""
+    """The devices, the program and the load order of each worker of a version."""
 
     name: str
     version: str

@@ -229,7 +229,7 @@ class Registry:
         }
 
     def feature(self, kind: type[FeatureT]) -> FeatureT:
-        """Return the feature of a class."""
+        """Return the feature that is an instance of this class."""
         return next(feature for feature in self.features if isinstance(feature, kind))
 
     def open(self) -> None:

@@ -8,7 +8,7 @@
             +-- preprocess, inference, postprocess
 
 Tracing is cheap: an untraced request costs one check, and the spans of a traced one are made in the
-thread that sends them. `features/tracing/otlp.py` sends them; this module does not know it.
+thread that sends them. `features/tracing/otlp.py` sends them; this module does not import it.
 """
 
 from __future__ import annotations

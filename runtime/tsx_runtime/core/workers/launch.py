@@ -27,7 +27,7 @@ BOOT = (
 
 
 class Sandbox(ABC):
-    """What confines the process of one program, from `create` to `remove`."""
+    """The confinement of one process, which exists from `create` to `remove`."""
 
     @abstractmethod
     def create(self) -> None:
@@ -43,7 +43,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Return all environment variables of the process: `variables`, and none of `hidden`."""
+        """Return the environment of the process, with `variables` and without those in `hidden`."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -91,7 +91,7 @@ class Launch(NamedTuple):
 
 
 class ModelEnvironment(NamedTuple):
-    """The interpreter or packages of a model's workers, which exist until they are closed."""
+    """The interpreter or packages of a model's workers, which exist until `close` is called."""
 
     launch: Launch
     close: Callable[[], None]

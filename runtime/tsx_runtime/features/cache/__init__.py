@@ -1,4 +1,4 @@
-"""The reply cache: repeats a version's answers to equal requests, without its workers.
+"""The reply cache, which answers equal requests to a version without its workers.
 
 `cache` in model-config.yaml, or in the settings of a model, turns it on (docs/guides/caching.md).
 """

@@ -1,5 +1,5 @@
-"""Workers that follow the load, and memory budgets that unload idle models.
+"""Numbers of workers that follow the load, and memory budgets that unload idle models.
 
-A model whose largest number of workers is above its smallest gets workers under load; `model_memory`
-and `model_gpu_memory` limit the memory of all workers (docs/guides/elastic.md).
+The load decides how many workers a model has if its maximum is above its minimum. `model_memory`
+and `model_gpu_memory` limit the memory of the workers of all models (docs/guides/elastic.md).
 """

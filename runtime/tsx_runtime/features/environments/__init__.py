@@ -1,5 +1,5 @@
-"""Virtual environments of models with their own packages.
+"""Virtual environments for models that need packages of their own.
 
-`install_py_dep_per_model`, or `useVenv` in model-config.yaml, turns them on
-(docs/guides/placement.md).
+`install_py_dep_per_model` installs the requirements file of an archive, and `useVenv` in
+model-config.yaml gives the workers the interpreter of a venv (docs/guides/placement.md).
 """

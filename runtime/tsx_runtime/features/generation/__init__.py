@@ -1,4 +1,4 @@
-"""The generation of text by language models, whose engines batch sequences token by token.
+"""Text generation with language models, in engines that batch sequences token by token.
 
-The handler `huggingface_generation` uses it (docs/guides/generation.md).
+Models with the handler `huggingface_generation` use it (docs/guides/generation.md).
 """

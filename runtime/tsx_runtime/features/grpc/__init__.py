@@ -1,5 +1,5 @@
-"""gRPC: the services of TorchServe and of the Open Inference Protocol (the extra `grpc`).
+"""The gRPC services of TorchServe and of the Open Inference Protocol (the extra `grpc`).
 
-Their requests wait in the same queues of models as those of HTTP. `enable_grpc` turns it off, and
-`grpc_*` set addresses and limits (docs/guides/grpc.md).
+Their requests wait in the same queues as HTTP requests. `enable_grpc = false` turns gRPC off; the
+settings `grpc_*` set its addresses and limits (docs/guides/grpc.md).
 """

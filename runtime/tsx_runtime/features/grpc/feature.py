@@ -1,4 +1,4 @@
-"""The feature `grpc`: its ports, and a log line if packages are missing."""
+"""The feature `grpc`, which listens on its own ports and logs if packages are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models of Hugging Face: directories that `save_pretrained` wrote, and `hf:ORG/NAME` of the Hub.
+"""Models of Hugging Face: directories that `save_pretrained` wrote, and `hf:ORG/NAME` in the Hub.
 
-The handlers `huggingface` and `huggingface_generation` serve them (docs/guides/huggingface.md).
+They need no handler of the user: `huggingface` or `huggingface_generation` is chosen for them
+(docs/guides/huggingface.md).
 """

@@ -1,4 +1,4 @@
-"""The feature `huggingface`: the defaults of its handlers, and models of the Hub."""
+"""The feature `huggingface`, with the defaults of its handlers and the models of the Hub."""
 
 from __future__ import annotations
 

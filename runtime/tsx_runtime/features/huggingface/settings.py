@@ -1,4 +1,4 @@
-"""The setting for the code of Hugging Face models."""
+"""The setting that trusts the code of Hugging Face models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Isolation of a model's workers from files, the network and other processes.
+"""Isolation of workers from files, the network and other processes.
 
 The setting `isolation`, of the server or of one model, turns it on (docs/guides/security.md).
 """

@@ -2,8 +2,8 @@
 
 All mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
 calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
-The package `sandbox` makes the system calls; an isolated worker starts as a program in it. If the
-system cannot enforce the settings, the server reports what is missing and does not start.
+The package `sandbox` makes the system calls; an isolated worker starts with its module `enter`. If
+the system cannot enforce the settings, the server reports what is missing and does not start.
 """
 
 from __future__ import annotations
@@ -263,9 +263,9 @@ class KernelSandbox(Sandbox):
         return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(config)]
 
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Return `variables`, and the server's that control a computation or that settings name.
+        """Return `variables` and the server's variables that an isolated worker may read.
 
-        A secret is passed only if the settings name it.
+        They control computations, or `isolation_variables` names them; none of them is `hidden`.
         """
         passed = {
             name: value

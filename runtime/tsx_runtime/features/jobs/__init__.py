@@ -1,5 +1,5 @@
-"""Jobs: requests whose answers are stored and fetched later, and requests under idempotency keys.
+"""Stored requests: asynchronous ones, whose answers are fetched later, and idempotent ones.
 
-The headers `Prefer: respond-async` and `Idempotency-Key` of a prediction ask for it; `jobs_store`
-names the store (docs/guides/jobs.md).
+A client asks for them with the headers `Prefer: respond-async` and `Idempotency-Key`. The setting
+`jobs_store` names the store (docs/guides/jobs.md).
 """

@@ -26,7 +26,7 @@ from tsx_runtime.features.jobs.storage.store import (
 from tsx_runtime.sources.urls import AllowList
 
 JOBS_PER_CLIENT = 1000  # the default limit if other machines can connect
-POLL_S = 1.0  # between searches for jobs that other servers have accepted
+POLL_S = 1.0  # pause between searches for jobs that other servers have accepted
 TEND_S = LEASE_S / 3
 
 

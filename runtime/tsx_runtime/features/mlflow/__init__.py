@@ -1,4 +1,4 @@
-"""Models of MLflow, which answer as MLflow's scoring server does.
+"""Models of MLflow, with the requests and answers of MLflow's scoring server.
 
-The handlers `mlflow_pyfunc` and `mlflow_pytorch` serve them (docs/guides/mlflow.md).
+Models with the handlers `mlflow_pyfunc` and `mlflow_pytorch` use it (docs/guides/mlflow.md).
 """

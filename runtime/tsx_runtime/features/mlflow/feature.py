@@ -1,4 +1,4 @@
-"""The feature `mlflow`, whose handler `mlflow_pyfunc` needs MLflow itself."""
+"""The feature `mlflow`, whose handler `mlflow_pyfunc` needs the package mlflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OpenAI's API, and the rerank APIs of Cohere and Jina, for models that write or read texts.
+"""OpenAI's API, and the rerank APIs of Cohere and Jina.
 
-Clients find it at `/v1/...`; a handler answers its requests (docs/guides/openai.md).
+Clients find them at `/v1/...`, `/v2/rerank` and `/rerank`. The handler of a model answers the
+requests (docs/guides/openai.md).
 """

@@ -1,6 +1,6 @@
-"""The feature `openai`: the documented paths of OpenAI's API, and the models that its clients list.
+"""The feature `openai`, which documents OpenAI's API and lists the models for its clients.
 
-`tsx_runtime.api.openai` leads the requests at these paths to models, whose handlers answer them.
+`tsx_runtime.api.openai` routes the requests of this API to models, whose handlers answer them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from tsx_runtime.feature import Feature, ServerApp
 
-# The summary of each path, and a body.
+# The summary and an example body of each path.
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": ("Chat", {"messages": [{"role": "user", "content": "Hello"}]}),
     "/v1/completions": ("Complete a text", {"prompt": "Once"}),

@@ -1,4 +1,4 @@
-"""Recordings: the requests of a model, and optionally their answers, in files for a replay.
+"""Recordings of the requests to a model, and optionally of their answers, for `tsx replay`.
 
-`PUT /models/NAME/record` starts one (docs/guides/recording.md).
+`PUT /models/NAME/record` starts a recording (docs/guides/recording.md).
 """

@@ -1,1 +1,4 @@
-"""Rollouts: a new version gets more and more requests, as long as it does well."""
+"""Rollouts, which move requests to a new version in steps as long as it works well.
+
+`POST /models/NAME/rollout` or `tsx models rollout` starts one (docs/guides/routing.md).
+"""

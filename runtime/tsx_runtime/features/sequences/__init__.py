@@ -1,4 +1,4 @@
-"""Sequences of stateful models: one worker answers the requests of a sequence, in order.
+"""Sequences for stateful models: one worker answers the requests of a sequence in their order.
 
-`sequenceBatching` in model-config.yaml turns it on (docs/guides/serving-modes.md).
+`sequenceBatching` in model-config.yaml turns them on (docs/guides/serving-modes.md).
 """

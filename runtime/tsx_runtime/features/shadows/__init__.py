@@ -1,1 +1,4 @@
-"""Shadows: copies of requests for a version whose answers are only compared."""
+"""Shadows: versions that get copies of requests, and whose answers are only compared.
+
+`PUT /models/NAME/shadow` starts one (docs/guides/routing.md).
+"""

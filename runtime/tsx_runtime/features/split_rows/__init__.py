@@ -1,5 +1,5 @@
-"""Large requests in parts, which are split over batches and workers.
+"""The division of large requests into parts, which several batches and workers answer.
 
-`splitRows` in model-config.yaml, or in the settings of a model, turns it on
+`splitRows` in model-config.yaml, or `split_rows` in the settings of a model, turns it on
 (docs/guides/batching.md).
 """

@@ -1,5 +1,5 @@
-"""TorchServe's files: snapshots of the `torchserve` command, and its metric logs.
+"""The metric logs of TorchServe, and the snapshots of the command `torchserve`.
 
-`metrics_mode` turns the logs on (docs/reference/torchserve.md). Without this folder there is no
-`torchserve` command.
+The setting `metrics_mode` turns the logs on (docs/reference/torchserve.md). The command needs this
+folder.
 """

@@ -1,6 +1,6 @@
 """The feature `torchserve`, which writes TorchServe's metric logs.
 
-Snapshots belong to the `torchserve` command, which passes them to the server.
+The `torchserve` command writes the snapshots; see `snapshots.py`.
 """
 
 from __future__ import annotations

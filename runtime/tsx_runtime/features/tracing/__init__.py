@@ -1,4 +1,5 @@
-"""Tracing: the spans of requests are sent to a collector (the extra `otel`).
+"""Tracing, which sends the spans of requests to a collector (the extra `otel`).
 
-`otlp_endpoint`, or a variable of OpenTelemetry, turns it on (docs/guides/observability.md).
+The setting `otlp_endpoint`, or a variable of OpenTelemetry, turns it on
+(docs/guides/observability.md).
 """

@@ -31,5 +31,6 @@ class TracingFeature(Feature):
             def trace(inner: App, scope: Scope) -> App:
                 return partial(traced, tracer, inner)
 
-            # The features are asked by name, so the span of a request includes the time in `jobs`.
+            # Features add wrappers in the order of their names, and each wrapper encloses the
+            # earlier ones. So the span of a request includes the time in `jobs`.
             app.wrappers.append(trace)

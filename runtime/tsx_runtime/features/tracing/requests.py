@@ -1,6 +1,6 @@
 """The span of an HTTP request outside of the fast lane.
 
-`core/telemetry/tracing.py` has its child spans.
+`core/telemetry/tracing.py` makes its child spans.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""The split of a model's requests between its versions, labels, and rollback."""
+"""The management routes that split the requests of a model between its versions.
+
+They also set labels and roll back (docs/guides/routing.md). `core/traffic` routes the requests.
+"""

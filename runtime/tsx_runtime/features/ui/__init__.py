@@ -1,1 +1,4 @@
-"""The web page of the server, and the page of its API at /docs."""
+"""The web page at `/ui/` of the management address, and the page of the API at `/docs`.
+
+They are always on (docs/guides/ui.md).
+"""

@@ -1,4 +1,4 @@
-"""The feature `ui`, which is the web page."""
+"""The feature `ui`, which adds the web page."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ASGI app of `/wfpredict/{workflow}`, which runs a request through a whole workflow.
 
-Bodies are not parsed here, as in `predictions.py`.
+Bodies are not parsed here, as in `http/asgi_lane/predictions.py`.
 """
 
 from __future__ import annotations

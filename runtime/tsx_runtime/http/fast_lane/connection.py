@@ -13,7 +13,7 @@ connection runs one request at a time. If a client sends further requests ahead,
 stored up to a limit (`read_flow.py`), so that responses keep their order. uvicorn's parser gets the
 bytes of one request at a time, as far as its end is known, because it would queue a task for each
 request in its input. One turn of the event loop begins at most one stored request of a connection,
-and stored requests of a few connections (`turns.py`).
+and stored requests of a few connections (`http/turns.py`).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class FastLane(CasedProtocol):
             self._next_request()
 
     def on_tick(self) -> None:
-        """Check the timeouts; `connection_clock.py` calls this once a second."""
+        """Check the timeouts; `http/connection_clock.py` calls this once a second."""
         self._phase_s += 1
         if self.flow.write_paused or self.transport.is_closing():
             self._check_writing()

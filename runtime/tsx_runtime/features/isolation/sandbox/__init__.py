@@ -1,1 +1,1 @@
-"""The system calls that isolate a worker. The policy is in `config.py`."""
+"""The system calls that isolate a worker. The policy is in `features/isolation/config.py`."""

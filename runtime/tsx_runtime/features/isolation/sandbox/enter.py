@@ -38,7 +38,7 @@ def enter(config: SandboxConfig) -> NoReturn:
     """Drop the rights that `config` does not grant, then run its command in this process.
 
     Raises:
-        OSError: The system lacks a feature; `config.py` checks for these in advance.
+        OSError: The kernel lacks a feature; `features/isolation/config.py` checks this in advance.
     """
     parent = os.getppid()
     if config["group"] is not None:
