@@ -44,7 +44,7 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
             details = one_line(", ".join(item.details.values()))
             print(f"serving {item.kind} {item.name}: {details}")
         for role, address in started.addresses.items():
-            print(f"{ROLE_NAMES[role]} at {address}")
+            print(f"{ROLE_NAMES.get(role, role)} at {address}")
         if page := web_page(started):
             print(f"page at {page}")
         print(
@@ -66,7 +66,7 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
     if page := web_page(started):
         console.print(Text.assemble(f"  {'page':<16} ", (page, "bold")), soft_wrap=True)
     for role, address in started.addresses.items():
-        console.print(Text(f"  {ROLE_NAMES[role]:<16} {address}"), soft_wrap=True)
+        console.print(Text(f"  {ROLE_NAMES.get(role, role):<16} {address}"), soft_wrap=True)
     console.print("\n  in another terminal:")
     lines = examples(started, settings)
     for line in lines[:1] if "--sample" in lines[0] else lines:

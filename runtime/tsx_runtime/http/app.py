@@ -105,15 +105,15 @@ class ServerApp(IndexedApp):
             return
         scope[COUNTED_BYTES] = counted = CountedBytes(self.context.bytes_in_flight)
         logged_response = (
-            None
-            if self.access_log is None or not self.access_log.wants()
-            else LoggedResponse(self.access_log, scope, send)
+            LoggedResponse(self.access_log, scope, send)
+            if self.access_log and self.access_log.wants()
+            else None
         )
         try:
             await self._answer(scope, receive, logged_response or send)
         finally:
             counted.give_back()
-            if logged_response is not None:
+            if logged_response:
                 logged_response.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,9 +129,9 @@ class ServerApp(IndexedApp):
         if len(scope["headers"]) > MAX_HEADERS:
             text = f"The request has {len(scope['headers'])} headers; the limit is {MAX_HEADERS}."
             await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
-        elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
+        elif self.platform and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
-        elif (app := _find(self.model_apps, scope)) is not None:
+        elif app := _find(self.model_apps, scope):
             for wrap in self.wrappers:
                 app = wrap(app, scope)
             await app(scope, receive, send)

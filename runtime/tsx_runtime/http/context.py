@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tsx_runtime.api.access.auth import Guards, build_guards
+from tsx_runtime.api.access.auth import build_guards
 from tsx_runtime.api.access.tokens import Keys, build_keys
 from tsx_runtime.api.messages import MAX_MANAGEMENT_BODY
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -31,11 +30,11 @@ class ServerContext:
         self.registry = registry
         self.keys = keys or build_keys(settings)
         plugins = registry.plugins.authentication.values()
-        self.guards: Guards = build_guards(settings, self.keys, plugins)
+        self.guards = build_guards(settings, self.keys, plugins)
         self.addresses = addresses
         self.counts = ResponseCounts()
         self.system = System(settings)
-        self.bytes_in_flight: ByteBudget = registry.bytes_in_flight
+        self.bytes_in_flight = registry.bytes_in_flight
         self.timeouts = Timeouts(
             keep_alive=settings.keep_alive_timeout,
             head=settings.header_timeout,

@@ -18,7 +18,7 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.models.worker_setup import WorkerSetup
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
-from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher
+from tsx_runtime.core.scheduling.strategies import EntryPoint, entry_point, make_dispatcher
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
@@ -119,14 +119,13 @@ class ModelVersion:
         )
         self.dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
-        self.submit: Callable[[Job], None]
-        self.leave: Callable[[Job], None]
-        self._set_entry_point()
+        # Functions that replace the entry point while this version or another one is replaced.
+        self.redirections: list[Callable[[EntryPoint], EntryPoint]] = []
+        self.update_entry_point()
 
     def _make_dispatcher(self) -> Dispatcher:
         for feature in self.features:
-            dispatcher = feature.dispatcher(self)
-            if dispatcher is not None:
+            if dispatcher := feature.dispatcher(self):
                 return dispatcher
         return make_dispatcher(self.label, self.plan.limits, self.plan.bounds, self.plan.strategy)
 
@@ -286,10 +285,6 @@ class ModelVersion:
             old.runs_sequence_of(job) for old in self.predecessors
         )
 
-    def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
-        """Replace the functions that accept requests and that report clients who have left."""
-        self.submit, self.leave = submit, leave
-
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Keep between `min_workers` and `max_workers` workers; see `Supervisor.scale`.
 
@@ -364,7 +359,7 @@ class ModelVersion:
         Batches that were already sent to a worker do not change.
         """
         self.plan = self._setup.plan = replace(self.plan, **changes)
-        self._set_entry_point()
+        self.update_entry_point()
         self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self.dispatcher.response_timeout = self.plan.response_timeout
@@ -396,11 +391,13 @@ class ModelVersion:
         if self._environment is not None:
             self._environment.close()
 
-    def _set_entry_point(self) -> None:
-        """Set `submit` and `leave` to the entry point of the dispatcher, wrapped by features."""
+    def update_entry_point(self) -> None:
+        """Set `submit` and `leave`: those of the dispatcher, behind features and redirections."""
         entry = entry_point(self.dispatcher, self.plan.strategy, self.plan.response_timeout)
         for feature in reversed(self.features):
             entry = feature.around(self, entry) or entry
+        for redirect in self.redirections:
+            entry = redirect(entry)
         self.submit, self.leave = entry
 
     @asynccontextmanager

@@ -269,6 +269,8 @@ async def test_sequences_stay_with_the_replaced_version_until_they_end(registry,
     )
     assert await add_to_sequence(second, "a", "1") == 2
     assert await add_to_sequence(second, "b", "1") == 1001
+    second.change({"job_queue_size": 50, "response_timeout": 0})
+    second.change({"response_timeout": 60})
     third = await registry.register_path(
         write_summing_model(tmp_path / "3", 2000), replacement_order()
     )

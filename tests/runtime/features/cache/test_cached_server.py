@@ -154,7 +154,7 @@ def test_the_description_and_the_page_show_the_state_of_the_cache(cache_server):
         cache_description["hits"] + cache_description["misses"]
     )
     state = cache_server.management.get("/ui/api/state").json()
-    caches = {model["name"]: model["versions"][0]["cache"] for model in state["models"]}
+    caches = {model["name"]: model["versions"][0].get("cache") for model in state["models"]}
     assert (caches["plain"], caches["off"]) == (cache_description, None)
     assert "cache" not in cache_server.management.get("/models/off").json()[0]
 
