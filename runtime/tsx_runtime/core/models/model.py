@@ -18,7 +18,7 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.models.worker_setup import WorkerSetup
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
-from tsx_runtime.core.scheduling.strategies import entry_point, make_dispatcher
+from tsx_runtime.core.scheduling.strategies import EntryPoint, entry_point, make_dispatcher
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
@@ -119,9 +119,8 @@ class ModelVersion:
         )
         self.dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
-        self.submit: Callable[[Job], None]
-        self.leave: Callable[[Job], None]
-        self._set_entry_point()
+        self.entry = self._entry_point()
+        self.submit, self.leave = self.entry
 
     def _make_dispatcher(self) -> Dispatcher:
         for feature in self.features:
@@ -364,7 +363,9 @@ class ModelVersion:
         Batches that were already sent to a worker do not change.
         """
         self.plan = self._setup.plan = replace(self.plan, **changes)
-        self._set_entry_point()
+        is_redirected, self.entry = self.submit != self.entry.submit, self._entry_point()
+        if not is_redirected:
+            self.submit, self.leave = self.entry
         self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self.dispatcher.response_timeout = self.plan.response_timeout
@@ -391,17 +392,20 @@ class ModelVersion:
         await self._supervisor.scale(0, drain=False)
         self.dispatcher.close()
         for feature in self.features:
-            feature.end_version(self)
+            try:
+                feature.end_version(self)
+            except Exception:  # the boundary to the code of a plugin
+                logger.exception("%s: a feature has not forgotten it", self.label)
         self.archive.close()
         if self._environment is not None:
             self._environment.close()
 
-    def _set_entry_point(self) -> None:
-        """Set the functions of a request to those of the dispatcher, behind those of features."""
+    def _entry_point(self) -> EntryPoint:
+        """Return the functions of the dispatcher, behind those of features."""
         entry = entry_point(self.dispatcher, self.plan.strategy, self.plan.response_timeout)
         for feature in reversed(self.features):
             entry = feature.around(self, entry) or entry
-        self.submit, self.leave = entry
+        return entry
 
     @asynccontextmanager
     async def _loading(self, worker: Worker) -> AsyncIterator[None]:

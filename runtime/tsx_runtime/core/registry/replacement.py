@@ -86,7 +86,6 @@ class Handover:
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
         self._old, self._new = old, new
         self._submit_to_old, self._leave_old = old.submit, old.leave
-        self._submit_to_new, self._leave_new = new.submit, new.leave
         self._old_may_have_sequences = old.plan.strategy.sequences is not None
         if self._old_may_have_sequences:
             new.predecessors.append(old)
@@ -102,13 +101,13 @@ class Handover:
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
         if new.submit == self._submit:  # It differs if `new` was replaced meanwhile.
-            new.redirect(self._submit_to_new, self._leave_new)
+            new.redirect(*new.entry)
 
     def _submit(self, job: Job) -> None:
         if self._old_may_have_sequences and self._old.runs_sequence_of(job):
             self._submit_to_old(job)
         else:
-            self._submit_to_new(job)
+            self._new.entry.submit(job)
 
     def _leave(self, job: Job) -> None:
         """Tell both versions that the client of a job has left.
@@ -116,7 +115,7 @@ class Handover:
         The version without the job ignores it.
         """
         self._leave_old(job)
-        self._leave_new(job)
+        self._new.entry.leave(job)
 
 
 class Replacer:
