@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import httpx
 import pytest
 
 from tests.kit.jobs import FakeJob
 from tests.support.clients.talker import a_registry, register
 from tests.support.installed import install_plugins
+from tests.support.models import make_model
+from tests.support.servers import serving
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
@@ -54,6 +60,16 @@ class Counting(Feature):
 
     def around(self, version, entry):
         Counting.loaded += 1
+
+
+class FailingAtTheEnd(Feature):
+    end_version = begin_close = failing
+
+    async def stop(self, seconds, stop_now):
+        failing()
+
+    async def close(self):
+        failing()
 """
 
 M = "some_plugins_of_a_test"
@@ -124,6 +140,44 @@ async def test_a_plugin_may_be_a_feature(install: Install, processes: None, tmp_
     async with a_registry(plugins=["counting"]) as registry:
         await register(registry, tmp_path, initial_workers=0)
         assert type(registry.features[-1]).loaded == 1
+
+
+@pytest.mark.anyio
+async def test_a_feature_that_fails_at_the_end_leaves_no_workers(
+    install: Install, processes: None, tmp_path: Path
+) -> None:
+    install(features={"failing": f"{M}:FailingAtTheEnd"})
+    registry = Registry(Settings(plugins=["failing"]))
+    version = await register(registry, tmp_path)
+    with (
+        patch.object(registry.state, "close", wraps=registry.state.close) as close_state,
+        pytest.raises(RuntimeError, match="broken on purpose"),
+    ):
+        await registry.close()
+    assert not version.workers
+    assert not registry.all_versions()
+    close_state.assert_called_once_with()
+
+
+def test_a_feature_that_fails_to_stop_loses_no_requests(
+    install: Install,
+    tmp_path: Path,
+    user_environment: Mapping[str, str],
+    until: Callable[[Callable[[], object]], None],
+) -> None:
+    install(features={"failing": f"{M}:FailingAtTheEnd"})
+    make_model(
+        tmp_path / "m.mar",
+        "import time\nfrom pathlib import Path\ndef handle(data, context):\n    if data:\n"
+        f"        Path({str(tmp_path / 'began')!r}).touch()\n        time.sleep(1)\n    return data and ['done']\n",
+    )
+    environment = {**user_environment, "PYTHONPATH": str(tmp_path), "TSX_PLUGINS": "failing"}
+    with serving(["serve", "m.mar"], tmp_path, environment) as server, ThreadPoolExecutor() as pool:
+        url = f"{user_environment['TSX_INFERENCE_ADDRESS']}/predictions/m"
+        answer = pool.submit(httpx.post, url, content=b"x", timeout=30)
+        until((tmp_path / "began").exists)
+        server.stop()
+        assert (answer.result().status_code, answer.result().text) == (200, "done")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from tsx_runtime.api.messages import PlatformHook
@@ -163,9 +162,6 @@ async def serve_async(
                 return
             if options.make_platform is None:
                 warn_of_unknown_models(registry)
-            make_server = partial(
-                RunningServer, versions=versions, items=loaded_items, registry=registry
-            )
             for listener in bound_listeners:
                 listener.listen()
             addresses = {
@@ -173,8 +169,13 @@ async def serve_async(
                 for listener in bound_listeners
                 for role in listener.roles
             }
-            roles = [listener.roles for listener in bound_listeners]
-            apps = build_apps(registry, settings, roles, keys, addresses)
+            apps = build_apps(
+                registry,
+                settings,
+                [listener.roles for listener in bound_listeners],
+                keys,
+                addresses,
+            )
             if predecessor is None:
                 # Sockets of gRPC share ports, so binding them does not fail if another server has
                 # taken a port in the meantime.
@@ -192,7 +193,9 @@ async def serve_async(
                 stop_events,
                 options,
                 models,
-                lambda addresses: on_ready(make_server(addresses)),
+                lambda addresses: on_ready(
+                    RunningServer(addresses, versions, loaded_items, registry)
+                ),
             )
         finally:
             await registry.close()
@@ -252,7 +255,6 @@ async def _serve_requests(
                 )
             else:
                 registry.stop()
-            if not handover.is_successor_ready:
                 await stop_events.delay_stop(0 if failure else settings.shutdown_delay)
                 if failure is None:
                     text = (
@@ -261,10 +263,13 @@ async def _serve_requests(
                     )
                     logger.info(text, settings.drain_timeout)
             drain = 0 if failure else settings.drain_timeout
-            await asyncio.gather(
+            # If a feature fails to stop, requests are still answered.
+            errors = await asyncio.gather(
                 servers.stop(registry, stop_events.stop_now, drain),
                 *(feature.stop(drain, stop_events.stop_now) for feature in registry.features),
+                return_exceptions=True,
             )
+            failure = failure or next(filter(None, errors), None)
             if handover.is_successor_loading:
                 stop_events.replaced.set()
     finally:

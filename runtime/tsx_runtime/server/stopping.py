@@ -60,9 +60,7 @@ class StopEvents:
         await asyncio.wait([task])
         return None
 
-    async def wait(
-        self, loading: Coroutine[Any, Any, None] | None
-    ) -> TsxError | ArchiveError | None:
+    async def wait(self, loading: Coroutine[Any, Any, None] | None) -> BaseException | None:
         """Wait for a stop, or return the error of a model that could not be loaded."""
         try:
             if loading is not None:

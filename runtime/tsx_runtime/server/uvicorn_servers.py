@@ -48,12 +48,11 @@ class ServerGroup:
     @property
     def addresses(self) -> dict[str, str]:
         """The addresses by role."""
-        http = {
+        return {
             role: str(server.listener.address)
             for server in self._servers
             for role in server.listener.roles
-        }
-        return http | {role: port.target for port in self._ports for role in port.roles}
+        } | {role: port.target for port in self._ports for role in port.roles}
 
     async def start(self) -> None:
         self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
@@ -109,13 +108,16 @@ class ServerGroup:
             [drain_task, stop_now_task], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         stop_now_task.cancel()
-        if not drain_task.done():
-            if self._is_replaced:
-                for server in self._running:
-                    server.end_connections(allow_one_more=False)
-            # This refuses waiting requests and ends the workers, so each request gets a response.
-            await registry.close()
-        await drain_task
+        try:
+            if not drain_task.done():
+                if self._is_replaced:
+                    for server in self._running:
+                        server.end_connections(allow_one_more=False)
+                # This refuses waiting requests and ends the workers, so each request gets a
+                # response.
+                await registry.close()
+        finally:
+            await drain_task
 
 
 async def _wait_until_listening(is_listening: asyncio.Event, running: asyncio.Task[None]) -> None:

@@ -206,22 +206,22 @@ async def test_traffic_labels_default_and_undo_history_survive_a_restart(tmp_pat
     async with a_registry_of_digits(tmp_path) as registry:
         assert registry.traffic("digits") == second
         assert registry.find("digits").version == "2.0"
-        registry.rollback("digits")
+        registry.traffic_manager.rollback("digits")
         assert registry.traffic("digits") == first
         assert registry.find("digits", "stable").version == "1.0"
     async with a_registry_of_digits(tmp_path) as registry:
-        registry.rollback("digits")
+        registry.traffic_manager.rollback("digits")
         assert (registry.traffic("digits"), registry.find("digits").version) == (first, "1.0")
-        registry.rollback("digits")
+        registry.traffic_manager.rollback("digits")
         assert registry.traffic("digits") == Traffic()
         with pytest.raises(Conflict, match="There is no change to undo"):
-            registry.rollback("digits")
+            registry.traffic_manager.rollback("digits")
 
 
 async def test_without_a_change_nothing_is_saved_or_undoable(tmp_path: Path) -> None:
     async with a_registry_of_digits(tmp_path) as registry:
         with pytest.raises(Conflict, match="There is no change to undo"):
-            registry.rollback("digits")
+            registry.traffic_manager.rollback("digits")
     assert not (tmp_path / ".tsx").exists()
 
 

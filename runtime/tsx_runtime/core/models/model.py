@@ -119,9 +119,9 @@ class ModelVersion:
         )
         self.dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # time of the registration or of the last unloading
-        # Functions that replace the entry point while this version or another one is replaced.
-        self.redirections: list[Callable[[EntryPoint], EntryPoint]] = []
-        self.update_entry_point()
+        # The entry point of this version; `submit` and `leave` may be redirected to another one.
+        self.entry = self._entry_point()
+        self.submit, self.leave = self.entry
 
     def _make_dispatcher(self) -> Dispatcher:
         for feature in self.features:
@@ -285,6 +285,10 @@ class ModelVersion:
             old.runs_sequence_of(job) for old in self.predecessors
         )
 
+    def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
+        """Replace the functions that accept requests and that report clients who have left."""
+        self.submit, self.leave = submit, leave
+
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Keep between `min_workers` and `max_workers` workers; see `Supervisor.scale`.
 
@@ -359,7 +363,9 @@ class ModelVersion:
         Batches that were already sent to a worker do not change.
         """
         self.plan = self._setup.plan = replace(self.plan, **changes)
-        self.update_entry_point()
+        is_redirected, self.entry = self.submit != self.entry.submit, self._entry_point()
+        if not is_redirected:
+            self.submit, self.leave = self.entry
         self.changed_limits |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self.dispatcher.response_timeout = self.plan.response_timeout
@@ -386,19 +392,20 @@ class ModelVersion:
         await self._supervisor.scale(0, drain=False)
         self.dispatcher.close()
         for feature in self.features:
-            feature.end_version(self)
+            try:
+                feature.end_version(self)
+            except Exception:  # the boundary to the code of a plugin
+                logger.exception("%s: a feature has not forgotten it", self.label)
         self.archive.close()
         if self._environment is not None:
             self._environment.close()
 
-    def update_entry_point(self) -> None:
-        """Set `submit` and `leave`: those of the dispatcher, behind features and redirections."""
+    def _entry_point(self) -> EntryPoint:
+        """Return the functions of the dispatcher, behind those of features."""
         entry = entry_point(self.dispatcher, self.plan.strategy, self.plan.response_timeout)
         for feature in reversed(self.features):
             entry = feature.around(self, entry) or entry
-        for redirect in self.redirections:
-            entry = redirect(entry)
-        self.submit, self.leave = entry
+        return entry
 
     @asynccontextmanager
     async def _loading(self, worker: Worker) -> AsyncIterator[None]:

@@ -79,18 +79,16 @@ class Registry:
             table.on_readiness,
         )
         self.traffic_manager = traffic = table.traffic
-        self.find, self.route, self.set_default, self.rollback = (
+        self.find, self.route, self.set_default = (
             traffic.find,
             traffic.route,
             traffic.set_default,
-            traffic.rollback,
         )
         self.traffic, self.set_traffic, self.shares = (
             traffic.traffic,
             traffic.set_traffic,
             traffic.shares,
         )
-        self.check_traffic, self.undo_points = traffic.check_traffic, traffic.undo_points
         # The names of models that a replica of Ray registers at their first request.
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.
@@ -251,14 +249,16 @@ class Registry:
     async def close(self, drain: float = 0.0) -> None:
         """End all workers, after accepted requests had up to `drain` seconds."""
         self._downloads.close()
-        for feature in self.features:
-            feature.begin_close()
-        await self._table.close(drain)
-        await self.resources.background.wait_all()
-        for feature in self.features:
-            await feature.close()
-        await asyncio.to_thread(self.state.close)
-        await asyncio.to_thread(self.resources.starter.close)
+        # The last callback runs first; if one fails, the others still run.
+        async with AsyncExitStack() as stack:
+            for close in (self.resources.starter.close, self.state.close):
+                stack.push_async_callback(asyncio.to_thread, close)
+            for feature in self.features:
+                stack.push_async_callback(feature.close)
+            stack.push_async_callback(self.resources.background.wait_all)
+            stack.push_async_callback(self._table.close, drain)
+            for feature in self.features:
+                stack.callback(feature.begin_close)
 
     def all_versions(self) -> Iterable[ModelVersion]:
         """Return all versions, including those that start or end."""

@@ -15,7 +15,6 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, unset_values
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.errors import Conflict, LoadFailed
 
 logger = logging.getLogger("tsx.registry")
@@ -86,16 +85,14 @@ class Handover:
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
         self._old, self._new = old, new
-        self._old_entry: EntryPoint
-        self._new_entry = EntryPoint(new.submit, new.leave)
+        self._submit_to_old, self._leave_old = old.submit, old.leave
         self._old_may_have_sequences = old.plan.strategy.sequences is not None
         if self._old_may_have_sequences:
             new.predecessors.append(old)
             new.dispatcher.share_losses(old.dispatcher)
-            new.redirections.append(self._around_new)
-            new.update_entry_point()
-        old.redirections.append(self._around_old)
-        old.update_entry_point()
+            new.redirect(self._submit, self._leave)
+        # The lambda looks up `new.submit` for each job, since a later replacement changes it.
+        old.redirect(lambda job: new.submit(job), self._leave)
 
     def end(self) -> None:
         """Release the old version, which has ended."""
@@ -103,31 +100,22 @@ class Handover:
         new = self._new
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
-            new.redirections.remove(self._around_new)
-            new.update_entry_point()
-
-    def _around_old(self, entry: EntryPoint) -> EntryPoint:
-        self._old_entry = entry
-        # The lambda looks up `submit` for each job, since a later replacement changes it.
-        return EntryPoint(lambda job: self._new.submit(job), self._leave)
-
-    def _around_new(self, entry: EntryPoint) -> EntryPoint:
-        self._new_entry = entry
-        return EntryPoint(self._submit, self._leave)
+        if new.submit == self._submit:  # It differs if `new` was replaced meanwhile.
+            new.redirect(*new.entry)
 
     def _submit(self, job: Job) -> None:
         if self._old_may_have_sequences and self._old.runs_sequence_of(job):
-            self._old_entry.submit(job)
+            self._submit_to_old(job)
         else:
-            self._new_entry.submit(job)
+            self._new.entry.submit(job)
 
     def _leave(self, job: Job) -> None:
         """Tell both versions that the client of a job has left.
 
         The version without the job ignores it.
         """
-        self._old_entry.leave(job)
-        self._new_entry.leave(job)
+        self._leave_old(job)
+        self._new.entry.leave(job)
 
 
 class Replacer:

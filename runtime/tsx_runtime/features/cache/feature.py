@@ -42,15 +42,16 @@ class CacheFeature(Feature):
         if cache is None:
             return {}
         requests = cache.hits + cache.misses
-        described_cache = DescribedCache(
-            entries=len(cache),
-            size=cache.size,
-            max_size=cache.config.size,
-            hits=cache.hits,
-            misses=cache.misses,
-            hit_ratio=cache.hits / requests if requests else None,
-        )
-        return {"cache": described_cache}
+        return {
+            "cache": DescribedCache(
+                entries=len(cache),
+                size=cache.size,
+                max_size=cache.config.size,
+                hits=cache.hits,
+                misses=cache.misses,
+                hit_ratio=cache.hits / requests if requests else None,
+            )
+        }
 
     def add_version_metrics(
         self, families: Families, version: ModelVersion, labels: Labels

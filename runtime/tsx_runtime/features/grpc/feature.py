@@ -77,18 +77,12 @@ def grpc_addresses(settings: Settings) -> GrpcAddresses:
     addresses: GrpcAddresses = []
     for role in GRPC_ROLES:
         address = settings.addresses()[role]
-        shared_roles = next(
-            (
-                roles
-                for other_address, roles in addresses
-                if other_address == address and address.port
-            ),
-            None,
-        )
-        if shared_roles is None:
-            addresses.append((address, [role]))
+        for other_address, roles in addresses:
+            if other_address == address and address.port:
+                roles.append(role)
+                break
         else:
-            shared_roles.append(role)
+            addresses.append((address, [role]))
     return addresses
 
 

@@ -270,7 +270,7 @@ def build_router(registry: Registry, shadows: ShadowManager, limit: int) -> APIR
         traffic = parse_policy(
             lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": shadow})
         )
-        registry.check_traffic(model, traffic, force=force)
+        registry.traffic_manager.check_traffic(model, traffic, force=force)
         registry.set_traffic(model, traffic)
         await registry.state.written()
         return json_answer(report(registry, shadows, model))

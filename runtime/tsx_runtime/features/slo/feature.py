@@ -38,16 +38,17 @@ class SloFeature(Feature):
         if not isinstance(dispatcher, SloDispatcher):
             return {}
         control, attainment = dispatcher.control, dispatcher.attainment
-        described_slo = DescribedSlo(
-            target=control.target.text,
-            batch_size=control.aim.size,
-            attained=attainment.attained,
-            missed=attainment.missed,
-            refused=attainment.refused,
-            attainment=attainment.recent(),
-            budget_left=attainment.budget_left(control.target.quantile),
-        )
-        return {"slo": described_slo}
+        return {
+            "slo": DescribedSlo(
+                target=control.target.text,
+                batch_size=control.aim.size,
+                attained=attainment.attained,
+                missed=attainment.missed,
+                refused=attainment.refused,
+                attainment=attainment.recent(),
+                budget_left=attainment.budget_left(control.target.quantile),
+            )
+        }
 
     def add_version_metrics(
         self, families: Families, version: ModelVersion, labels: Labels

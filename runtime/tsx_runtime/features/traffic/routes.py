@@ -141,7 +141,7 @@ def describe(
         default=default,
         traffic=policy,
         table=table,
-        undoable=len(registry.undo_points(name)),
+        undoable=len(registry.traffic_manager.undo_points(name)),
     )
     if before is not None:
         shares = {share.version: share.share for share in before.table}
@@ -240,7 +240,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         return json_answer(description)
 
     async def change(model: str, traffic: Traffic, mode: ChangeMode) -> Response:
-        registry.check_traffic(model, traffic, force=mode.force)
+        registry.traffic_manager.check_traffic(model, traffic, force=mode.force)
         before = describe(registry, model)
         if mode.dry_run:
             return json_answer(
@@ -303,7 +303,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     )
     async def rollback(model: ModelName, dry_run: DryRun = False) -> Response:
         before = describe(registry, model)
-        point = registry.rollback(model, dry_run=dry_run)
+        point = registry.traffic_manager.rollback(model, dry_run=dry_run)
         if dry_run:
             return json_answer(describe(registry, model, point.state, before))
         return await answer(model, before, point)

@@ -144,7 +144,7 @@ async def test_a_new_version_number_inherits_default_traffic_and_labels(registry
     assert registry.traffic("talker").rules[0].to == "3.0"
     with pytest.raises(ModelVersionNotFound):
         registry.find("talker", "1.0")
-    registry.rollback("talker")
+    registry.traffic_manager.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
     replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
@@ -282,6 +282,22 @@ async def test_sequences_stay_with_the_replaced_version_until_they_end(registry,
     assert await add_to_sequence(third, "b", "close") == 1002
     await until(lambda: not registry.resources.background)
     assert await add_to_sequence(third, "c", "1") == 2002
+
+
+async def test_a_change_of_limits_keeps_sequences_with_the_replaced_version(registry, tmp_path):
+    first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
+    assert await add_to_sequence(first, "a", "1") == 1
+    second = await registry.register_path(
+        write_summing_model(tmp_path / "2", 1000), replacement_order()
+    )
+    registry.change("talker", None, {"response_timeout": 100})
+    assert await add_to_sequence(second, "a", "1") == 2
+    registry.change("talker", None, {"response_timeout": 0})
+    assert await add_to_sequence(second, "a", "close") == 2
+    await until(lambda: not first.workers)
+    assert "responseTimeout" in str(await add_to_sequence(second, "b", "1"))
+    registry.change("talker", None, {"response_timeout": 100})
+    assert await add_to_sequence(second, "b", "1") == 1001
 
 
 async def test_a_stop_does_not_wait_for_sequences_of_replaced_versions(tmp_path):

@@ -273,7 +273,7 @@ async def test_a_default_version_from_a_rollout_or_rollback_is_kept(tmp_path: Pa
         await job.done
         await asyncio.wait_for(rollout_finished.wait(), 60)
         assert default_versions() == ["2.0"]
-        registry.rollback("noop")
+        registry.traffic_manager.rollback("noop")
         assert default_versions() == ["1.0"]
         registry.on_managed.clear()
 
