@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -43,11 +44,14 @@ def test_hidden_variables_are_listed_in_the_log(caplog: pytest.LogCaptureFixture
 
 
 def test_settings_of_an_unserved_model_are_warned_of_with_a_suggestion(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     models = {"digit": ModelSettings(), "digits": ModelSettings()}
     settings = Settings(
-        models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"]
+        models=models,
+        model_versions={"other": {}},
+        trust_remote_code=["digits", "bart"],
+        state_dir=tmp_path,  # Another process may use the one of the user.
     )
     registry = Registry(settings)
     registry.loaded_on_request = ["digits", "bert"]
