@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.support.features import feature_names, with_features
-from tests.support.models import make_model
-from tests.support.servers import serving
+from tests.support.models import make_model, make_war
+from tests.support.servers import serving, tsx
 from tsx_runtime import features
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature, load_features
@@ -48,6 +48,18 @@ def test_a_server_without_a_feature_starts_and_answers(
         assert (answer.status_code, answer.content) == (200, b"word")
         assert httpx.get(f"{metrics}/metrics").status_code == 200
         assert httpx.get(f"{management}/models/m").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_command_that_needs_a_removed_feature_says_so(
+    tmp_path: Path, user_environment: Mapping[str, str]
+) -> None:
+    remaining = {*feature_names()} - {"workflows"}
+    environment = with_features(tmp_path / "features", remaining, user_environment)
+    make_war(tmp_path / "w.war", "dag:\n", None)
+    result = tsx(["serve", "w.war"], tmp_path, environment)
+    assert result.returncode == 1
+    assert result.stderr == "Error: No module named 'tsx_runtime.features.workflows'\n"
 
 
 def test_features_are_light_where_no_server_listens() -> None:
