@@ -123,7 +123,7 @@ async def test_undo_does_not_restore_a_removed_version(digits: Registry) -> None
     digits.set_default("digits", "2.0")
     await digits.unregister("digits", "1.0")
     with pytest.raises(Conflict, match="is no longer registered"):
-        digits.rollback("digits")
+        digits.traffic_manager.rollback("digits")
 
 
 async def test_a_workflow_node_has_no_traffic_policy(tmp_path: Path) -> None:
