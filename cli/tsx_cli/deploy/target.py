@@ -94,7 +94,7 @@ class DeployTarget(ABC):
         return facts, None
 
     def built_image(self, cloud: Any, spec: DeploySpec, recipe: Recipe) -> BuiltImage:
-        """Return the image that has to be built.
+        """Return the image that has to be built; Ray is not asked, since it builds none.
 
         Raises:
             UsageError: The target cannot pull from the repository.

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     calibration: list[Payload]
     held_out: list[Payload]
     labels: list[Any] | None  # the held-out rows' labels
-    class_names: Mapping[str, str] = {}  # by number
+    class_names: Mapping[str, str] = {}  # keys: numbers of classes
 
     def digest(self) -> str:
         """Return a digest that changes with any row, any label, or the division."""

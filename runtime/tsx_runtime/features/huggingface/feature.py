@@ -25,8 +25,8 @@ from tsx_runtime.sources import Trust, is_hub
 
 PACKAGE = ("transformers", "transformers")
 DEFAULT_BATCH_SIZE = 32
-# The limit for a task on a CPU. Several workers with one thread each have a higher throughput than
-# one worker with several threads.
+# The limit for a task on a CPU. Several workers with one thread each have a higher throughput
+# than a single worker with several threads.
 MAX_TASK_WORKERS = 4
 # Larger models have one worker by default, since a worker that changes the precision copies the
 # weights.

@@ -446,7 +446,7 @@ class PredictionTime:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.next_report_at = 0.0  # when the next report is due, as time.monotonic()
+        self.next_report_at = 0.0  # time.monotonic() of the next report
 
     def report(self, start: float, end: float) -> None:
         """Report a batch; `start` and `end` are time.monotonic()."""
