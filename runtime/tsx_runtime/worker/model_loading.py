@@ -171,6 +171,7 @@ def describe_model(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
         "prefetch": model.mode == "batch" and can_overlap_steps(model),
         "input": find_input_kind(handler),
         "example": has_example(handler),
+        "signature": getattr(handler, "signature", None),
         "precision": text_attribute(handler, "precision"),
         "form": text_attribute(handler, "form"),
         "forms_passed_over": list(getattr(handler, "forms_passed_over", ())),

@@ -79,6 +79,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         asleep=version.asleep or None,
         last_scaling=version.last_scaling,
         last_error=version.last_error,
+        signature=version.signature,
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
         measured=(

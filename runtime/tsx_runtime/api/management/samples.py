@@ -69,7 +69,11 @@ def sample_of(version: ModelVersion) -> SampleInput | None:
         with suppress(FileNotFoundError):  # The model may be unregistered meanwhile.
             body = path.read_bytes()
             return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
-    return next(_warm_up_requests(version), None) or _generated(input_of(version))
+    sample = next(_warm_up_requests(version), None) or _generated(input_of(version))
+    if sample is None and (signature := version.signature) and signature.example is not None:
+        example = json.dumps(signature.example, ensure_ascii=False).encode()
+        return SampleInput("generated", "application/json", example)
+    return sample
 
 
 def has_example(version: ModelVersion) -> bool:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, V
 
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
 from tsx_runtime.api.management.camel import Camel, FeatureDescription
+from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import extended
 from tsx_runtime.settings.fields import SloText
@@ -291,6 +292,9 @@ class DescribedModel(_TorchServeDescription):
         None, description="why a worker last failed to load the model, or how it ended"
     )
     measured: DescribedMeasurement | None = None
+    signature: ModelSignature | None = Field(
+        None, description="the types of requests and responses, for handlers that report them"
+    )
     form: str | None = Field(
         None,
         description=(

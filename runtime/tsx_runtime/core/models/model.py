@@ -22,6 +22,7 @@ from tsx_runtime.core.scheduling.strategies import EntryPoint, entry_point, make
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
+from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
@@ -91,6 +92,7 @@ class ModelVersion:
         self._check_workers(plan.min_workers)
         self._environment = environment
         self._closed = False
+        self._signature: ModelSignature | None = None
         self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
         self.dispatcher = self._make_dispatcher()
@@ -237,6 +239,13 @@ class ModelVersion:
         )
         waiting = self.pending if joins_running else self.in_flight - sum(map(len, running_batches))
         return waiting, len(running_batches), self.dispatcher.service_rate.rate
+
+    @property
+    def signature(self) -> ModelSignature | None:
+        """The types of requests and responses; None before a worker has reported them."""
+        signatures = (worker.signature for worker in self.workers)
+        self._signature = next(filter(None, signatures), self._signature)
+        return self._signature
 
     @property
     def forms(self) -> Counter[str]:

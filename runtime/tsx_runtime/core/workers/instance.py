@@ -14,6 +14,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch
 from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.signature import ModelSignature, read_signature
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE_S = 5.0  # limit for a worker to end after its socket was closed
@@ -44,6 +45,7 @@ class WorkerInstance:
         # The handler's kind of input, if it reports one: image, text, json, file, chat.
         self.input: str | None = None
         self.example = False  # whether the handler's description has an example of a request
+        self.signature: ModelSignature | None = None
         self.form: str | None = None  # the form in use, one of the configured `forms`
         # Reasons why the forms before `form` are not used.
         self.forms_passed_over: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ class WorkerInstance:
         self.load_seconds, self.device = self.age, str(facts["device"])
         self.model_seconds = self.load_seconds - start_age
         self.input, self.example = facts.get("input"), facts.get("example") is True
+        self.signature = read_signature(facts.get("signature"))
         self.form, self.forms_passed_over = (
             facts.get("form"),
             tuple(map(str, facts.get("forms_passed_over", ()))),
